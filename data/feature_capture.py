@@ -27,9 +27,9 @@ from models.errors import require
 from models.files import atomic_path, partial_directory, report_disk_errors, write_text_atomically
 from models.lock import acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
+from models.target.loading import load_target
 from models.target.precision import build_device
 from models.target.pretrained import check_pretrained, load_tokenizer, read_vocab_size
-from models.target.target import load_target
 
 log = logging.getLogger("data.capture")
 DEMO_FOLDER = Path("outputs/prepare/demo")

@@ -43,6 +43,7 @@ from data.vocabulary.counts import write_token_counts
 from models.errors import UserError
 from models.files import report_disk_errors, write_text_atomically
 from models.target.config import TargetConf
+from models.target.loading import load_target
 from models.target.precision import build_device
 from models.target.pretrained import (
     check_pretrained,
@@ -50,7 +51,6 @@ from models.target.pretrained import (
     read_context_length,
     read_vocab_size,
 )
-from models.target.target import load_target
 from models.tracking import upload_results
 
 log = logging.getLogger("data.prepare")

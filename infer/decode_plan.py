@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from infer.config import DecodePlanConf
+from infer.engine import steps
 from infer.engine.admission import bucket_length
-from infer.engine.session import Session
+from infer.engine.decode import Decoder
 from infer.report.number_format import Table, choose_console, to_rich_table
 from models.console import CONSOLE, print_line
 from models.device.config import MachineConf
@@ -106,24 +107,26 @@ def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list
     with fake_model([target.model, *collect_models(draft)], vocab=vocab) as tracer:
         tracer.label_tensors(DRAFT, [*draft.parameters(), *draft.buffers()])
         tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
-        session = Session(
+        decoder = Decoder(
             target, draft, conf.tree.build(), sampling=conf.sampling, slots=conf.context,
             batch=conf.batch,
         )  # fmt: skip
-        tracer.label_tensors(CACHE, [*session.cache.keys, *session.cache.values])
+        program, (cache, _) = decoder.program, decoder.session.buffers
+        tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
         with tracer.trace_phase(PROMPT) as prompt:
             input_ids = torch.zeros(
                 conf.batch, bucket_length(conf.prompt_tokens), dtype=torch.int64
             )
             lengths = torch.full((conf.batch,), conf.prompt_tokens)
-            state, _, _ = session.prefill(input_ids, lengths, lengths)  # any row_ids will do
+            # any row_ids will do
+            state, _, _ = decoder.session.prefill(input_ids, lengths, lengths)
         with tracer.trace_phase(ONE_TOKEN) as one_token:
-            session.verify(replace(state, proposal=None))
+            steps.score(program, replace(state, proposal=None))
         with tracer.trace_phase(VERIFY) as verify:
-            target_output, logits = session.verify(state)
-        state, output = session.accept(state, target_output, logits)
+            target_output, logits = steps.score(program, state)
+        state, output = steps.accept(program, state, target_output, logits)
         with tracer.trace_phase(PROPOSE) as propose:
-            session.propose(state, output)
+            steps.draft_next(program, state, output)
     return [prompt, one_token, verify, propose]
 
 

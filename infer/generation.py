@@ -16,7 +16,7 @@ from infer.command_inputs import load_checkpoint_target
 from infer.config import GenerateConf
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
-from infer.engine.graph_plan import DecoderSpec, DraftSpec
+from infer.engine.graph_plan import list_graphs
 from infer.engine.requests import Generation, Request
 from infer.measure.context_limits import check_context
 from infer.memory_check import DecodingSize
@@ -51,27 +51,22 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
         batch=batch,
     )  # fmt: skip
     if verifying_target.device.has_static_shapes:
-        spec = DraftSpec.from_draft(draft, draft.get_adapted_target(target))
-        compile_graphs(decoder, spec, prompts)
+        compile_graphs(decoder, prompts)
     if conf.prompts is None:
         print_answer(decoder, verifying_target, prompts[0], conf)
     else:
         write_answers(decoder, verifying_target, prompts, conf)
 
 
-def compile_graphs(decoder: Decoder, draft: DraftSpec, prompts: list[EvalPrompt]) -> None:
+def compile_graphs(decoder: Decoder, prompts: list[EvalPrompt]) -> None:
     """Compile the graphs of all answers before the first one, and print what that takes."""
     device = decoder.target.device
-    spec = DecoderSpec(
-        draft=draft, tree=decoder.tree, slots=decoder.slots,
-        sampling=decoder.policy.sampling_rule, batch=decoder.batch,
-    )  # fmt: skip
     longest = "up to an hour" if device.compiles_slowly else "seconds to minutes"
     print_line(
         f"compiling before the first answer: {longest} a "
         "graph, less once it is in the compiler's cache; device.compile=false starts at once"
     )
-    graphs = spec.list_graphs([len(prompt.ids) for prompt in prompts], lazy=device.lazy)
+    graphs = list_graphs(decoder.session, [len(prompt.ids) for prompt in prompts])
     with device.expect_graphs(graphs, print_line):
         for prompt in {bucket_length(len(prompt.ids)): prompt for prompt in prompts}.values():
             decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=WARMUP_TOKENS)

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Callable
 
 from infer.config import EvaluationConf
-from infer.measure import batched
-from infer.measure.eval_modes import DraftUnderTest, build_eval_modes
+from infer.measure.batched import build_decoders, warm_up_decoders
+from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import choose_warmup_prompts, plan_evaluation
 from infer.measure.exactness import measure_tolerance
 from infer.measure.timing import WARMUP_TOKENS, warm_up_unfused
@@ -23,9 +23,8 @@ def compile_eval_graphs(
         return
     shape, num_tokens = tree.build(), min(WARMUP_TOKENS, conf.new_tokens)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
-        prompts, graphs = plan_evaluation(target, drafts, shape, conf)
+        prompts, modes, graphs = plan_evaluation(target, drafts, shape, conf)
         with target.device.expect_graphs(graphs, print_line):
-            modes = build_eval_modes(target, drafts, shape, prompts, conf)
             warmup_prompts = choose_warmup_prompts(prompts)
             for name, mode in modes.items():
                 if name == mode.baseline:  # its own passes measure the tolerance of comparisons
@@ -35,6 +34,5 @@ def compile_eval_graphs(
             timed = [mode for mode in modes.values() if mode.timed and conf.phases]
             warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
             for draft, batch in itertools.product(drafts, conf.batch_sizes):
-                batched.build_warm_decoders(
-                    draft.adapted_target or target, draft, shape, prompts, conf, batch
-                )
+                decoders = build_decoders(target, draft, shape, prompts, conf, batch)
+                warm_up_decoders(decoders.values(), prompts, conf)

@@ -19,6 +19,7 @@ from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import (
     DraftTuning,
     build_tuning_report,
+    collect_results,
     format_acceptance,
     format_result,
     format_summary,
@@ -26,7 +27,6 @@ from infer.tuning.results import (
     write_tree_files,
 )
 from infer.tuning.search import choose_tree, estimate_candidates
-from infer.tuning.tracked import collect_results
 from models.console import print_line
 from models.device.out_of_memory import report_out_of_memory
 from models.drafts.base import Draft
@@ -133,7 +133,7 @@ def tune_checkpoints(
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")
         if conf.timing:
-            write_tree_files(tunings, run, conf)
+            write_tree_files(tunings, run)
             lines = [*format_summary(tunings, run, conf)]
         else:
             lines = write_best_trees(tunings, run, conf)

@@ -26,8 +26,9 @@ from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
 from models.speculate.config import TreeConf
 from models.speculate.tree import TreeKind
+from models.target.loading import load_target
 from models.target.precision import build_device
-from models.target.target import Target, load_target
+from models.target.target import Target
 from scripts.bench_decoding import (
     LOOKUPS,
     Contender,

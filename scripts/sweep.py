@@ -80,13 +80,19 @@ def tune(name: str, checkpoint: Path, batch: int, *, args: argparse.Namespace) -
 
 def tables(runs: list[dict]) -> str:
     """Build tables of the choice against the best measured tree and against two rivals."""
-    cells = [(draft["name"], cell) for run in runs for draft in run["drafts"]
-             for cell in draft["cells"]]  # fmt: skip
-    counts = {sum(1 for s in cell["shapes"] if s["measured_speedup"]) for _, cell in cells}
+    results = [
+        (draft["name"], result)
+        for run in runs
+        for draft in run["drafts"]
+        for result in draft["results"]
+    ]
+    counts = {
+        sum(1 for s in result["candidates"] if s["measured_speedup"]) for _, result in results
+    }
     rows, rivals = [], []
-    for name, cell in cells:
-        measured = {s["name"]: s for s in cell["shapes"] if s["measured_speedup"]}
-        choice = measured[cell["best"]]
+    for name, result in results:
+        measured = {s["name"]: s for s in result["candidates"] if s["measured_speedup"]}
+        choice = measured[result["best"]]
         best = max(measured.values(), key=lambda s: s["measured_speedup"]["mean"])
         chains = [s for key, s in measured.items() if re.fullmatch(r"chain-\d+", key)]
         chain = max(chains, key=lambda s: s["measured_speedup"]["mean"])
@@ -94,13 +100,13 @@ def tables(runs: list[dict]) -> str:
         high = (over["ci95"] or [over["mean"]])[-1]
         verdict = "yes" if over["mean"] >= CLOSE else "not told apart" if high >= 1 else "no"
         rows.append(
-            f"| {name} | {cell['batch']} | {cell['pick'] or 'none'} "
+            f"| {name} | {result['batch']} | {result['choice'] or 'none'} "
             f"| {choice['predicted_speedup']:.2f} | {shown(choice['measured_speedup'])} "
             f"| {best['name']} {best['measured_speedup']['mean']:.2f} | {shown(over)} | {verdict} |"
         )
         user_tree = measured.get("given")
         rivals.append(
-            f"| {name} | {cell['batch']} | {shown(chain['best_over_it'])} ({chain['name']}) "
+            f"| {name} | {result['batch']} | {shown(chain['best_over_it'])} ({chain['name']}) "
             f"| {shown(user_tree['best_over_it']) if user_tree else 'too deep for the draft'} |"
         )
     head = HEAD.format(count=" or ".join(map(str, sorted(counts))))

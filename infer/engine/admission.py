@@ -8,12 +8,10 @@ import time
 import torch
 from torch import Tensor
 
-from infer.engine.requests import Request
-from infer.engine.session import Session, SessionState
-from infer.engine.stopping import StopCriteria
+from infer.engine.requests import Request, StopCriteria
+from infer.engine.session import Buffers, Session
+from infer.engine.steps import SessionState
 from models.device.device import Device
-from models.drafts.base import DraftState
-from models.target.cache import StaticCache
 
 MIN_BUCKET = 64  # tokens; longer prompts are padded to a power of two: one graph per length
 PASS_COST = 64  # padded tokens that cost as much as the weights' read of one more pass
@@ -36,7 +34,7 @@ def count_admissible(session: Session, num_running: int, min_free_rows: int) -> 
     of free rows, or 0 while some row is running and fewer than `min_free_rows` are free.
     """
     free = session.batch - num_running
-    if session.target.device.has_static_shapes:
+    if session.device.has_static_shapes:
         return min(free, 1)
     return free if free >= min_free_rows or not num_running else 0
 
@@ -67,7 +65,7 @@ def split_by_length(requests: list[Request]) -> list[list[Request]]:
 
 def prefill_prompts(
     session: Session, prompts: list[list[int]], row_ids: list[int],
-    buffers: tuple[StaticCache, DraftState] | None = None,
+    buffers: Buffers | None = None,
 ) -> tuple[SessionState, Tensor, Tensor]:  # fmt: skip
     """Prefill prompts into the first rows; return the state, and first tokens' logits and scores.
 
@@ -75,7 +73,7 @@ def prefill_prompts(
     the rows are those of the buffers, as in `Session.prefill`.
     """
     batch = len(buffers[0].positions) if buffers else session.batch
-    device = session.target.device
+    device = session.device
     length = min(pad_length(max(map(len, prompts)), device), session.slots)
     padding = batch - len(prompts)
     input_ids = torch.tensor(
@@ -84,7 +82,7 @@ def prefill_prompts(
     lengths = torch.tensor([*map(len, prompts), *[0] * padding])
     keys = torch.tensor(row_ids + [0] * padding)
     return session.prefill(
-        *(tensor.to(session.torch_device) for tensor in (input_ids, lengths, keys)),
+        *(tensor.to(session.device.torch_device) for tensor in (input_ids, lengths, keys)),
         buffers=buffers,
         # Graphs that take a view of a cache were tried on CPUs alone.
         num_slots=length if device.name == "cpu" or not device.has_static_shapes else None,
@@ -101,7 +99,7 @@ def admit_requests(
     request that already ends with its first token is marked as finished instead.
     """
     groups = split_by_length(requests)
-    fills_rows = session.batch == 1 or not session.target.device.has_static_shapes
+    fills_rows = session.batch == 1 or not session.device.has_static_shapes
     overwrites = fills_rows and not running and len(groups) == 1
     for group in groups:
         state = _admit_group(session, state, group, running, criteria, overwrites=overwrites)
@@ -123,7 +121,7 @@ def _admit_group(
     else:
         buffers = session.side_buffers(len(prompts))
         prefilled, _, _ = prefill_prompts(session, prompts, row_ids, buffers)
-        row_numbers = torch.tensor(rows, device=session.torch_device)
+        row_numbers = torch.tensor(rows, device=session.device.torch_device)
         state = session.insert(state, prefilled, row_numbers)
         first_tokens = prefilled.rows.root.tolist()
     prefill_s = time.perf_counter() - start

@@ -16,10 +16,18 @@ from torch import Tensor
 
 from infer.engine.admission import admit_requests, count_admissible, prefill_prompts
 from infer.engine.phase_timer import PhaseTimer
-from infer.engine.requests import Generation, Request
-from infer.engine.session import Session, SessionState
-from infer.engine.stopping import StopCriteria
+from infer.engine.requests import Generation, Request, StopCriteria
+from infer.engine.session import Session
+from infer.engine.steps import Program
+from infer.verify.base import AcceptanceRule
+from infer.verify.config import Verification
+from infer.verify.rules import build_acceptance_rule
+from models.drafts.base import Draft
+from models.drafts.ngram import MixedDraft
 from models.errors import require
+from models.speculate.config import SamplingConf
+from models.speculate.tree import NO_TREE, Tree
+from models.target.language_model import LanguageModel
 from models.target.target import Target
 
 # Returns at most the given number of waiting requests, and removes them from the queue.
@@ -31,8 +39,41 @@ def ignore_tokens(request: Request) -> None:
     """Take a request's new tokens as they come: nothing reads them before the request ends."""
 
 
-class Decoder(Session):
-    """A session that decodes any number of prompts: the next takes the row of a finished one."""
+class Decoder:
+    """A target, with a draft and a tree or alone, that decodes any number of prompts.
+
+    At most `batch` are decoded at a time, each in a row of `slots` tokens: the next prompt takes
+    the row of a finished one.
+    """
+
+    def __init__(
+        self, target: LanguageModel, draft: Draft | None = None, tree: Tree = NO_TREE, *,
+        sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
+        acceptance_rule: AcceptanceRule | None = None,
+    ):  # fmt: skip
+        """Check that draft, tree and rule fit; without a rule, take the one that is exact.
+
+        `layers` of the target are captured, by default those that the draft needs: all modes of an
+        evaluation capture the same ones, to share graphs and to cost the same.
+        """
+        max_depth = draft.max_depth if draft else 0
+        require(
+            draft is None or tree.depth <= max_depth,
+            f"tree.depth: must be at most the {max_depth} tokens that the draft can propose, got "
+            f"{tree.depth}; lower tree.depth or raise draft.max_depth",
+        )
+        rule = acceptance_rule or build_acceptance_rule(Verification.auto, sampling)
+        rule.check(sampling, tree)
+        if draft is not None and tree.ngram_tokens:
+            draft = MixedDraft(draft)
+        self.target, self.draft, self.tree = target, draft, tree
+        self.slots, self.batch, self.depth = slots, batch, tree.max_path_length
+        self.synchronize = target.device.synchronize
+        self.program = Program(
+            target=target, draft=draft, layers=layers or (draft.needs.layers if draft else []),
+            tree=tree, sampling=sampling, acceptance_rule=rule, vocab_size=target.vocab_size,
+        )  # fmt: skip
+        self.session = Session(self.program, slots=slots, batch=batch)
 
     @torch.no_grad()
     def decode(
@@ -74,11 +115,11 @@ class Decoder(Session):
             eos_ids=frozenset(eos_ids or []), stop_strings=tuple(stop),
             detokenize=self._detokenize if stop else None,
         )  # fmt: skip
+        session, state = self.session, None
         running: dict[int, Request] = {}
-        state: SessionState | None = None
         while True:
-            while requests := take(count_admissible(self, len(running), min_free_rows)):
-                state = admit_requests(self, state, requests, running, criteria)
+            while requests := take(count_admissible(session, len(running), min_free_rows)):
+                state = admit_requests(session, state, requests, running, criteria)
                 for request in requests:
                     on_tokens(request)
                 yield from (request for request in requests if request.finished)
@@ -88,9 +129,9 @@ class Decoder(Session):
             if phase_timer is not None:
                 phase_timer.start_round()
             state.rows.active = torch.tensor(
-                [row in running for row in range(self.batch)], device=self.torch_device
+                [row in running for row in range(self.batch)], device=session.device.torch_device
             )
-            state, output = self.run_round(state, phase_timer and phase_timer.end_phase)
+            state, output = session.run_round(state, phase_timer and phase_timer.end_phase)
             host_rows = output.host_copy.tolist()  # the only read of the round
             round_s = time.perf_counter() - start
             if logits_out is not None:  # the last number of a row counts its emitted tokens
@@ -113,11 +154,11 @@ class Decoder(Session):
         that the target chooses. The decoder must have one row and no draft.
         """
         (request,) = self._make_requests([prompt], [row_id], len(ids))
-        state, logits, scores = prefill_prompts(self, [request.ids], [request.row_id])
+        state, logits, scores = prefill_prompts(self.session, [request.ids], [request.row_id])
         yield logits[0], scores[0]
         for token in ids[:-1]:
             state.rows.root = torch.full_like(state.rows.root, token)
-            state, output = self.run_round(state)
+            state, output = self.session.run_round(state)
             yield output.logits[0, 0], output.scores[0, 0]
 
     def _distribute_tokens(

@@ -1,35 +1,26 @@
-"""A decoding session: a target, a draft and a tree over fixed rows, and the steps of each round.
+"""A decoding session: a program over fixed rows, its buffers and its compiled steps.
 
-    prefill    read the prompts; the draft proposes its first trees
-    verify     the target scores a proposal        }
-    accept     one path of it is emitted           }  a round, which `run_round` fuses into one
-    commit     its keys move to their final slots  }  graph unless its phases are timed
-    propose    the draft takes the next proposal   }
+    prefill, begin    read the prompts; the draft makes its first proposals
+    score             the target scores a proposal          }
+    accept            one path of it is emitted             }  a round, which `run_round` fuses
+    move              its keys move to their final slots    }  into one graph unless its parts
+    draft_next        the draft makes the next proposal     }  are timed
 
-The steps are functions of tensors (infer/engine/rounds.py), so that sessions of equal shapes share
-graphs. A session holds what they read besides the state, and compiles them.
+The steps are functions of tensors (infer/engine/steps.py), so that sessions of equal shapes share
+graphs.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import cached_property
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils._pytree import register_dataclass
 
-from infer.config import Verification
-from infer.engine import rounds
-from infer.engine.rounds import DecodePolicy, RoundOutput, SlotState
+from infer.engine import steps
 from infer.engine.row_tensors import allocate_slots, empty_like, scatter_rows
-from infer.verify import AcceptanceRule, build_acceptance_rule
-from models.drafts.base import Draft, DraftState
-from models.drafts.ngram import MixedDraft
-from models.errors import require
-from models.speculate.config import SamplingConf
-from models.speculate.growth import Proposal
-from models.speculate.tree import NO_TREE, Tree
+from infer.engine.steps import Program, RoundOutput, SessionState
+from models.drafts.base import DraftState
 from models.target.cache import StaticCache
-from models.target.language_model import LanguageModel, TargetOutput
 from models.target.target import Target
 
 NO_DRAFT = "alone"  # the kind of rounds without a draft
@@ -37,62 +28,29 @@ MIN_SCRATCH_SLOTS = 32  # least number of slots kept for a round: see SLOT_ALIGN
 SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees share graphs
 # Arguments of target passes whose guards dynamo may skip: two other arguments identify them and are
 # checked, the target's fingerprint and the cache's number of slots.
-FROZEN_PREFIXES = ("target.decoder.", "cache.keys[", "cache.values[")
+FROZEN_PREFIXES = (
+    "program.target.decoder.", "cache.keys[", "cache.values[", "state.cache.keys[",
+    "state.cache.values[",
+)  # fmt: skip
+# Parts of the arguments that steps do not read, so that their graphs do not depend on them.
+POLICY = ("program.tree", "program.acceptance_rule")
+NOT_PREFILLED = ("program.draft", *POLICY)
+NOT_SCORED = ("program.draft", *POLICY, "program.sampling", "state.draft_state")
+NOT_ACCEPTED = ("program.target", "program.draft", "state.draft_state")
+NOT_DRAFTED = ("program.target", "state.cache")
 
-
-@dataclass(kw_only=True)
-class SessionState:
-    """The state that one step hands to the next."""
-
-    rows: SlotState
-    proposal: Proposal | None  # the tree that the next round verifies; None without a draft
-    cache: StaticCache  # of the target
-    draft_state: DraftState
-
-
-register_dataclass(SessionState)  # tree_map enters it
-
-
-def count_cache_slots(tree: Tree, slots: int) -> int:
-    """Return the size of the caches: `slots`, a round's nodes, and tokens emitted past the end.
-
-    The size is a multiple of SLOT_ALIGNMENT.
-    """
-    # + 1: a round emits its path and one token of the target's own
-    scratch = max(max(tree.size, tree.scratch_slots) + tree.max_path_length + 1, MIN_SCRATCH_SLOTS)
-    return -(-(slots + scratch) // SLOT_ALIGNMENT) * SLOT_ALIGNMENT  # rounded up
+Buffers = tuple[StaticCache, DraftState]
 
 
 class Session:
-    """One target, one draft and one tree shape over `batch` rows of at most `slots` tokens."""
+    """A program over `batch` rows of at most `slots` tokens; they take memory on the first use."""
 
-    def __init__(
-        self, target: LanguageModel, draft: Draft | None = None, tree: Tree = NO_TREE, *,
-        sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
-        acceptance_rule: AcceptanceRule | None = None,
-    ):  # fmt: skip
-        max_depth = draft.max_depth if draft else 0
-        require(
-            draft is None or tree.depth <= max_depth,
-            f"tree.depth: must be at most the {max_depth} tokens that the draft can propose, got "
-            f"{tree.depth}; lower tree.depth or raise draft.max_depth",
-        )
-        rule = acceptance_rule or build_acceptance_rule(Verification.auto, sampling)
-        rule.check(sampling, tree)
-        if draft is not None and tree.ngram_tokens:
-            draft = MixedDraft(draft)
-        self.target, self.draft, self.tree = target, draft, tree
-        self.batch, self.slots, self.depth = batch, slots, tree.max_path_length
-        self.policy = DecodePolicy(
-            sampling_rule=sampling, acceptance_rule=rule, tree=tree,
-            vocab_size=target.vocab_size,
-        )  # fmt: skip
-        # all modes of an evaluation capture the same layers, to share graphs and to cost the same
-        self.layers = layers or (draft.needs.layers if draft else [])
-        device = target.device
-        self.torch_device, self.synchronize = device.torch_device, device.synchronize
+    def __init__(self, program: Program, *, slots: int, batch: int):
+        self.program, self.slots, self.batch = program, slots, batch
+        target, draft = program.target, program.draft
+        device = self.device = target.device
         self._allocate_slots = device.compile_if_lazy(allocate_slots)
-        self._open_slots = device.compile_if_lazy(rounds.open_slots)
+        self._open_slots = device.compile_if_lazy(steps.open_slots)
         self._empty_like = device.compile_if_lazy(empty_like)
         self._scatter_rows = device.compile_if_lazy(scatter_rows)
         # A Target's weights are frozen; those of a draft that generates text in its place are not.
@@ -101,22 +59,39 @@ class Session:
             device.arrange_weights(target.model)
             if draft is not None:
                 device.arrange_weights(draft)
-        kind = draft.graph_kind if draft else NO_DRAFT
-        self._prefill = device.compile(rounds.prefill, frozen_names=frozen)
-        self._begin = device.compile(rounds.begin, kind=kind)
-        self._fused = device.compile(rounds.fused, frozen_names=frozen, kind=kind)
-        self._score = device.compile(rounds.score, frozen_names=frozen)
-        self._accept = device.compile(rounds.accept)
-        self._move = device.compile(rounds.move)
-        self._draft_next = device.compile(rounds.draft_next, kind=kind)
-        self.cache, self.state = self._allocate(batch)
-        self._side_buffers: tuple[StaticCache, DraftState] | None = None
+        kind = self.kind = draft.graph_kind if draft else NO_DRAFT
+        self._prefill = device.compile(steps.prefill, frozen_names=frozen, unread=NOT_PREFILLED)
+        self._begin = device.compile(steps.begin, kind=kind, unread=NOT_DRAFTED)
+        self._fused = device.compile(steps.fused, frozen_names=frozen, kind=kind)
+        self._score = device.compile(steps.score, frozen_names=frozen, unread=NOT_SCORED)
+        self._accept = device.compile(steps.accept, unread=NOT_ACCEPTED)
+        self._move = device.compile(steps.move, unread=("state.draft_state", "state.proposal"))
+        self._draft_next = device.compile(steps.draft_next, kind=kind, unread=NOT_DRAFTED)
+        self._side_buffers: Buffers | None = None
 
-    def _allocate(self, batch: int) -> tuple[StaticCache, DraftState]:
-        cache_slots = count_cache_slots(self.tree, self.slots)
-        return self._allocate_slots(self.target, self.draft, batch, cache_slots)
+    @property
+    def cache_slots(self) -> int:
+        """Return the size of the caches: `slots`, a round's nodes, and tokens emitted past the end.
 
-    def side_buffers(self, batch: int) -> tuple[StaticCache, DraftState]:
+        The size is a multiple of SLOT_ALIGNMENT.
+        """
+        tree = self.program.tree
+        # + 1: a round emits its path and one token of the target's own
+        scratch = max(tree.size, tree.scratch_slots) + tree.max_path_length + 1
+        slots = self.slots + max(scratch, MIN_SCRATCH_SLOTS)
+        return -(-slots // SLOT_ALIGNMENT) * SLOT_ALIGNMENT  # rounded up
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """Return the target's cache and the draft's state of the session's own rows."""
+        return self._allocate(self.batch)
+
+    def _allocate(self, batch: int) -> Buffers:
+        return self._allocate_slots(
+            self.program.target, self.program.draft, batch, self.cache_slots
+        )
+
+    def side_buffers(self, batch: int) -> Buffers:
         """Return buffers for prompts that are prefilled while the session's rows hold answers.
 
         They are reused until a different `batch` is needed.
@@ -127,7 +102,7 @@ class Session:
 
     def prefill(
         self, input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
-        row_ids: Int[Tensor, " batch"], *, buffers: tuple[StaticCache, DraftState] | None = None,
+        row_ids: Int[Tensor, " batch"], *, buffers: Buffers | None = None,
         num_slots: int | None = None,
     ) -> tuple[
         SessionState, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]
@@ -137,22 +112,19 @@ class Session:
         With `buffers` the prompts are read into these, not into the session's own rows. The target
         attends to the first `num_slots` of a row, by default to all.
         """
-        policy = self.policy
-        cache, draft_state = buffers or (self.cache, self.state)
+        program = self.program
+        cache, draft_state = buffers or self.buffers
         read_cache = cache if num_slots is None else cache.first_slots(num_slots)
         target_output, logits, scores, history = self._prefill(
-            self.target, read_cache, self.layers, policy.sampling_rule, input_ids, lengths, row_ids
+            program, read_cache, input_ids, lengths, row_ids
         )
-        rows, draft_rows = self._open_slots(
-            policy.sampling_rule, policy.lookahead, policy.max_moves, cache.garbage_slot, row_ids,
+        rows = self._open_slots(
+            program.sampling, program.lookahead, program.max_moves, cache.garbage_slot, row_ids,
             lengths, scores, history,
         )  # fmt: skip
-        proposal = None
-        if self.draft is not None:
-            draft_state, proposal = self._begin(
-                self.draft, draft_state, policy, input_ids, draft_rows, target_output
-            )
-        state = SessionState(rows=rows, proposal=proposal, cache=cache, draft_state=draft_state)
+        state = SessionState(rows=rows, proposal=None, cache=cache, draft_state=draft_state)
+        if program.draft is not None:
+            state = self._begin(program, state, input_ids, target_output)
         return state, logits, scores
 
     def insert(
@@ -166,39 +138,9 @@ class Session:
             idle = self._empty_like(
                 {"rows": prefilled.rows, "proposal": prefilled.proposal}, self.batch
             )
-            state = SessionState(**idle, cache=self.cache, draft_state=self.state)
+            cache, draft_state = self.buffers
+            state = SessionState(**idle, cache=cache, draft_state=draft_state)
         return self._scatter_rows(state, prefilled, row_numbers)
-
-    def verify(
-        self, state: SessionState
-    ) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
-        """Score the proposal; return the target's output and the logits after root and nodes."""
-        return self._score(self.target, state.cache, self.layers, state.rows, state.proposal)
-
-    def accept(
-        self, state: SessionState, target_output: TargetOutput,
-        logits: Float[Tensor, "batch verified vocab"],
-    ) -> tuple[SessionState, RoundOutput]:  # fmt: skip
-        """Accept one path of the proposal; return the state and the emitted tokens."""
-        rows, output = self._accept(
-            self.policy, state.cache.garbage_slot, state.rows, state.proposal, target_output, logits
-        )
-        return replace(state, rows=rows), output
-
-    def commit(self, state: SessionState) -> SessionState:
-        """Move the keys of the accepted path to their final slots; return the state."""
-        if not self.policy.max_moves:
-            return state
-        return replace(state, rows=self._move(state.cache, state.rows))
-
-    def propose(self, state: SessionState, output: RoundOutput) -> SessionState:
-        """Advance the draft by the emitted tokens; return the state with its next proposal."""
-        if self.draft is None:
-            return state
-        draft_state, proposal = self._draft_next(
-            self.draft, state.draft_state, self.policy, state.rows, output
-        )
-        return replace(state, draft_state=draft_state, proposal=proposal)
 
     def run_round(
         self, state: SessionState, end_phase: Callable[[str], None] | None = None
@@ -209,18 +151,15 @@ class Session:
         the name of each as it ends.
         """
         if end_phase is None:
-            rows, output, draft_state, proposal = self._fused(
-                self.target, state.cache, self.layers, self.policy, self.draft, state.draft_state,
-                state.rows, state.proposal,
-            )  # fmt: skip
-            state = replace(state, rows=rows, draft_state=draft_state, proposal=proposal)
-            return state, output
-        target_output, logits = self.verify(state)
+            return self._fused(self.program, state)
+        target_output, logits = self._score(self.program, state)
         end_phase("verify")
-        state, output = self.accept(state, target_output, logits)
+        state, output = self._accept(self.program, state, target_output, logits)
         end_phase("accept")
-        state = self.commit(state)
+        if self.program.max_moves:
+            state = self._move(state)
         end_phase("cache_move")
-        state = self.propose(state, output)
+        if self.program.draft is not None:
+            state = self._draft_next(self.program, state, output)
         end_phase("draft")
         return state, output

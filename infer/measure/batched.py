@@ -5,7 +5,7 @@ rows. The shares of all prompts add up to the time of all rounds, so that tokens
 throughput, and intervals are over prompts as everywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 
@@ -13,13 +13,12 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
-from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.eval_modes import DraftUnderTest, build_evaluation_rule
 from infer.measure.intervals import Estimate
 from infer.measure.metrics import estimate_metric
 from infer.measure.records import Exactness, PromptResult
 from infer.measure.report_schema import BatchSection
 from infer.measure.timing import alternate_order
-from infer.verify import build_evaluation_rule
 from models.console import track_progress
 from models.speculate.tree import NO_TREE, Tree
 from models.target.target import Target
@@ -27,7 +26,7 @@ from models.target.target import Target
 NUM_PASSES = 2  # so that each of the two modes goes first once
 
 
-def build_warm_decoders(
+def build_decoders(
     target: Target,
     candidate: DraftUnderTest,
     tree: Tree,
@@ -35,23 +34,28 @@ def build_warm_decoders(
     conf: EvaluationConf,
     batch: int,
 ) -> dict[str, Decoder]:
-    """Return the decoders `plain` and `tree`, with all their graphs compiled."""
+    """Return the decoders `plain` and `tree` of `batch` rows."""
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
-    decoders = {
+    return {
         name: Decoder(
-            target, draft, draft_tree, sampling=conf.sampling, slots=slots, batch=batch,
-            layers=candidate.draft.needs.layers,
+            candidate.adapted_target or target, draft, draft_tree, sampling=conf.sampling,
+            slots=slots, batch=batch, layers=candidate.draft.needs.layers,
             acceptance_rule=build_evaluation_rule(conf) if draft else None,
         )
         for name, draft, draft_tree in (("plain", None, NO_TREE), ("tree", candidate.draft, tree))
     }  # fmt: skip
+
+
+def warm_up_decoders(
+    decoders: Iterable[Decoder], prompts: list[EvalPrompt], conf: EvaluationConf
+) -> None:
+    """Compile all graphs of the decoders."""
     # One prompt of each padded length, and more prompts than rows: a refill has its own graph.
     warmup_prompts = list({bucket_length(len(p.ids)): p for p in prompts}.values())
-    warmup_prompts += (prompts * batch)[:batch]
-    with target.device.ledger.warming():
-        for decoder in decoders.values():
-            decode_prompts(decoder, warmup_prompts, conf.new_tokens)
-    return decoders
+    for decoder in decoders:
+        with decoder.target.device.ledger.warming():
+            refill = (prompts * decoder.batch)[: decoder.batch]
+            decode_prompts(decoder, warmup_prompts + refill, conf.new_tokens)
 
 
 def measure_batch_size(
@@ -67,7 +71,8 @@ def measure_batch_size(
 
     `check_answers` compares answers with autoregressive decoding of one row at a time.
     """
-    decoders = build_warm_decoders(target, candidate, tree, prompts, conf, batch)
+    decoders = build_decoders(target, candidate, tree, prompts, conf, batch)
+    warm_up_decoders(decoders.values(), prompts, conf)
     passes: dict[str, list[list[PromptResult]]] = {name: [] for name in decoders}
     for number in track_progress(range(NUM_PASSES), f"passes with batches of {batch}"):
         for name in alternate_order(list(decoders), number):

@@ -9,7 +9,9 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
 from infer.measure.context_limits import check_context
-from infer.verify import build_acceptance_rule, build_evaluation_rule
+from infer.verify.base import AcceptanceRule
+from infer.verify.greedy_and_coupled import TypicalRule
+from infer.verify.rules import build_acceptance_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import require
@@ -117,6 +119,12 @@ def build_eval_modes(
                 baseline=candidate.baseline,
             )  # fmt: skip
     return modes
+
+
+def build_evaluation_rule(conf: EvaluationConf) -> AcceptanceRule:
+    """Return the acceptance rule of an evaluation, for `Decoder`."""
+    typical = TypicalRule(epsilon=conf.typical_epsilon, delta=conf.typical_delta)
+    return build_acceptance_rule(conf.verification, conf.sampling, typical=typical)
 
 
 def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:

@@ -1,11 +1,11 @@
 """Evaluate drafts: decode every held-out prompt in every mode, and build the report."""
 
 import datetime
+import itertools
 import logging
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
@@ -16,18 +16,18 @@ from numpy import ndarray
 from data.eval_prompts.contamination import check_contamination
 from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
 from infer.config import EvaluationConf
-from infer.engine import graph_plan
 from infer.engine.admission import bucket_length
 from infer.engine.generate import generate_answers
+from infer.engine.graph_plan import list_graphs
 from infer.engine.row_tensors import tensor_bytes
-from infer.engine.session import NO_DRAFT
-from infer.measure.batched import decode_prompts, measure_batch_size
+from infer.measure.batched import build_decoders, decode_prompts, measure_batch_size
 from infer.measure.curve import read_curve
 from infer.measure.eval_modes import (
     AUTOREGRESSIVE_MODE,
     DraftUnderTest,
     EvalMode,
     build_eval_modes,
+    build_evaluation_rule,
     check_tree_depth,
     warn_tree_depth,
 )
@@ -65,7 +65,6 @@ from infer.measure.timing import (
     describe_bottleneck,
     measure_splits,
 )
-from infer.verify import build_evaluation_rule
 from models.console import track_progress
 from models.device.graph_budget import Graph, GraphBudget
 from models.speculate.config import TreeConf
@@ -90,12 +89,11 @@ def _run_evaluation(
     target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf,
     print_line: Callable[[str], None],
 ) -> EvalReport:  # fmt: skip
-    prompts, needed_graphs = plan_evaluation(target, candidates, tree, conf)
+    prompts, modes, needed_graphs = plan_evaluation(target, candidates, tree, conf)
+    for name, mode in modes.items():
+        warn_tree_depth(name, mode.decoder)
     with target.device.expect_graphs(needed_graphs, print_line) as graph_budget:
         with target.device.ledger.warming():
-            modes = build_eval_modes(target, candidates, tree, prompts, conf)
-            for name, mode in modes.items():
-                warn_tree_depth(name, mode.decoder)
             tolerances = _warm_up_modes(modes, prompts, conf)
         results = _decode_all_modes(modes, prompts, conf)
         checks = {
@@ -155,32 +153,25 @@ def _describe_setup(
 
 def plan_evaluation(
     target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf
-) -> tuple[list[EvalPrompt], set[Graph]]:
-    """Load the prompts of an evaluation; return them and the graphs that it will need.
+) -> tuple[list[EvalPrompt], dict[str, EvalMode], set[Graph]]:
+    """Return the prompts of an evaluation, its modes, and the graphs that it will need.
 
     Raise UserError if drafts, tree and acceptance rule do not fit.
     """
     check_tree_depth(candidates, tree)
     build_evaluation_rule(conf).check(conf.sampling, tree)
     prompts = _load_all_turns(target, conf)
-    needed_graphs = graph_plan.plan_eval_graphs(
-        [graph_plan.DraftSpec.from_draft(c.draft, c.adapted_target) for c in candidates],
-        tree=tree,
-        prompt_lengths=[len(prompt.ids) for prompt in prompts],
-        conf=conf,
-        tuned=[(_spec_tuned_draft(c), c.tuned.tree) for c in candidates if c.tuned],
-        lazy=target.device.lazy,
-    )
-    return prompts, needed_graphs
-
-
-def _spec_tuned_draft(candidate: DraftUnderTest) -> graph_plan.DraftSpec:
-    """Describe what decodes in the mode `tuned`, with the layers that the draft captures."""
-    spec = graph_plan.DraftSpec.from_draft(candidate.draft, candidate.adapted_target)
-    tuned_draft = candidate.tuned and candidate.tuned.draft
-    if tuned_draft is candidate.draft:
-        return spec
-    return replace(spec, kind=tuned_draft.graph_kind if tuned_draft else NO_DRAFT, shape_key="")
+    modes = build_eval_modes(target, candidates, tree, prompts, conf)
+    decoders = [(mode.decoder, mode.timed and conf.phases) for mode in modes.values()]
+    for candidate, batch in itertools.product(candidates, conf.batch_sizes):
+        batched = build_decoders(target, candidate, tree, prompts, conf, batch)
+        decoders += [(decoder, False) for decoder in batched.values()]
+    lengths = [len(prompt.ids) for prompt in prompts]
+    return prompts, modes, {
+        graph
+        for decoder, in_parts in decoders
+        for graph in list_graphs(decoder.session, lengths, in_parts=in_parts)
+    }  # fmt: skip
 
 
 def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
@@ -213,7 +204,7 @@ def _check_answers(
 
     Ratio tests draw different answers, so there is nothing to compare.
     """
-    if mode.decoder.policy.acceptance_rule.is_ratio_test:
+    if mode.decoder.program.acceptance_rule.verification.is_ratio_test:
         return Exactness()
     base = mode.baseline
     return compare_answers(modes[base].decoder, results[base], answers, tolerances[base])
@@ -232,7 +223,7 @@ def _build_mode_results(
         mode_results[name] = ModeResult(
             prompt_results=results[name],
             exactness=checks[name](results[name]),
-            verification=mode.decoder.policy.acceptance_rule.name,
+            verification=mode.decoder.program.acceptance_rule.name,
             costs=costs.get(name),
             draft_passes=draft and draft.passes(mode.decoder.tree.depth),
             split=splits.get(name),
@@ -261,7 +252,7 @@ def _measure_draft(
         num_parameters=sum(p.numel() for p in candidate.draft.parameters()),
         memory=DraftMemory(
             weights=_model_bytes(candidate.draft),
-            state=tensor_bytes(modes[tree_mode].decoder.state),
+            state=tensor_bytes(modes[tree_mode].decoder.session.buffers[1]),
         ),
         modes={
             name: mode_results[key]
@@ -277,7 +268,7 @@ def _measure_draft(
             weight_bytes=_model_bytes(adapted.model),
         ),
         batches=[
-            measure_batch_size(verifier, candidate, tree, prompts, conf, batch, checks[tree_mode])
+            measure_batch_size(target, candidate, tree, prompts, conf, batch, checks[tree_mode])
             for batch in conf.batch_sizes
         ],
         replay_result=_replay_draft(verifier, candidate, prompts, tree, conf),

@@ -16,7 +16,7 @@ from torch import Tensor
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
-from infer.engine.rounds import TARGET_NOISE, derive_seed
+from infer.engine.steps import TARGET_NOISE, derive_seed
 from infer.measure.records import Exactness, LogitTolerance, PromptResult
 from infer.measure.report_schema import Mismatch
 from models.speculate.config import SamplingConf
@@ -171,7 +171,7 @@ def _find_mismatches(
     the wrong position, or the target answered differently the second time: some devices add
     in any order. The former gets a gap that nothing explains, the latter a gap of 0.
     """
-    rule = decoder.policy.sampling_rule
+    rule = decoder.program.sampling
     mismatches = [
         (position, min(logit_shortfall(rule, logits, prompt, ids, position), UNEXPLAINED_GAP))
         for position, (logits, scores) in enumerate(

@@ -24,10 +24,10 @@ from torch import Tensor
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import Verification
 from infer.engine.decode import Decoder
-from infer.engine.rounds import lookahead_noise
 from infer.engine.row_tensors import repeat_row, tensor_bytes
+from infer.engine.steps import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
-from infer.verify import walk_choices
+from infer.verify.greedy_and_coupled import walk_choices
 from models.console import track_progress
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft

@@ -6,13 +6,12 @@ A family is one kind of tree in increasing sizes; adjacent sizes are neighbors.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from typing import Any
 
 from jaxtyping import Float
 from numpy import ndarray
 
 from infer.measure.acceptance import best_first_paths
-from infer.tuning.config import format_overrides
 from models.speculate.config import TreeConf, count_candidates
 from models.speculate.tree import Tree, TreeKind, tree_from_paths
 
@@ -59,9 +58,8 @@ class TreeCandidate:
         )
         return shape + (f", and {copied} copied tokens" if copied else "")
 
-    @property
-    def tree_fields(self) -> dict[str, int | str | None]:
-        """Return the fields of models/speculate/tree_formats.py, without a static tree's paths."""
+    def to_file(self) -> dict[str, Any]:
+        """Return the tree as a file of models/speculate/tree_formats.py holds it."""
         conf, kind = self.conf, self.conf.kind
         numbers: dict[TreeKind, dict[str, int | None]] = {
             TreeKind.chain: {"depth": conf.depth},
@@ -71,14 +69,8 @@ class TreeCandidate:
                 "children": conf.children,
             },
         }  # fmt: skip
-        return {"kind": kind.value, **numbers[kind], "ngram_tokens": conf.ngram_tokens}
-
-    def tree_overrides(self, file: Path) -> str:
-        """Return the overrides that select the tree in `infer.eval`; `file` has static paths."""
-        keys = {f"tree.{key}": value for key, value in self.tree_fields.items() if key != "kind"}
-        if self.conf.kind is TreeKind.static:
-            keys = {"tree.file": file} | keys
-        return format_overrides({"tree": self.conf.kind, **keys})
+        fields = {"kind": kind.value, **numbers[kind], "ngram_tokens": conf.ngram_tokens}
+        return {"tree": fields} | ({"paths": conf.paths} if kind is TreeKind.static else {})
 
 
 def list_candidates(

@@ -17,10 +17,10 @@ from infer.report.number_format import format_estimate
 from infer.tuning.candidates import TreeCandidate
 from infer.tuning.config import TuneConf, format_overrides
 from infer.tuning.cost_model import CostCurve
-from models.speculate.tree import TreeKind
-from models.speculate.tree_formats import write_paths
 from models.target.target import Target
+from models.tracking import TrackedResults
 
+TABLE_HEAD = f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}"
 MAX_SHOWN_CANDIDATES = 8  # candidates of each result in the terminal; tune.json has all
 
 
@@ -28,7 +28,7 @@ MAX_SHOWN_CANDIDATES = 8  # candidates of each result in the terminal; tune.json
 class ExpectedTokens:
     """The tokens per round of a candidate, estimated by replay."""
 
-    kept: float  # delivered tokens per round, without those after the answer's end
+    delivered: float  # per round, without the tokens after the answer's end
     tau: float  # acceptance length
     all_positions: float  # acceptance length if rounds began at every token equally often
 
@@ -52,17 +52,12 @@ class TuningVerdict(Enum):
 
 @dataclass(kw_only=True)
 class TuningResult:
-    """The result for one draft, batch size and context.
-
-    `pick` is the faster point estimate, regardless of its interval: `best`, or None for no
-    speculation.
-    """
+    """The result for one draft, batch size and context."""
 
     batch: int
     context: int
     token_s: float  # seconds per token of the target alone; rows in a batch share a step's time
     cost_curve: CostCurve
-    pick: TreeCandidate | None
     best: TreeCandidate  # the best candidate, even if it is slower than no speculation
     speedups: dict[str, Estimate | None]  # of the measured candidates, over no speculation
     best_over_each: dict[str, Estimate | None]  # speed of `best` over theirs, paired by prompt
@@ -73,9 +68,14 @@ class TuningResult:
         return TuningVerdict.from_speedup(self.speedups[self.best.name])
 
     @property
-    def choice(self) -> str:
-        """Return the name of the pick, or `none`."""
-        return self.pick.name if self.pick else "none"
+    def choice(self) -> TreeCandidate | None:
+        """Return the faster point estimate: `best`, or None for no speculation."""
+        speedup = self.speedups[self.best.name]
+        return self.best if speedup and speedup.mean > 1 else None
+
+    @property
+    def choice_name(self) -> str:
+        return self.choice.name if self.choice else "none"
 
     def format_speedup(self, candidate: TreeCandidate) -> str:
         """Format the measured speed-up of a candidate, or a dash if it was not measured."""
@@ -101,7 +101,17 @@ class DraftTuning:
 
     def predicted_speedup(self, result: TuningResult, candidate: TreeCandidate) -> float:
         """Predict a candidate's speed-up: its expected tokens over the cost of its round."""
-        return self.expected_tokens[candidate.name].kept / result.cost_curve.steps(candidate)
+        return self.expected_tokens[candidate.name].delivered / result.cost_curve.steps(candidate)
+
+    def describe_candidate(self, candidate: TreeCandidate) -> str:
+        """Return the first columns of a candidate's row, as in TABLE_HEAD."""
+        tree, tau = candidate.tree, self.expected_tokens[candidate.name].tau
+        return f"{candidate.name:<14}{tree.size:>6}{tree.max_path_length:>6}{tau:>6.2f}"
+
+    def eval_command(self, file: Path, batch: int, conf: TuneConf) -> str:
+        """Return the command that decodes with the tree in `file` as the tuning did."""
+        overrides = format_overrides({"checkpoint": self.directory, "tree.file": file})
+        return f"python -m infer.eval {overrides} {conf.eval_overrides(batch)}".rstrip()
 
 
 def format_acceptance(tuning: DraftTuning) -> Iterator[str]:
@@ -113,12 +123,8 @@ def format_acceptance(tuning: DraftTuning) -> Iterator[str]:
     for depth, (rounds, shares) in enumerate(zip(tuning.rounds, tuning.acceptance, strict=True), 1):
         yield f"{depth:>5}  {rounds:>6}  " + "  ".join(f"{share:5.3f}" for share in shares)
     yield ""
-    yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}"
-    for candidate in tuning.candidates:
-        yield (
-            f"{candidate.name:<14}{candidate.tree.size:>6}{candidate.tree.max_path_length:>6}"
-            f"{tuning.expected_tokens[candidate.name].tau:>6.2f}"
-        )
+    yield TABLE_HEAD
+    yield from map(tuning.describe_candidate, tuning.candidates)
 
 
 def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
@@ -128,7 +134,7 @@ def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
         f"{tuning.name}, batch {result.batch}, context {result.context}: without a draft, the "
         f"target takes {1e3 * result.token_s:.2f} ms per token"
     )
-    yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}{'cost':>7}{'predicted':>10}  measured"
+    yield f"{TABLE_HEAD}{'cost':>7}{'predicted':>10}  measured"
     ranked = sorted(
         tuning.candidates, key=lambda candidate: -tuning.predicted_speedup(result, candidate)
     )
@@ -136,17 +142,21 @@ def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
         if rank < MAX_SHOWN_CANDIDATES or candidate.name in result.speedups:
             mark = " " if result.cost_curve.num_timings(candidate) else "~"
             yield (
-                f"{candidate.name:<14}{candidate.tree.size:>6}{candidate.tree.max_path_length:>6}"
-                f"{tuning.expected_tokens[candidate.name].tau:>6.2f}"
+                f"{tuning.describe_candidate(candidate)}"
                 f"{mark}{result.cost_curve.steps(candidate):>6.2f}"
                 f"{tuning.predicted_speedup(result, candidate):>10.2f}  "
                 f"{result.format_speedup(candidate)}"
             )
-    if result.pick:
-        reservation = "" if result.verdict is TuningVerdict.pays else f" ({result.verdict.value})"
-        yield f"choice: {result.pick.name}{reservation}"
+    if result.choice:
+        yield f"choice: {result.choice.name}{_format_reservation(result, ' ({})')}"
     else:
         yield f"choice: do not speculate ({result.best.name}: {result.verdict.value})"
+
+
+def _format_reservation(result: TuningResult, template: str) -> str:
+    """Return the verdict in the template unless speculation pays for certain."""
+    pays = result.verdict is TuningVerdict.pays
+    return "" if pays else template.format(result.verdict.value)
 
 
 def list_results(tunings: list[DraftTuning]) -> list[tuple[DraftTuning, TuningResult]]:
@@ -163,51 +173,56 @@ def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Ite
     rows = list_results(tunings)
     for tuning, result in rows:
         yield (
-            f"{result.batch:>5}{result.context:>9}  {tuning.name:<20}"
-            f"{result.choice:<16}"
+            f"{result.batch:>5}{result.context:>9}  {tuning.name:<20}{result.choice_name:<16}"
             f"{tuning.predicted_speedup(result, result.best):>9.2f}  "
-            f"{result.format_speedup(result.best)}"
-            f"{'' if result.verdict is TuningVerdict.pays else f'  {result.verdict.value}'}"
+            f"{result.format_speedup(result.best)}{_format_reservation(result, '  {}')}"
         )
     for tuning, result in rows:
-        if result.pick:
-            checkpoint = format_overrides({"checkpoint": tuning.directory})
-            overrides = _eval_overrides(result.pick, _tree_file(run, tuning, result), result, conf)
-            note = "  # its mode ngram; no draft is needed" if result.pick.is_lookup else ""
-            yield f"python -m infer.eval {checkpoint} {overrides}{note}"
+        if result.choice:
+            note = "  # its mode ngram; no draft is needed" if result.choice.is_lookup else ""
+            yield tuning.eval_command(_tree_file(run, tuning, result), result.batch, conf) + note
     yield f"all figures: {run / 'tune.json'}"
+
+
+def collect_results(tunings: list[DraftTuning]) -> TrackedResults:
+    """Return a row for each result, as the summary on the terminal has it, and the choices."""
+    rows = list_results(tunings)
+    return TrackedResults(
+        prefix="tune_report",
+        figures={
+            f"{tuning.name}/batch {result.batch}, context {result.context}": result.choice_name
+            for tuning, result in rows
+        },
+        columns=["batch", "context", "draft", "choice", "predicted", "measured", "verdict"],
+        rows=[
+            [
+                str(result.batch), str(result.context), tuning.name, result.choice_name,
+                f"{tuning.predicted_speedup(result, result.best):.2f}",
+                result.format_speedup(result.best), result.verdict.value,
+            ]
+            for tuning, result in rows
+        ],
+    )  # fmt: skip
 
 
 def _tree_file(run: Path, tuning: DraftTuning, result: TuningResult) -> Path:
     return run / f"{tuning.name.replace('/', '-')}-b{result.batch}-c{result.context}.json"
 
 
-def _eval_overrides(pick: TreeCandidate, file: Path, result: TuningResult, conf: TuneConf) -> str:
-    return " ".join(filter(None, [pick.tree_overrides(file), conf.eval_overrides(result.batch)]))
-
-
-def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> None:
-    """Write a tree file for each choice: its fields, the paths unless dynamic, and overrides."""
+def write_tree_files(tunings: list[DraftTuning], run: Path) -> None:
+    """Write a tree file for each choice, with its figures and what it was tuned for."""
     for tuning, result in list_results(tunings):
-        if result.pick is None:
-            continue
-        file = _tree_file(run, tuning, result)
-        content = {
-            "tree": result.pick.tree_fields,
-            **(
-                {}
-                if result.pick.conf.kind is TreeKind.dynamic
-                else {"paths": result.pick.tree.paths}
-            ),
-            **_candidate_to_dict(tuning, result, result.pick),
-            "overrides": _eval_overrides(result.pick, file, result, conf),
-            "mode": "ngram" if result.pick.is_lookup else "tree",
-            "verdict": result.verdict.value,
-            "checkpoint": str(tuning.directory),
-            "batch": result.batch,
-            "context": result.context,
-        }
-        file.write_text(json.dumps(content) + "\n")
+        if (choice := result.choice) is not None:
+            content = {
+                **choice.to_file(),
+                **_candidate_to_dict(tuning, result, choice),
+                "mode": "ngram" if choice.is_lookup else "tree",
+                "verdict": result.verdict.value,
+                "checkpoint": str(tuning.directory),
+                "batch": result.batch,
+                "context": result.context,
+            }
+            _tree_file(run, tuning, result).write_text(json.dumps(content) + "\n")
 
 
 def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:
@@ -216,12 +231,10 @@ def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> l
     for tuning in tunings:
         for candidate in (c for c in tuning.candidates if c.family == "static"):
             file = run / f"{tuning.name.replace('/', '-')}-{candidate.name}.json"
-            metadata = {**asdict(tuning.expected_tokens[candidate.name]),
-                        "checkpoint": str(tuning.directory)}  # fmt: skip
-            write_paths(candidate.tree.paths, file, metadata=metadata)
-            checkpoint = format_overrides({"checkpoint": tuning.directory})
-            overrides = [checkpoint, candidate.tree_overrides(file), conf.eval_overrides(1)]
-            commands.append(f"python -m infer.eval {' '.join(filter(None, overrides))}")
+            expected = asdict(tuning.expected_tokens[candidate.name])
+            content = {**candidate.to_file(), **expected, "checkpoint": str(tuning.directory)}
+            file.write_text(json.dumps(content) + "\n")
+            commands.append(tuning.eval_command(file, 1, conf))
     return commands
 
 
@@ -242,15 +255,15 @@ def build_tuning_report(
                 "expected_tokens": {
                     name: asdict(tokens) for name, tokens in tuning.expected_tokens.items()
                 },
-                "cells": [
+                "results": [
                     {
                         "batch": result.batch,
                         "context": result.context,
                         "token_s": result.token_s,
-                        "pick": result.pick and result.pick.name,
+                        "choice": result.choice and result.choice.name,
                         "best": result.best.name,
                         "verdict": result.verdict.value,
-                        "shapes": [
+                        "candidates": [
                             _candidate_to_dict(tuning, result, candidate)
                             for candidate in tuning.candidates
                         ],

@@ -115,7 +115,7 @@ def _count_expected_tokens(accepted: AcceptedLengths, texts: list[ReplayText]) -
     tokens, rounds = count_on_policy(accepted).sum(0)
     all_tokens, all_rounds = count_all_positions(accepted).sum(0)
     return ExpectedTokens(
-        kept=sum(text.num_starts for text in texts) / max(rounds, 1),
+        delivered=sum(text.num_starts for text in texts) / max(rounds, 1),
         tau=tokens / max(rounds, 1), all_positions=all_tokens / max(all_rounds, 1),
     )  # fmt: skip
 
@@ -130,8 +130,8 @@ def choose_tree(
     candidates = tuning.candidates
     for candidate in [None, *dict.fromkeys([*select_probes(candidates), *also_measured])]:
         bench.decoder_for(candidate)  # compiles it, before any is timed
-    kept_tokens = {name: tokens.kept for name, tokens in tuning.expected_tokens.items()}
-    curve, best = choose_candidate(bench.measure_steps, candidates, kept_tokens)
+    delivered = {name: tokens.delivered for name, tokens in tuning.expected_tokens.items()}
+    curve, best = choose_candidate(bench.measure_steps, candidates, delivered)
     for candidate in find_neighbors(best, candidates):
         curve.add(candidate, bench.measure_steps(candidate))
     measured = list(dict.fromkeys([best, *find_neighbors(best, candidates), *also_measured]))
@@ -141,21 +141,16 @@ def choose_tree(
         speedup = estimate_speedup(tokens_seconds[candidate.name], tokens_seconds[best.name])
         if speedup and speedup.ci95 and speedup.ci95[0] > 1:
             best = candidate
-    speedups = {c.name: estimate_speedup(tokens_seconds[c.name], baseline) for c in measured}
-    best_speedup = speedups[best.name]
     return TuningResult(
         batch=bench.batch,
         context=bench.context,
         cost_curve=curve,
         best=best,
         token_s=float(baseline[:, 1].sum() / baseline[:, 0].sum()),
-        speedups=speedups,
-        pick=best if best_speedup and best_speedup.mean > 1 else None,
+        speedups={c.name: estimate_speedup(tokens_seconds[c.name], baseline) for c in measured},
         best_over_each={
-            candidate.name: estimate_speedup(
-                tokens_seconds[best.name], tokens_seconds[candidate.name]
-            )
-            for candidate in measured
+            c.name: estimate_speedup(tokens_seconds[best.name], tokens_seconds[c.name])
+            for c in measured
         },
     )
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from infer.config import Verification
+from infer.verify.config import Verification
 from models.errors import require
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal, ancestor_mask, node_depths
@@ -102,17 +102,16 @@ def build_accepted_path(
 class AcceptanceRule:
     """A rule of acceptance: a function of tensors of fixed shapes without control flow."""
 
-    verification: ClassVar[Verification]
-    # Attributes of the class, which graphs can read, with the values that `verification` has.
-    name: ClassVar[str]
-    lossless: ClassVar[bool]
-    is_ratio_test: ClassVar[bool]
+    verification: ClassVar[Verification]  # its name and what it promises
 
-    def __init_subclass__(cls) -> None:
-        """Take the name and the promises of the rule from `verification`."""
-        cls.name = cls.verification.value
-        cls.lossless = cls.verification.is_lossless
-        cls.is_ratio_test = cls.verification.is_ratio_test
+    @property
+    def name(self) -> str:
+        return self.verification.value
+
+    @property
+    def graph_key(self) -> str:
+        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
+        return str(self)
 
     def needs_drawn_tokens(self, tree: Tree) -> bool:
         """Return True if the proof needs the tree's tokens sampled and their probabilities known.
@@ -120,7 +119,7 @@ class AcceptanceRule:
         A dynamic tree keeps its likeliest nodes, which is not sampling: it is built without noise
         and verified as a deterministic tree.
         """
-        return self.is_ratio_test and tree.kind is not TreeKind.dynamic
+        return self.verification.is_ratio_test and tree.kind is not TreeKind.dynamic
 
     def check(self, sampling: SamplingConf, tree: Tree | None = None) -> None:
         """Check that the rule is proven for this sampling and tree; raise UserError otherwise.

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from infer.config import Verification
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
+from infer.verify.config import Verification
 from models.speculate.growth import Proposal, ancestor_mask, node_depths
 
 

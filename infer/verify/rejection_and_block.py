@@ -28,8 +28,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from infer.config import Verification
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
+from infer.verify.config import Verification
 from models.errors import require
 from models.speculate.config import SamplingConf
 from models.speculate.tree import Tree, TreeKind

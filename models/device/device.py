@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.device.config import Precision
 from models.device.graph_budget import (
     KIND_SEPARATOR,
     Graph,
@@ -27,16 +26,6 @@ SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads this many in a fraction of a m
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
 MAX_GRAPHS_PER_FUNCTION = 64
 SLOW_COMPILERS = ("neuron", "xla")  # so unannounced graphs are errors
-
-
-def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the number type in which large matrix products are computed.
-
-    CPUs without matrix units for bf16 compute them several times slower than in fp32.
-    """
-    if precision is Precision.auto:
-        precision = Precision.float32 if device.type == "cpu" else Precision.bfloat16
-    return getattr(torch, precision.value)
 
 
 @dataclass(kw_only=True)
@@ -68,7 +57,12 @@ class Device:
         return self.name in SLOW_COMPILERS
 
     def compile(
-        self, function: Callable, *, frozen_names: tuple[str, ...] = (), kind: str = ""
+        self,
+        function: Callable,
+        *,
+        frozen_names: tuple[str, ...] = (),
+        unread: tuple[str, ...] = (),
+        kind: str = "",
     ) -> Callable:
         """Return the function compiled to static graphs without breaks, or itself if it is not.
 
@@ -80,13 +74,15 @@ class Device:
 
         Before each call PyTorch checks that everything the function has read is unchanged. Values
         below `frozen_names` cannot change and are not checked: for the 530 weights of a deep target
-        the check would take as long as a quarter of a step.
+        the check would take as long as a quarter of a step. Values below `unread` are parts of the
+        arguments that the function does not read, so that no graph depends on them.
         """
         if not self.has_static_shapes:
             return function
         return self.ledger.record_calls(
             self._compile_function(function, frozen_names, kind) if self.compiles else function,
             original=function,
+            unread=unread,
             name=f"{function.__name__}{KIND_SEPARATOR}{kind}" if kind else function.__name__,
             count_compiled=self.count_graphs if self.compiles else self.ledger.count_shapes,
         )

@@ -172,6 +172,7 @@ class GraphLedger:
         function: Callable,
         *,
         original: Callable,
+        unread: tuple[str, ...],
         name: str,
         count_compiled: Callable[[], int],
     ) -> Callable:
@@ -186,7 +187,7 @@ class GraphLedger:
             budget = self.budget
             if budget is None:
                 return function(*args, **kwargs)
-            shape = call_shape(dict(zip(names, args, strict=False)) | kwargs, constants)
+            shape = call_shape(dict(zip(names, args, strict=False)) | kwargs, constants, unread)
             before, start = count_compiled(), time.perf_counter()
             budget.record_call(name, shape)
             result = function(*args, **kwargs)
@@ -197,24 +198,28 @@ class GraphLedger:
         return call
 
 
-def call_shape(args: dict[str, Any], constants: dict[int, tuple[Any, str]]) -> CallShape:
+def call_shape(
+    args: dict[str, Any], constants: dict[int, tuple[Any, str]], unread: tuple[str, ...] = ()
+) -> CallShape:
     """Return everything in a call's arguments that graphs depend on, by name.
 
-    Arguments whose parts cannot change, such as a model, a cache or a plan, are described once and
-    then kept in `constants`.
+    Parts named `unread` are left out. Arguments whose parts cannot change, such as a model, a cache
+    or a tree, are described once and then kept in `constants`.
 
     >>> import torch
     >>> call_shape({"ids": torch.zeros(1, 4), "layers": [1, 3]}, {})
     (('ids', torch.Size([1, 4]), torch.float32), ('layers', (1, 3)))
     """
-    described = (_describe_value(name, value, constants) for name, value in args.items())
+    described = (_describe_value(name, value, constants, unread) for name, value in args.items())
     return tuple(chain.from_iterable(described))
 
 
 def _describe_value(
-    path: str, value: Any, constants: dict[int, tuple[Any, str]]
+    path: str, value: Any, constants: dict[int, tuple[Any, str]], unread: tuple[str, ...]
 ) -> Iterator[tuple[Any, ...]]:
     kind = type(value)
+    if path in unread:
+        return
     if isinstance(value, Tensor):
         # PyTorch compiles again for other strides; those of contiguous tensors follow from sizes.
         strides = () if value.is_contiguous() else ("strides", value.stride())
@@ -225,7 +230,7 @@ def _describe_value(
         yield path, tuple(value)
     elif id(value) not in constants and (parts := _name_parts(value, kind)) is not None:
         for name, part in parts:
-            yield from _describe_value(f"{path}.{name}", part, constants)
+            yield from _describe_value(f"{path}.{name}", part, constants, unread)
     else:
         if id(value) not in constants:
             constants[id(value)] = value, graph_key_of(value)

@@ -4,13 +4,23 @@ import logging
 
 import torch
 
-from models.device.config import DeviceConf
-from models.device.device import Device, matmul_dtype
+from models.device.config import DeviceConf, Precision
+from models.device.device import Device
 from models.device.host import Host
 from models.device.neuron_packages import PACKAGES, installed_version
 from models.device.route_choice import can_compile, choose_route, is_neuron_route, open_route
 
 log = logging.getLogger(__name__)
+
+
+def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """Return the number type in which large matrix products are computed.
+
+    CPUs without matrix units for bf16 compute them several times slower than in fp32.
+    """
+    if precision is Precision.auto:
+        precision = Precision.float32 if device.type == "cpu" else Precision.bfloat16
+    return getattr(torch, precision.value)
 
 
 def open_device(conf: DeviceConf) -> Device:

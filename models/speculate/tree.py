@@ -36,6 +36,11 @@ class Tree:
     ngram_tokens: int = 0
 
     @property
+    def graph_key(self) -> str:
+        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
+        return str(self)
+
+    @property
     def max_path_length(self) -> int:
         """Return the number of draft tokens that one round can accept at most."""
         return max(self.depth, self.ngram_tokens)

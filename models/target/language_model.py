@@ -20,8 +20,8 @@ from models.distill.topk_logits import TopKLogits
 from models.parallel import tensor_parallel
 from models.target import architectures
 from models.target.cache import CacheWrite, StaticCache
+from models.target.config import as_id_list
 from models.target.modeling import HookedDecoder
-from models.target.pretrained import as_id_list
 
 
 @dataclass(kw_only=True)

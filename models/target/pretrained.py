@@ -11,7 +11,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from models.device.rank_files import find_rank_files, load_rank_files
 from models.errors import UserError, require
 from models.target import architectures
-from models.target.config import ModelSource
+from models.target.config import ModelSource, as_id_list
 from models.target.hub import check_hub
 from models.target.load_errors import CONFIG_FILE, TOKENIZER_FILE, report_load_errors
 from models.target.modeling import build_thin_model, check_modeling
@@ -133,8 +133,3 @@ def _from_pretrained(source: ModelSource, auto_class: Any, *, file: str, **kwarg
             source.location, revision=source.revision, trust_remote_code=source.trust_remote_code,
             **kwargs,
         )  # fmt: skip
-
-
-def as_id_list(ids: int | list[int] | None) -> list[int]:
-    """Return the ids of a generation config, which holds one, several or none, as a list."""
-    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

@@ -22,8 +22,9 @@ from models.drafts.config.eagle1 import Eagle1Conf
 from models.drafts.config.hydra import HydraConf
 from models.drafts.config.medusa import MedusaConf
 from models.target.config import TargetConf
+from models.target.loading import load_target
 from models.target.pretrained import read_model_config
-from models.target.target import Target, load_target
+from models.target.target import Target
 from scripts import bench_store_read
 from tests.support.captured import (
     EAGLE3,

@@ -16,7 +16,7 @@ from models.distill.config import LossConf
 from models.drafts.config.causal_lm import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.loading import load_target
 from tests.support.own_target import save_target
 from tests.support.saved_configs import OLDER, SAVED, save_draft
 from tests.support.tiny import CPU

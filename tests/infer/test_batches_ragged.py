@@ -10,7 +10,7 @@ from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Request
-from infer.verify import build_acceptance_rule
+from infer.verify.rules import build_acceptance_rule
 from models.speculate.config import SamplingConf
 from tests.support.agreeing import METHODS, SHAPES, WORDS
 

@@ -15,10 +15,8 @@ from infer.tuning.candidates import USER_TREE, list_candidates
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import (
     CostBench,
-    CostCurve,
     choose_candidate,
     hold_timing_lock,
-    select_probes,
 )
 from tests.support.tuning import GIVEN_TREE, considered, prompts_of
 
@@ -75,24 +73,6 @@ def test_where_no_budget_fits_the_draft_windows_and_the_given_tree_are_chosen_fr
     assert tokens[best.name] / machine.cost(best) == pytest.approx(
         max(tokens[one.name] / machine.cost(one) for one in found)
     )
-
-
-def test_the_choice_was_timed_twice():
-    found, machine = considered(), Machine(noise=0.1)
-    tokens = {one.name: float(worth(one)) for one in found}
-    curve, best = choose_candidate(machine.steps, found, tokens)
-    assert machine.timed.count(best.name) == curve.num_timings(best) >= 2
-
-
-def test_a_larger_shape_never_costs_less():
-    found, curve = considered(copied=0), CostCurve()
-    for one, steps in zip(select_probes(found), (1.5, 1.4, 2.0, 2.2, 2.1, 3.0), strict=True):
-        curve.add(one, steps)
-    windows = [
-        curve.steps(one) for one in found if one.family == "chain" and not curve.num_timings(one)
-    ]
-    assert windows == sorted(windows)
-    assert windows[0] == pytest.approx(1.5)
 
 
 @pytest.fixture(autouse=True)

@@ -4,19 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch.utils._pytree import tree_leaves
 
 from infer.engine.admission import prefill_prompts
 from infer.engine.decode import Decoder
 from infer.engine.generate import generate_answers
-from infer.verify import walk_choices
+from infer.verify.greedy_and_coupled import walk_choices
 from models.drafts.ngram import NgramDraft, graft_chain
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal
-from models.speculate.sampling import Sampler, warp_logits
+from models.speculate.sampling import Sampler
 from models.speculate.tree import NO_TREE
-from tests.support.tiny import chain, mixed, new_draft, static, tiny_target, tree
+from tests.support.tiny import chain, mixed, new_draft, static, tree
 
 GREEDY = SamplingConf()
 SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}
@@ -72,65 +71,6 @@ def test_a_greedy_answer_with_a_repetition_penalty_is_that_of_transformers(
     assert sum(sum(row.accepted) for row in done) > 0
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.8), (1.3, 1.0)])
-def test_sampled_output_is_that_of_the_same_key(target, learned, temperature, top_p):
-    """More of it, over other drafts and batches: tests/infer/test_batches_ragged.py."""
-    draft, texts = learned
-    sampling = SamplingConf(temperature=temperature, top_p=top_p, seed=3)
-    prompts = prompts_of(texts)[:5]
-    plain = decode(Decoder(target, sampling=sampling, slots=64), prompts)
-    for shape in SHAPES.values():
-        done = decode(Decoder(target, draft, shape, sampling=sampling, slots=64), prompts)
-        assert [row.ids for row in done] == [row.ids for row in plain]
-    assert sum(sum(row.accepted) for row in done) > 0
-
-
-def test_sampled_output_has_the_targets_distribution():
-    """Two consecutive tokens, jointly, over 20,000 row ids."""
-    target = tiny_target(seed=2, sharpness=3.0)
-    prompt, count, batch = [5, 9, 2], 20_000, 2_000
-    sampling = SamplingConf(temperature=1.0, top_k=6)
-    decoder = Decoder(
-        target, NgramDraft(), chain(1), sampling=sampling, slots=16, batch=batch
-    )  # fmt: skip
-    pairs = torch.zeros(61, 61)
-    for first in range(0, count, batch):
-        rows = list(range(first, first + batch))
-        for row in decoder.decode([prompt] * batch, row_ids=rows, max_new_tokens=2):
-            pairs[row.ids[0], row.ids[1]] += 1
-    joint = expected_pairs(target, prompt, sampling)
-    assert pairs[joint == 0].sum() == 0
-    likely = joint * count >= 5
-    seen, wanted = pairs[likely].double(), joint[likely] * count
-    if float(joint[~likely].sum()) > 0:  # what is rare is counted together
-        seen = torch.cat([seen, pairs[~likely].sum()[None].double()])
-        wanted = torch.cat([wanted, joint[~likely].sum()[None] * count])
-    assert len(seen) > 20
-    assert chisquare(seen.numpy(), (wanted * seen.sum() / wanted.sum()).numpy()).pvalue > 1e-3
-
-
-def expected_pairs(target, prompt, sampling):
-    rule = sampling
-    first = (
-        warp_logits(rule, target.model(torch.tensor([prompt])).logits[0, -1]).double().softmax(-1)
-    )
-    second = warp_logits(
-        rule, target.model(torch.tensor([[*prompt, token] for token in range(61)])).logits[:, -1]
-    )
-    return first[:, None] * second.double().softmax(-1)
-
-
-def test_rows_of_a_batch_do_not_touch_each_other(target, learned):
-    """Ragged prompts and acceptance: every row as if it were alone, for either verification."""
-    draft, texts = learned
-    prompts = prompts_of(texts)[:5]
-    for sampling in (GREEDY, SamplingConf(temperature=1.0, seed=1)):
-        alone = decode(Decoder(target, draft, tree(), sampling=sampling, slots=64), prompts)
-        together = Decoder(target, draft, tree(), sampling=sampling, slots=64, batch=6)
-        done = together.decode(prompts, row_ids=[0, 1, 2, 3, 4], max_new_tokens=NEW)
-        assert [row.ids for row in done] == [row.ids for row in alone]
-
-
 def test_training_answers_are_those_of_each_prompt_alone(target, learned):
     """Batches go by length; the place of a prompt keys its noise."""
     prompts = prompts_of(learned[1])
@@ -138,19 +78,6 @@ def test_training_answers_are_those_of_each_prompt_alone(target, learned):
     alone = decode(Decoder(target, sampling=sampling, slots=64), prompts, eos_ids=target.eos_ids)
     made = generate_answers(target, prompts, max_new_tokens=NEW, sampling=sampling, batch=3)
     assert dict(made) == {place: row.ids for place, row in enumerate(alone)}
-
-
-def test_answers_end_where_decoding_one_by_one_would(target, learned):
-    draft, texts = learned
-    prompts = prompts_of(texts)
-    plain = decode(Decoder(target, sampling=GREEDY, slots=64), prompts)
-    stop = plain[0].ids[7]
-    ended = decode(
-        Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts, eos_ids=[stop]
-    )
-    for row, whole in zip(ended, plain, strict=True):
-        cut = whole.ids.index(stop) + 1 if stop in whole.ids else NEW
-        assert row.ids == whole.ids[:cut]
 
 
 def test_ngram_lookup_copies_what_repeats(target):
@@ -222,10 +149,10 @@ def test_every_tensor_of_a_rounds_state_is_contiguous(target, shape):
     draft = {"none": None, "n-gram": NgramDraft()}.get(shape, new_draft(target))
     grown = {"none": NO_TREE, "n-gram": chain(4)}.get(shape, SHAPES.get(shape))
     decoder = Decoder(target, draft, grown, sampling=GREEDY, slots=64, batch=2)
-    state, _, _ = prefill_prompts(decoder, [[3, 4, 5], [6, 7]], [0, 1])
+    state, _, _ = prefill_prompts(decoder.session, [[3, 4, 5], [6, 7]], [0, 1])
     with torch.no_grad():
         for _ in range(2):
-            state, output = decoder.run_round(state)
+            state, output = decoder.session.run_round(state)
             tensors = [t for t in tree_leaves((state, output)) if isinstance(t, torch.Tensor)]
             assert len(tensors) > 5
             assert all(tensor.is_contiguous() for tensor in tensors)

@@ -13,7 +13,7 @@ from data.eval_prompts.prompts import load_eval_prompts
 from infer.checkpoint_paths import find_newest_run, find_tracked_run, open_checkpoints, run_names
 from infer.command_inputs import load_draft_under_test
 from infer.config import EvaluationConf, Verification
-from infer.engine import rounds
+from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.eval import main
 from infer.measure.eval_modes import DraftUnderTest
@@ -98,7 +98,7 @@ def test_without_phases_only_whole_rounds_are_measured_and_compiled(target, fold
     assert tree.split_ms is tree.costs_ms is tree.bottleneck is None
     assert tree.speedup.mean > 0
     assert "evaluation.phases=true" in " ".join(list_absences(report))
-    _, graphs = plan_evaluation(target, [draft], TREE.build(), quick)
+    *_, graphs = plan_evaluation(target, [draft], TREE.build(), quick)
     assert {graph.function.partition(":")[0] for graph in graphs} == {"prefill", "begin", "fused"}
 
 
@@ -311,7 +311,7 @@ def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, fol
 
 def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, monkeypatch):
     """A fault that only rows beside others have: each is read through the tree of the first."""
-    honest = rounds.tree_mask
+    honest = steps.tree_mask
     draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
     many = conf(folder, prompts_per_category=None, batch_sizes=[4], max_new_tokens=12)
 
@@ -322,7 +322,7 @@ def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, m
 
     assert verdicts() == ("yes", "yes")
     monkeypatch.setattr(
-        rounds, "tree_mask",
+        steps, "tree_mask",
         lambda lengths, sees, slots: honest(lengths, sees[:1].expand_as(sees), slots),
     )  # fmt: skip
     assert verdicts() == ("yes", "no")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine import rounds
+from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.measure.exactness import (
     WidestDifferences,
@@ -129,11 +129,12 @@ def visible_siblings(honest):
 def path_left_behind(honest):
     """What a round accepts stays where the tree stood."""
 
-    def score(target, cache, layers, rows, proposal):
-        if rows.moves is not None:
-            nowhere = torch.full_like(rows.moves.source, cache.garbage_slot)
-            rows = replace(rows, moves=CacheMoves(source=nowhere, destination=nowhere))
-        return honest.score(target, cache, layers, rows, proposal)
+    def score(program, state):
+        if state.rows.moves is not None:
+            nowhere = torch.full_like(state.rows.moves.source, state.cache.garbage_slot)
+            moves = CacheMoves(source=nowhere, destination=nowhere)
+            state = replace(state, rows=replace(state.rows, moves=moves))
+        return honest.score(program, state)
 
     return "score", score
 
@@ -149,8 +150,8 @@ FAULTS = [moved_positions, visible_siblings, path_left_behind]
 
 
 def plant(fault, monkeypatch):
-    name, wrong = fault(SimpleNamespace(**vars(rounds)))
-    monkeypatch.setattr(rounds, name, wrong)
+    name, wrong = fault(SimpleNamespace(**vars(steps)))
+    monkeypatch.setattr(steps, name, wrong)
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.system)])

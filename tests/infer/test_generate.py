@@ -11,7 +11,6 @@ from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import GenerateConf
 from infer.engine.decode import Decoder
-from infer.engine.graph_plan import DraftSpec
 from infer.engine.requests import Generation
 from infer.generate import main
 from infer.generation import GrowingText, compile_graphs, describe_speed, list_accepted
@@ -107,7 +106,7 @@ def test_what_is_compiled_is_said_before_the_first_answer(learned, capsys):
     prompts = [
         EvalPrompt(id=str(n), category="all", ids=learned[1][0] * n) for n in (1, 2, 2)
     ]  # of 40, 80 and 80 tokens
-    compile_graphs(decoder, DraftSpec.from_draft(learned[0], None), prompts)
+    compile_graphs(decoder, prompts)
     first, announced, *graphs, last = capsys.readouterr().out.splitlines()
     assert first.startswith("compiling before the first answer: seconds to minutes a graph")
     assert announced == "graphs: 5 (begin 2, fused 1, prefill 2) announced"

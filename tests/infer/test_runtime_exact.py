@@ -9,10 +9,9 @@ import torch
 from scipy.stats import chisquare
 
 from infer.config import Verification
-from infer.engine import rounds
+from infer.engine import steps
 from infer.engine.decode import Decoder
-from infer.verify import build_acceptance_rule
-from models.errors import UserError
+from infer.verify.rules import build_acceptance_rule
 from models.speculate.config import SamplingConf
 from models.speculate.sampling import warp_logits
 from tests.support.agreeing import METHODS, SHAPES, WORDS, noised
@@ -144,9 +143,9 @@ def test_cut_distributions_are_sampled_too(small, drafts, behind, rule, shape):
 @pytest.mark.parametrize(
     "use",
     [
-        rounds.COIN_NOISE,
-        pytest.param(rounds.DRAFT_NOISE, marks=pytest.mark.system),
-        pytest.param(rounds.RESIDUAL_NOISE, marks=pytest.mark.system),
+        steps.COIN_NOISE,
+        pytest.param(steps.DRAFT_NOISE, marks=pytest.mark.system),
+        pytest.param(steps.RESIDUAL_NOISE, marks=pytest.mark.system),
     ],
 )
 def test_chance_that_comes_back_in_a_later_round_is_caught(small, behind, monkeypatch, use):
@@ -163,17 +162,7 @@ def test_chance_that_comes_back_in_a_later_round_is_caught(small, behind, monkey
         return keyed
 
     for name in ("gumbel_noise", "uniform_noise"):
-        monkeypatch.setattr(rounds, name, forgetful(getattr(rounds, name)))
+        monkeypatch.setattr(steps, name, forgetful(getattr(steps, name)))
     ids, _ = sample(small, draft, "rejection", "chain", sampling, MANY)
     found = p_values(ids, joint)
     assert min(found) < 1e-6, found
-
-
-@pytest.mark.parametrize(
-    ("rule", "shape"),
-    [("rejection", "chain, copied"), ("rejection", "static, copied")]
-    + [("block", shape) for shape in SHAPES if shape != "chain"],
-)  # fmt: skip
-def test_what_has_no_proof_is_refused(small, drafts, rule, shape):
-    with pytest.raises(UserError, match=rf"^evaluation\.verification: {rule} needs .*tree\."):
-        sample(small, drafts["eagle3"], rule, shape, SamplingConf(temperature=1.0), 1)

@@ -221,13 +221,6 @@ def test_most_of_these_ends_fall_inside_accepted_paths(runs):
     assert len(runs.inside & set(range(1, 10))) >= 5
 
 
-def test_a_stop_leaves_the_rounds_before_it_as_they_were(runs):
-    """A cut answer has the accepted counts of the whole one, up to the round that it ends in."""
-    (free,) = runs.decoders[0].decode(runs.prompts[:1], row_ids=[0], max_new_tokens=NEW)
-    (cut,) = runs.decoders[0].decode(runs.prompts[:1], row_ids=[0], max_new_tokens=9)
-    assert cut.accepted == free.accepted[: len(cut.accepted)]
-
-
 @pytest.mark.parametrize("limit", [1, 2, 9])
 @pytest.mark.parametrize("shape", [chain(4), tree(), static()], ids=["chain", "dynamic", "static"])
 def test_a_prompt_at_the_context_limit_is_answered(runs, shape, limit):

@@ -19,7 +19,7 @@ from infer.measure.replay import collect_replay_texts
 from infer.tree_tuning import tune_checkpoints
 from infer.tune import main
 from infer.tuning import cost_model
-from infer.tuning.candidates import USER_TREE, find_neighbors, select_sweep
+from infer.tuning.candidates import USER_TREE, find_neighbors
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostCurve, select_probes
 from infer.tuning.results import (
@@ -33,8 +33,8 @@ from infer.tuning.results import (
 from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import TreeKind, tree_from_paths
+from models.speculate.config import SamplingConf
+from models.speculate.tree import tree_from_paths
 from models.speculate.tree_formats import read_fields
 from tests.support.tiny import new_draft
 from tests.support.tuning import TABLE, considered, costs, prompts_of
@@ -68,27 +68,12 @@ def test_lookup_alone_has_its_windows_and_is_timed_at_each():
     assert not considered(lookup=())[-1].is_lookup
 
 
-def test_a_draft_of_one_token_has_windows_and_trees_of_one_token():
-    found = considered(table=TABLE[:1], copied=0)
-    assert {one.name for one in found} == {"chain-1", "static-4", "dynamic-4", "product-4"}
-
-
-def test_the_overrides_decode_with_the_shape_that_was_measured(tmp_path):
-    for one in {one.family: one for one in considered()}.values():  # the largest of each family
-        file = tmp_path / "tree.json"
-        if one.conf.kind is TreeKind.static:
-            file.write_text(json.dumps(one.tree.paths))
-        conf = compose("eval", EvalConf, shlex.split(one.tree_overrides(file)))
-        assert conf.tree.build() == one.tree, one.name
-
-
-def test_the_file_of_every_shape_says_what_it_is(tmp_path):
+def test_the_file_of_every_candidate_decodes_with_its_tree(tmp_path):
     file = tmp_path / "tree.json"
-    for one in considered():
-        file.write_text(json.dumps({"tree": one.tree_fields, "paths": one.tree.paths}))
-        said = read_fields(file)
-        conf = TreeConf(**{**said, "kind": TreeKind(said["kind"])})
-        assert conf.build() == one.tree, one.name
+    for candidate in considered():
+        file.write_text(json.dumps(candidate.to_file()))
+        conf = compose("eval", EvalConf, ["tree=mixed", f"tree.file={file}"])
+        assert conf.tree.build() == candidate.tree, candidate.name
 
 
 @pytest.mark.parametrize("said", [{"kind": "tall"}, {"kind": "chain", "depth": "2"}, {"kind":
@@ -125,25 +110,6 @@ def test_only_an_interval_above_one_pays():
     assert TuningVerdict.from_speedup(None) is TuningVerdict.unmeasured
 
 
-def test_neighbours_are_the_next_sizes_of_the_family():
-    found = {one.name: one for one in considered()}
-    for name, wanted in {
-        "chain-1": ["chain-2"], "chain-3": ["chain-2", "chain-4"], "static-32": ["static-16"],
-        "dynamic-8+4": ["dynamic-4+4", "dynamic-16+4"],
-    }.items():  # fmt: skip
-        assert [one.name for one in find_neighbors(found[name], list(found.values()))] == wanted
-
-
-def test_a_sweep_has_every_window_and_a_dozen_trees():
-    trees = [
-        one
-        for one in select_sweep(considered(nodes=(4, 8, 16, 24, 32, 63)))
-        if one.family != "chain"
-    ]
-    assert len(trees) == 13  # one of them given
-    assert {one.size for one in trees if one.name != USER_TREE} == {8, 16, 32, 63}
-
-
 def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
     draft, written = learned
     conf = TuneConf(depth=4, ranks=4, ngram_tokens=3, ngram_windows=[2, 6], max_new_tokens=20)
@@ -167,7 +133,9 @@ def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
             eos_ids=target.eos_ids,
         )  # fmt: skip
         rounds = sum(len(row.accepted) for row in done)
-        assert tokens[name].kept == pytest.approx(sum(len(row.ids) - 1 for row in done) / rounds)
+        assert tokens[name].delivered == pytest.approx(
+            sum(len(row.ids) - 1 for row in done) / rounds
+        )
         assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
 
 
@@ -229,19 +197,19 @@ def test_the_newest_run_is_tuned_and_its_best_shape_was_timed(command):
     assert out.startswith("checkpoint: outputs/train/good/checkpoint\n")
     saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
     (draft,) = saved["drafts"]
-    (cell,) = draft["cells"]
-    assert (cell["batch"], cell["context"]) == (4, 40)
-    shape = {one["name"]: one for one in cell["shapes"]}[cell["best"]]
+    (result,) = draft["results"]
+    assert (result["batch"], result["context"]) == (4, 40)
+    shape = {one["name"]: one for one in result["candidates"]}[result["best"]]
     assert shape["measured_speedup"]["mean"] > 0
     assert shape["cost_timed"]
-    assert cell["pick"] in (cell["best"], None)
+    assert result["choice"] in (result["best"], None)
 
 
 def test_without_timing_the_best_static_tree_of_each_budget_is_left(command):
     out = command("timing=false", "nodes=[3,6]", "depth=3")
     folder = Path("outputs/infer.tune/tune")
     (draft,) = json.loads((folder / "tune.json").read_text())["drafts"]
-    assert draft["cells"] == []
+    assert draft["results"] == []
     table, tokens = np.array(draft["acceptance"]), draft["expected_tokens"]
     assert table.shape == (3, 3)
     assert len(draft["rounds"]) == 3
@@ -258,22 +226,23 @@ def test_without_timing_the_best_static_tree_of_each_budget_is_left(command):
 def test_the_choices_are_logged(tune, folder):
     """Of a draft whose training was not tracked: in a run of their own."""
     _, (draft,) = tune("context=[40]", "log=wandb-offline", node_s=0.01)
-    (cell,) = draft["cells"]
+    (result,) = draft["results"]
     ((_, project, name),) = run_ids(folder)
     assert (project, name) == ("drafts", folder.name)
     (values,) = logged(folder)
-    assert values["tune_report/good/batch 4, context 40"] == (cell["pick"] or "none")
+    assert values["tune_report/good/batch 4, context 40"] == (result["choice"] or "none")
     assert values["tune_report/table/nrows"] == 1
     assert values["tune_report/table/ncols"] == 7
 
 
 def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, folder):
     out, (draft,) = tune("context=[40]", node_s=0.01)
-    (cell,) = draft["cells"]
-    shape = {one["name"]: one for one in cell["shapes"]}[cell["pick"]]
+    (result,) = draft["results"]
+    shape = {one["name"]: one for one in result["candidates"]}[result["choice"]]
     left = json.loads((folder / "good-b4-c40.json").read_text())
-    assert f"checkpoint={draft['checkpoint']} {left['overrides']}" in out
-    conf = compose("eval", EvalConf, shlex.split(left["overrides"]))
+    (line,) = [line for line in out.splitlines() if line.startswith("python -m infer.eval ")]
+    conf = compose("eval", EvalConf, shlex.split(line)[3:])
+    assert (conf.checkpoint, left["checkpoint"]) == ([draft["checkpoint"]], draft["checkpoint"])
     assert conf.tree.build().size == shape["nodes"]
     assert (conf.target.name, conf.evaluation.prompts) == ("target", "prompts.jsonl")
     assert (conf.evaluation.max_new_tokens, conf.evaluation.batch_sizes) == (8, [4])
@@ -282,25 +251,26 @@ def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, fold
 def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp_path):
     """Nothing is drafted: the figures of the draft's modes are not those of the choice."""
     candidates, curve = considered(lookup=(4,)), CostCurve()
-    tokens = ExpectedTokens(kept=2.0, tau=2.0, all_positions=2.0)
+    tokens = ExpectedTokens(delivered=2.0, tau=2.0, all_positions=2.0)
     for candidate in candidates:
         curve.add(candidate, 1.5)
     pick = candidates[-1]
     speedups = {pick.name: Estimate(mean=1.3, ci95=[1.2, 1.4])}
     result = TuningResult(
-        batch=1, context=40, token_s=0.01, cost_curve=curve, pick=pick, best=pick,
+        batch=1, context=40, token_s=0.01, cost_curve=curve, best=pick,
         speedups=speedups, best_over_each=speedups,
     )  # fmt: skip
     tuning = DraftTuning(
         name="new", directory=tmp_path, candidates=candidates, acceptance=TABLE, rounds=[9] * 6,
         expected_tokens={c.name: tokens for c in candidates}, results=[result],
     )  # fmt: skip
-    write_tree_files([tuning], tmp_path, TuneConf())
+    write_tree_files([tuning], tmp_path)
     left = json.loads((tmp_path / "new-b1-c40.json").read_text())
     assert (left["name"], left["mode"]) == ("ngram-4", "ngram")
-    assert compose("eval", EvalConf, shlex.split(left["overrides"])).tree.build() == pick.tree
     *_, line, _ = format_summary([tuning], tmp_path, TuneConf())
-    assert line.endswith(f" {left['overrides']}  # its mode ngram; no draft is needed")
+    command, _, note = line.partition("  # ")
+    assert note == "its mode ngram; no draft is needed"
+    assert compose("eval", EvalConf, shlex.split(command)[3:]).tree.build() == pick.tree
 
 
 def test_a_draft_that_is_never_right_is_not_worth_speculating(tune):
@@ -308,19 +278,12 @@ def test_a_draft_that_is_never_right_is_not_worth_speculating(tune):
         "ngram_tokens=0", "ngram_windows=[]", runs=("good", "untrained"), node_s=0.01, pass_s=0.1
     )
     assert [draft["name"] for draft in drafts] == ["good", "untrained"]
-    (good,), (untrained,) = (draft["cells"] for draft in drafts)
-    assert good["pick"] is not None
-    assert untrained["pick"] is None
+    (good,), (untrained,) = (draft["results"] for draft in drafts)
+    assert good["choice"] is not None
+    assert untrained["choice"] is None
     assert out.count("choice: do not speculate") == 1
     assert "infer.eval checkpoint=outputs/train/good" in out
     assert "infer.eval checkpoint=outputs/train/untrained" not in out
-
-
-def test_a_good_draft_whose_pass_costs_more_than_it_saves_is_not_worth_speculating(tune):
-    out, (draft,) = tune("ngram_tokens=0", "ngram_windows=[]", node_s=0.01, pass_s=5.0)
-    (cell,) = draft["cells"]
-    assert cell["pick"] is None
-    assert "infer.eval" not in out
 
 
 REFUSED = {

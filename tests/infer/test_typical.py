@@ -8,13 +8,15 @@ import torch
 
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
-from infer.verify import ScoredTree, TypicalRule, build_evaluation_rule, walk_choices
+from infer.measure.eval_modes import build_evaluation_rule
+from infer.verify.base import ScoredTree
+from infer.verify.greedy_and_coupled import TypicalRule
 from models.errors import UserError
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal
 from models.speculate.sampling import warp_logits
 from models.speculate.tree import NO_TREE
-from tests.infer.test_decode import NEW, SHAPES, decode, prompts_of
+from tests.infer.test_decode import SHAPES, decode, prompts_of
 from tests.support.tiny import chain, new_draft, tree
 
 pytestmark = pytest.mark.no_shapes
@@ -39,38 +41,6 @@ def walk_typical(proposal, choice, warped, depth, *, typical):
     """The path that the rule accepts."""
     scored = ChosenTree(proposal=proposal, warped_logits=warped, chosen=choice)
     return typical.accept(scored, depth)
-
-
-def logits_of(rows: list[list[float]]) -> torch.Tensor:
-    return torch.tensor([rows]).log()  # one row of the batch; zero becomes -inf
-
-
-def test_by_hand():
-    """At the root the least is 0.3 exp(-0.94) = 0.12, cut to 0.09; behind node 2 it is 0.075."""
-    proposal = Proposal(
-        ids=torch.tensor([[1, 2, 3, 0, 1]]), parents=torch.tensor([[-1, -1, -1, 0, 1]])
-    )
-    warped = logits_of([
-        [0.08, 0.1, 0.7, 0.12],  # root: all but 0 pass
-        [0.05, 0.05, 0.05, 0.85],  # behind 1: 0 does not pass
-        [0.25, 0.25, 0.25, 0.25],  # behind 2: all pass, for 0.3 exp(-log 4) = 0.075
-        [1.0, 0.0, 0.0, 0.0],
-        [1.0, 0.0, 0.0, 0.0],
-        [0.0, 0.0, 0.0, 1.0],  # the end of the path
-    ])  # fmt: skip
-    choice = warped.argmax(-1)
-    accepted = walk_typical(proposal, choice, warped, 3, typical=MEDUSA)
-    assert accepted.nodes.tolist() == [[0, 2, 5, 5]]
-    assert accepted.ids.tolist() == [[2, 1, 3, 3]]
-    assert accepted.count.tolist() == [3]
-    strict = TypicalRule(epsilon=0.3, delta=0.4)  # least 0.16 at the root
-    assert walk_typical(proposal, choice, warped, 3, typical=strict).nodes[0, :3].tolist() == [
-        0, 2, 5,
-    ]  # fmt: skip
-    none = TypicalRule(epsilon=1.0, delta=9.0)  # nothing is so likely
-    accepted = walk_typical(proposal, choice, warped, 3, typical=none)
-    assert (accepted.count.tolist(), accepted.nodes.tolist()) == ([1], [[0, 0, 0, 0]])
-    assert accepted.ids[0, 0] == 2
 
 
 def random_case(number: int):
@@ -129,35 +99,6 @@ def test_random_trees_agree_with_loops_over_their_paths():
     assert set(lengths) >= {1, 2, 3, 4}
 
 
-def test_rows_of_one_call_do_not_touch_each_other():
-    cases = [random_case(number) for number in range(20)]
-    together = walk_typical(
-        Proposal(
-            ids=torch.cat([case[0].ids for case in cases]),
-            parents=torch.cat([case[0].parents for case in cases]),
-        ),
-        torch.cat([case[2] for case in cases]), torch.cat([case[1] for case in cases]),
-        9, typical=MEDUSA,
-    )  # fmt: skip
-    for row, (proposal, warped, choice) in enumerate(cases):
-        alone = walk_typical(proposal, choice, warped, 9, typical=MEDUSA)
-        for name in ("ids", "nodes", "count"):
-            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row])
-
-
-def test_where_one_token_alone_is_left_both_rules_are_one():
-    """A point mass has no entropy: what is typical of it is the target's own choice."""
-    for number in range(50):
-        proposal, _, choice = random_case(number)
-        warped = torch.full((1, 10, 8), -math.inf).scatter(2, choice[:, :, None], 0.0)
-        exact = walk_choices(proposal, choice, 9)
-        typical = walk_typical(proposal, choice, warped, 9, typical=MEDUSA)
-        count = int(exact.count)
-        assert torch.equal(typical.count, exact.count)
-        assert torch.equal(typical.nodes, exact.nodes)
-        assert torch.equal(typical.ids[:, :count], exact.ids[:, :count])
-
-
 @pytest.mark.parametrize("shape", [*SHAPES, "none"])
 def test_of_one_candidate_each_both_rules_decode_alike(target, learned, shape):
     draft, texts = learned
@@ -172,19 +113,6 @@ def test_of_one_candidate_each_both_rules_decode_alike(target, learned, shape):
         for verification in (None, MEDUSA)
     )  # fmt: skip
     assert [(row.ids, row.accepted) for row in typical] == [(r.ids, r.accepted) for r in exact]
-
-
-def test_in_the_limit_of_certainty_it_emits_what_exact_verification_does(target, learned):
-    """Epsilon 1 and a huge delta accept only what the target could not but say."""
-    draft, texts = learned
-    prompts = prompts_of(texts)[::2]
-    cold = SamplingConf(temperature=0.5, top_p=0.7, seed=2)  # often one token is left
-    certain = TypicalRule(epsilon=1.0, delta=1e9)
-    plain = decode(Decoder(target, sampling=cold, slots=64), prompts)
-    decoder = Decoder(target, draft, tree(), sampling=cold, slots=64, acceptance_rule=certain)
-    done = decode(decoder, prompts)
-    assert [row.ids for row in done] == [row.ids for row in plain]
-    assert sum(sum(row.accepted) for row in done) > 0
 
 
 def tau(target, draft, shape, prompts, verification):
@@ -221,16 +149,6 @@ def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
                     assert passes(warped[place].tolist(), done.ids[place], MEDUSA)
                     not_own += 1
         assert not_own > 0
-
-
-def test_rows_of_a_batch_do_not_touch_each_other(target, learned):
-    draft, texts = learned
-    prompts = prompts_of(texts)[:5]
-    kept = {"sampling": WARM, "slots": 64, "acceptance_rule": MEDUSA}
-    alone = decode(Decoder(target, draft, tree(), **kept), prompts)
-    together = Decoder(target, draft, tree(), batch=6, **kept)
-    done = together.decode(prompts, row_ids=[0, 1, 2, 3, 4], max_new_tokens=NEW)
-    assert [row.ids for row in done] == [row.ids for row in alone]
 
 
 def test_greedy_decoding_knows_nothing_typical(target):

@@ -7,19 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import infer.verify
 from infer.config import Verification
-from infer.verify import (
-    BlockRule,
-    CoupledRule,
-    GreedyRule,
-    RejectionRule,
-    ScoredNodes,
-    ScoredTree,
-    TypicalRule,
-    accept_root,
-)
-from infer.verify.rejection_and_block import compute_block_residual, compute_residual
+from infer.verify.base import ScoredTree
+from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
+from infer.verify.rejection_and_block import BlockRule, RejectionRule
+from infer.verify.rules import build_acceptance_rule
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.growth import Proposal
@@ -133,13 +125,6 @@ def test_a_copied_chain_that_repeats_a_node_changes_nothing():
     assert outcome(RejectionRule(), tables(), trees).error < EXACT
 
 
-def test_a_child_that_the_draft_could_not_draw_is_passed_over():
-    target, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.2, 0.8]])
-    weighed = compute_residual(target, draft, torch.tensor([0]))
-    assert weighed.accept_prob.tolist() == [0.0]
-    assert torch.equal(weighed.target, target)
-
-
 @pytest.mark.parametrize("shape", CHAINS)
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
 def test_a_block_is_worth_no_less_than_its_tokens_one_by_one(shape, drawn):
@@ -154,20 +139,6 @@ def test_a_block_is_worth_no_less_than_its_tokens_one_by_one(shape, drawn):
     assert min(gains) > -EXACT
     # one token is no block, and of a certain draft nothing more can be accepted
     assert (max(gains) > 0.005) == (drawn and shape != "[1]")
-
-
-def test_block_by_hand():
-    """Row by row as in the paper, 2403.10444: p = 1, 0.4, 0.8; s_1 = 0.1; h_1 = 0.1 / 0.7."""
-    target = torch.tensor([[[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]]).double()
-    draft = torch.tensor([[[0.5, 0.5], [0.3, 0.7]]]).double()
-    odds, left = compute_block_residual(target, draft, torch.tensor([[0, 0]]))
-    # behind token 1: 0.4 * 0.6 - 0.3 < 0 and 0.4 * 0.4 - 0.7 < 0: nothing is left there
-    assert odds.tolist() == [[0.0, pytest.approx(0.8)]]
-    assert left[0, 0].tolist() == [0.0, pytest.approx(0.3)]
-    draft[0, 1] = torch.tensor([0.14, 0.86])
-    odds, left = compute_block_residual(target, draft, torch.tensor([[0, 0]]))
-    assert odds.tolist() == [[pytest.approx(0.1 / 0.7), 1.0]]
-    assert left[0, 1].tolist() == [pytest.approx(0.1), 0.0]
 
 
 def choices(tables: Tables, length: int):
@@ -294,25 +265,6 @@ def test_every_rule_is_one_graph(rule, drawn):
         assert torch.equal(getattr(eager, name), getattr(graph, name))
 
 
-@every_rule
-def test_without_a_tree_every_rule_takes_the_targets_own_token(rule):
-    none = torch.zeros(2, 0, dtype=torch.int64)
-    warped = torch.randn(2, 1, 5)
-    noise = None if isinstance(rule, GreedyRule) else torch.randn(2, 1, 5)
-    scored = ScoredTree(
-        proposal=Proposal(ids=none, parents=none), warped_logits=warped, noise=noise,
-        uniforms=torch.rand(2, 0),
-    )  # fmt: skip
-    done = rule.accept(scored, 0)
-    assert done.count.tolist() == [1, 1]
-    assert torch.equal(done.ids, (warped if noise is None else warped + noise).argmax(-1))
-    alone = accept_root(
-        ScoredNodes(warped_logits=warped, noise=noise)
-    )  # as graphs without a tree do
-    for name in ("ids", "nodes", "count"):
-        assert torch.equal(getattr(alone, name), getattr(done, name))
-
-
 def shape(kind: str, **conf) -> Tree:
     paths = [[0], [1], [0, 0]] if kind == "static" else None
     return TreeConf(kind=TreeKind(kind), depth=2, nodes=4, paths=paths, **conf).build()
@@ -342,16 +294,6 @@ def test_a_tree_without_a_proof_is_refused_by_name(rule):
         rule.check(other)
 
 
-def test_what_is_drawn_says_so():
-    drawn = {name for name, tree in ALL.items() if RejectionRule().needs_drawn_tokens(tree)}
-    assert drawn == {"chain", "chain3", "static", "static3"}
-    assert not any(
-        rule.needs_drawn_tokens(ALL["chain"])
-        for rule in (GreedyRule(), CoupledRule(), TypicalRule())
-    )
-    assert [rule.lossless for rule in PROVEN] == [True, True, True, True, False]
-
-
 def test_rejection_needs_every_draw_of_a_node():
     gap = tree_from_paths([[0], [1], [1, 0], [1, 2]])
     with pytest.raises(UserError, match=r"siblings of ranks \[0, 2\]; add the missing ones"):
@@ -360,16 +302,14 @@ def test_rejection_needs_every_draw_of_a_node():
 
 
 def test_auto_is_greedy_or_coupled():
-    assert infer.verify.build_acceptance_rule(Verification.auto, COLD) == GreedyRule()
-    assert infer.verify.build_acceptance_rule(Verification.auto, WARM) == CoupledRule()
+    assert build_acceptance_rule(Verification.auto, COLD) == GreedyRule()
+    assert build_acceptance_rule(Verification.auto, WARM) == CoupledRule()
     for verification in list(Verification)[2:]:
-        rule = infer.verify.build_acceptance_rule(verification, WARM)
+        rule = build_acceptance_rule(verification, WARM)
         assert rule.name == verification.value
     assert (
-        infer.verify.build_acceptance_rule(
-            Verification.typical, WARM, typical=TypicalRule(delta=0.5)
-        ).delta
+        build_acceptance_rule(Verification.typical, WARM, typical=TypicalRule(delta=0.5)).delta
         == 0.5
     )
     with pytest.raises(UserError, match=r"rejection needs evaluation\.sampling\.temperature above"):
-        infer.verify.build_acceptance_rule(Verification.rejection, COLD)
+        build_acceptance_rule(Verification.rejection, COLD)

@@ -10,7 +10,9 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from infer.verify import BlockRule, CoupledRule, RejectionRule, ScoredTree
+from infer.verify.base import ScoredTree
+from infer.verify.greedy_and_coupled import CoupledRule
+from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from models.speculate.growth import Proposal
 from tests.support.enumeration import Context, Tables, grow, likeliest, outcome, paths_of
 from tests.support.enumeration import without_replacement as drawn

@@ -18,6 +18,7 @@ from models.errors import UserError
 from models.target import architectures, modeling
 from models.target.attention import GROUPED_SDPA
 from models.target.config import TargetConf
+from models.target.loading import load_target
 from models.target.modeling import (
     CACHE_NAMES,
     LayerCache,
@@ -28,7 +29,6 @@ from models.target.modeling import (
     is_tested,
 )
 from models.target.pretrained import SHIPPED_CONFIGS
-from models.target.target import load_target
 from tests.support.family_models import FAMILIES, MORE, family_model
 from tests.support.tiny import CPU
 

@@ -14,7 +14,7 @@ from models.drafts.config.lora import LoraConf
 from models.drafts.config.medusa2 import Medusa2Conf
 from models.drafts.registry import build_draft
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.loading import load_target
 from models.target.tokenizer_files import PATTERNS, find_tokenizer_folder
 from tests.support.own_target import save_target
 from tests.support.tiny import CPU

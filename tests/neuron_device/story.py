@@ -17,7 +17,7 @@ from accelerate.utils import is_neuron_available
 
 from conf.entry import compose
 from infer.engine.decode import Decoder
-from infer.engine.graph_plan import DecoderSpec, DraftSpec
+from infer.engine.graph_plan import list_graphs
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.drafts.config.base import DraftConf
@@ -120,9 +120,9 @@ def compiled(folder: Path) -> dict[str, Any]:
     target = tiny_target(seed=0, device=device)
     draft = build_draft(DRAFTS["eagle3"], target, loss=toy_conf().loss, seed=0).eval()
     decoder = Decoder(target, draft, tree(), sampling=GREEDY, slots=64)
-    planned = DecoderSpec(draft=DraftSpec.from_draft(draft, None), tree=tree(), slots=64)
     before, ids = device.count_graphs(), []
-    with device.ledger.expect_graphs(planned.list_graphs(map(len, PROMPTS)), strict=True) as run:
+    needed = list_graphs(decoder.session, map(len, PROMPTS))
+    with device.ledger.expect_graphs(needed, strict=True) as run:
         for prompt in 2 * PROMPTS:
             (row,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=8)
             ids.append(row.ids)

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
-from infer.verify import TypicalRule
+from infer.verify.greedy_and_coupled import TypicalRule
 from models.device.device import Device
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft

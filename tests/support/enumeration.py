@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from infer.verify import BlockRule, RejectionRule, ScoredTree, rejection_and_block
+from infer.verify import rejection_and_block
+from infer.verify.base import ScoredTree
+from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from models.speculate.growth import Proposal, ancestor_mask
 from models.speculate.tree import tree_from_paths
 

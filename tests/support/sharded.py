@@ -22,7 +22,8 @@ from models.drafts.config.causal_lm import CausalLMConf
 from models.parallel.tensor_parallel import parallelize_model
 from models.speculate.config import SamplingConf
 from models.target.config import TargetConf
-from models.target.target import Target, load_target
+from models.target.loading import load_target
+from models.target.target import Target
 from tests.support import nxd
 from tests.support.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.killing import TIMEOUT_S
@@ -214,7 +215,7 @@ def texts(group: dist.ProcessGroup) -> list[list[int]]:
         target = Target(model, tiny_tokenizer(64), name="tiny", device=CPU)
         draft = CausalLMDraft(CausalLMConf(name="noised"), noised(), target)
         decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)
-        assert decoder.cache.keys[0].shape[1] == (1 if cut else 2)
+        assert decoder.session.buffers[0].keys[0].shape[1] == (1 if cut else 2)
         prompts = [[5, 6, 7], [8, 9, 10, 11, 12]]
         done = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24, eos_ids=[])
         lines += [[*row.ids, len(row.accepted)] for row in done]

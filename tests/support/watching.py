@@ -3,7 +3,7 @@
 
 def watch_rounds(decoder, on_round):
     """Call `on_round` after each round with the verified tree, the emitted ids and their number."""
-    run_round = decoder.run_round
+    run_round = decoder.session.run_round
 
     def watched(state, end_phase=None):
         proposal = state.proposal
@@ -11,4 +11,4 @@ def watch_rounds(decoder, on_round):
         on_round(proposal, output.ids, output.count)
         return state, output
 
-    decoder.run_round = watched
+    decoder.session.run_round = watched

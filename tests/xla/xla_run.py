@@ -13,7 +13,7 @@ import torch
 
 from data.packing.documents import Packed
 from infer.engine.decode import Decoder
-from infer.engine.graph_plan import DecoderSpec, DraftSpec
+from infer.engine.graph_plan import list_graphs
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
@@ -112,18 +112,15 @@ def decode(device: Device, target: Target) -> dict:
     _, draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
     asked, found, before = prompts(), {}, device.count_graphs()
     shapes = {"chain": chain(3), "tree": tree(3)}
-    drafting = DraftSpec.from_draft(draft, None)
-    needed = {
-        graph
-        for shape in shapes.values()
-        for graph in DecoderSpec(draft=drafting, tree=shape, slots=SLOTS).list_graphs(
-            map(len, asked), lazy=device.lazy
-        )
+    decoders = {
+        name: Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS)
+        for name, shape in shapes.items()
     }
+    lengths = [len(prompt) for prompt in asked]
+    needed = {g for decoder in decoders.values() for g in list_graphs(decoder.session, lengths)}
     with device.ledger.expect_graphs(needed, strict=True) as run:
-        for name, shape in shapes.items():
+        for name, decoder in decoders.items():
             with device.ledger.warming():
-                decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS)
                 decoder.decode([asked[0], asked[-1]], row_ids=[0, 19], max_new_tokens=4)
             rows = decoder.decode(asked, row_ids=list(range(len(asked))), max_new_tokens=NEW)
             found[name] = [[row.ids, row.accepted] for row in rows]

@@ -28,8 +28,9 @@ from models.device.device import Device
 from models.errors import require
 from models.parallel.tensor_parallel import plan_shards
 from models.target.config import ModelSource, TargetConf
+from models.target.loading import load_target
 from models.target.pretrained import build_meta_model, load_model, read_model_config
-from models.target.target import Target, load_target
+from models.target.target import Target
 from train.config.parallel import ParallelConf, Weights
 from train.distributed import torchrun
 

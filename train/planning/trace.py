@@ -173,7 +173,8 @@ def _trace_evaluation(
             sampling=conf.evaluation.sampling,
             slots=slots, batch=rows,
         )  # fmt: skip
-        tracer.label_tensors(CACHE, [*decoder.cache.keys, *decoder.cache.values])
+        cache, _ = decoder.session.buffers
+        tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
         decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)
         del decoder
         batch = fullest_batch(1, slots)

@@ -7,7 +7,8 @@ The fused round leaves the keys of the accepted tokens in the tree's slots; the 
 layer by layer (models/target/cache.py). The unfused round moves them at once. Both emit the same
 tokens.
 
-Functions take all that they read or write as arguments, so decoders of equal shapes share graphs.
+A step reads a `Program`, which is constant, and a `SessionState`, and returns the next state. It
+takes all that it reads as arguments, so that decoders of equal shapes share graphs.
 
 Axes: B rows, P padded prompt, N nodes, D deepest node, S slots, V vocabulary.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass
 
 from infer.engine.row_tensors import make_contiguous
-from infer.verify import AcceptanceRule, ScoredNodes, ScoredTree, accept_root
+from infer.verify.base import AcceptanceRule, ScoredNodes, ScoredTree, accept_root
 from models.drafts.base import Draft, DraftState
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal, ancestor_mask, node_depths
@@ -34,26 +35,26 @@ from models.target.language_model import LanguageModel, TargetOutput
 TARGET_NOISE, DRAFT_NOISE, COIN_NOISE, RESIDUAL_NOISE = range(4)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodePolicy:
-    """The settings that all rounds of a decoder share."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """The models and settings that all steps of a session read, and none changes."""
 
-    sampling_rule: SamplingConf
-    acceptance_rule: AcceptanceRule
+    target: LanguageModel
+    draft: Draft | None
+    layers: list[int]  # captured layers of the target
     tree: Tree
+    sampling: SamplingConf
+    acceptance_rule: AcceptanceRule
     vocab_size: int  # of the target
-
-    @property
-    def graph_key(self) -> str:
-        """Return a string that is equal for equal graphs: models/device/graph_budget.py."""
-        return f"{self.sampling_rule.graph_key} {self.acceptance_rule} {self.tree}"
 
     @property
     def lookahead(self) -> int:
         """Return the number of positions after the root whose noise target and draft share."""
-        is_coupled = not self.sampling_rule.is_greedy and not self.acceptance_rule.is_ratio_test
+        is_ratio_test = self.acceptance_rule.verification.is_ratio_test
         # + 1: after the deepest node, the target emits a token of its own
-        return self.tree.max_path_length + 1 if is_coupled else 0
+        return (
+            self.tree.max_path_length + 1 if not (self.sampling.is_greedy or is_ratio_test) else 0
+        )
 
     @property
     def max_moves(self) -> int:
@@ -80,6 +81,16 @@ class SlotState:
 
 
 @dataclass(kw_only=True)
+class SessionState:
+    """The state that one step hands to the next."""
+
+    rows: SlotState
+    proposal: Proposal | None  # the tree that the next round verifies; None without a draft
+    cache: StaticCache  # of the target; steps change it in place
+    draft_state: DraftState
+
+
+@dataclass(kw_only=True)
 class RoundOutput:
     """The tokens that a round emitted, and the target's output for them."""
 
@@ -92,39 +103,40 @@ class RoundOutput:
 
 
 # tree_map enters these.
-for _container in (SlotState, RoundOutput, Proposal, History, TargetOutput, CacheMoves):
+for _container in (
+    SessionState, SlotState, RoundOutput, Proposal, History, TargetOutput, CacheMoves,
+):  # fmt: skip
     register_dataclass(_container)
 
 
-def derive_seed(rule: SamplingConf, use: int) -> int:
+def derive_seed(sampling: SamplingConf, use: int) -> int:
     """Return the seed of one use of random numbers; TARGET_NOISE has the user's seed."""
-    return rule.seed + (use << 48)  # far apart: users' seeds are smaller
+    return sampling.seed + (use << 48)  # far apart: users' seeds are smaller
 
 
 def lookahead_noise(
-    rule: SamplingConf, lookahead: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
+    sampling: SamplingConf, lookahead: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
     lengths: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch lookahead vocab"] | None:  # fmt: skip
     """Return the target's noise of the positions from `lengths` on; None if it is not shared."""
     if not lookahead:
         return None
     positions = lengths[:, None] + torch.arange(lookahead, device=lengths.device)
-    return _keyed_noise(rule, TARGET_NOISE, vocab_size, row_ids, 0, positions)
+    return _keyed_noise(sampling, TARGET_NOISE, vocab_size, row_ids, 0, positions)
 
 
 def _keyed_noise(
-    rule: SamplingConf, use: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
+    sampling: SamplingConf, use: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
     turn: int | Int[Tensor, " batch"], positions: Int[Tensor, "batch positions"],
 ) -> Float[Tensor, "batch positions vocab"]:  # fmt: skip
     """Return the Gumbel noise of all tokens at positions, for one use of random numbers."""
     tokens = torch.arange(vocab_size, device=positions.device)
-    return gumbel_noise(derive_seed(rule, use), row_ids, turn, positions, tokens)
+    return gumbel_noise(derive_seed(sampling, use), row_ids, turn, positions, tokens)
 
 
 def prefill(
-    target: LanguageModel, cache: StaticCache, layers: list[int], rule: SamplingConf,
-    input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
-    row_ids: Int[Tensor, " batch"],
+    program: Program, cache: StaticCache, input_ids: Int[Tensor, "batch prompt"],
+    lengths: Int[Tensor, " batch"], row_ids: Int[Tensor, " batch"],
 ) -> tuple[
     TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None
 ]:  # fmt: skip
@@ -133,40 +145,36 @@ def prefill(
     Return the target's output, the logits and scores of the first tokens, and the history. Nothing
     here depends on the tree, so all decoders share these graphs, one per padded length.
     """
+    target, sampling = program.target, program.sampling
     num_positions, num_slots = input_ids.shape[1], cache.garbage_slot + 1
     positions = torch.arange(num_positions, device=input_ids.device).expand_as(input_ids)
     target_output = target.forward_hidden(
         input_ids, positions=positions, mask=prompt_mask(lengths, num_positions, num_slots),
-        layers=layers, cache=cache, write=CacheWrite.at(positions),
+        layers=program.layers, cache=cache, write=CacheWrite.at(positions),
     )  # fmt: skip
     last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, target_output.hidden.shape[-1])
     logits = target.logits(target_output.hidden.gather(1, last))[:, 0]
-    vocab_size = logits.shape[-1]
-    history = History.from_prompts(input_ids, lengths, vocab_size) if rule.has_penalties else None
-    scores = warp_logits(rule, logits, history)
-    if not rule.is_greedy:
+    vocab = logits.shape[-1]
+    history = History.from_prompts(input_ids, lengths, vocab) if sampling.has_penalties else None
+    scores = warp_logits(sampling, logits, history)
+    if not sampling.is_greedy:
         positions = lengths[:, None]
-        scores = scores + _keyed_noise(rule, TARGET_NOISE, vocab_size, row_ids, 0, positions)[:, 0]
+        scores = scores + _keyed_noise(sampling, TARGET_NOISE, vocab, row_ids, 0, positions)[:, 0]
     return target_output, logits, scores, history
 
 
 def open_slots(
-    rule: SamplingConf, lookahead: int, max_moves: int, garbage_slot: int,
+    sampling: SamplingConf, lookahead: int, max_moves: int, garbage_slot: int,
     row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch vocab"], history: History | None,
-) -> tuple[SlotState, SlotState]:  # fmt: skip
-    """Return the state of the rows after their prompts, and a copy for the draft.
-
-    The root of each row is the argmax of its scores. The draft needs a copy because it may keep
-    tensors of its rows: if the rows of a round shared a tensor with the draft's state, that round
-    would need a graph of its own.
-    """
+) -> SlotState:  # fmt: skip
+    """Return the state of the rows after their prompts; the root is the argmax of the scores."""
     rows = SlotState(
         row_ids=row_ids, lengths=lengths, root=scores.argmax(-1), active=lengths > 0,
-        noise=lookahead_noise(rule, lookahead, scores.shape[-1], row_ids, lengths + 1),
+        noise=lookahead_noise(sampling, lookahead, scores.shape[-1], row_ids, lengths + 1),
         history=history, moves=_no_moves(len(lengths), max_moves, garbage_slot, lengths.device),
     )  # fmt: skip
-    return make_contiguous((rows, replace(rows, lengths=lengths.clone(), root=rows.root.clone())))
+    return make_contiguous(rows)
 
 
 def _no_moves(
@@ -181,6 +189,87 @@ def _no_moves(
     return CacheMoves(source=source, destination=destination)
 
 
+def begin(
+    program: Program, state: SessionState, input_ids: Int[Tensor, "batch prompt"],
+    target_output: TargetOutput,
+) -> SessionState:  # fmt: skip
+    """Start the draft after the prompt and its first token; it makes its first proposal."""
+    assert program.draft is not None
+    rows = state.rows
+    # The draft may keep what it is given. Copies, because a round whose draft shares a tensor with
+    # the rows would need a graph of its own.
+    draft_state = program.draft.start(
+        state.draft_state, input_ids, lengths=rows.lengths.clone(),
+        first_token=rows.root.clone(), target_output=target_output,
+    )  # fmt: skip
+    return _propose(program, state, draft_state)
+
+
+def draft_next(program: Program, state: SessionState, output: RoundOutput) -> SessionState:
+    """Advance the draft by the emitted tokens; it makes its next proposal."""
+    assert program.draft is not None
+    draft_state = program.draft.advance(
+        state.draft_state, output.ids, count=output.count, target_output=output.target_output
+    )
+    return _propose(program, state, draft_state)
+
+
+def _propose(program: Program, state: SessionState, draft_state: DraftState) -> SessionState:
+    """Return the state with the proposal that the draft makes in `draft_state`."""
+    assert program.draft is not None
+    proposal = program.draft.propose(
+        draft_state, tree=program.tree, sampler=_make_sampler(program, state.rows)
+    )
+    draft_state, proposal = make_contiguous((draft_state, proposal))
+    return replace(state, draft_state=draft_state, proposal=proposal)
+
+
+def _make_sampler(program: Program, rows: SlotState) -> Sampler:
+    """Build the draft's sampler for the tokens after the root of each row."""
+    sampling, tree = program.sampling, program.tree
+    history = rows.history and rows.history.add(rows.root[:, None], torch.ones_like(rows.root))
+    if not program.acceptance_rule.needs_drawn_tokens(tree):
+        # This is the noise of coupled sampling. It is None in a ratio test, whose dynamic tree is
+        # built without noise.
+        return Sampler(rule=sampling, noise=rows.noise, history=history)
+    positions = torch.arange(tree.depth, device=rows.root.device).expand(len(rows.root), -1)
+    noise = _keyed_noise(
+        sampling, DRAFT_NOISE, program.vocab_size, rows.row_ids, rows.lengths, positions
+    )
+    return Sampler(rule=sampling, noise=noise, history=history, draws=True)
+
+
+def fused(program: Program, state: SessionState) -> tuple[SessionState, RoundOutput]:
+    """Run a whole round in one graph; return the next state and the emitted tokens."""
+    target_output, logits = score(program, state)
+    state, output = accept(program, state, target_output, logits)
+    if program.draft is not None:
+        state = draft_next(program, state, output)
+    return state, output
+
+
+def score(
+    program: Program, state: SessionState
+) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
+    """Run the target once over root and nodes; return its output and the logits after each.
+
+    The cache is changed in place: keys of the last round's path are moved, those of root and nodes
+    are added.
+    """
+    rows, cache, target = state.rows, state.cache, program.target
+    input_ids, ancestors = _verified_nodes(rows, state.proposal)
+    num_nodes, num_slots = input_ids.shape[1], cache.garbage_slot + 1
+    slots = rows.lengths[:, None] + torch.arange(num_nodes, device=input_ids.device)
+    target_output = target.forward_hidden(
+        input_ids, positions=rows.lengths[:, None] + node_depths(ancestors),
+        mask=tree_mask(rows.lengths, ancestors, num_slots), layers=program.layers, cache=cache,
+        write=CacheWrite(
+            slots=torch.where(rows.active[:, None], slots, cache.garbage_slot), moves=rows.moves
+        ),
+    )  # fmt: skip
+    return target_output, target.logits(target_output.hidden)
+
+
 def _verified_nodes(
     rows: SlotState, proposal: Proposal | None
 ) -> tuple[Int[Tensor, "batch verified"], Bool[Tensor, "batch verified verified"]]:
@@ -191,43 +280,18 @@ def _verified_nodes(
     return torch.cat([root, proposal.ids], 1), ancestor_mask(proposal.parents)
 
 
-def score(
-    target: LanguageModel,
-    cache: StaticCache,
-    layers: list[int],
-    rows: SlotState,
-    proposal: Proposal | None,
-) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
-    """Run the target once over root and nodes; return its output and the logits after each.
-
-    The cache is changed in place: keys of the last round's path are moved, those of root and nodes
-    are added.
-    """
-    input_ids, ancestors = _verified_nodes(rows, proposal)
-    num_nodes, num_slots = input_ids.shape[1], cache.garbage_slot + 1
-    slots = rows.lengths[:, None] + torch.arange(num_nodes, device=input_ids.device)
-    target_output = target.forward_hidden(
-        input_ids, positions=rows.lengths[:, None] + node_depths(ancestors),
-        mask=tree_mask(rows.lengths, ancestors, num_slots), layers=layers, cache=cache,
-        write=CacheWrite(
-            slots=torch.where(rows.active[:, None], slots, cache.garbage_slot),
-            moves=rows.moves,
-        ),
-    )  # fmt: skip
-    return target_output, target.logits(target_output.hidden)
-
-
 def accept(
-    policy: DecodePolicy, garbage_slot: int, rows: SlotState, proposal: Proposal | None,
-    target_output: TargetOutput, logits: Float[Tensor, "batch verified vocab"],
-) -> tuple[SlotState, RoundOutput]:  # fmt: skip
-    """Accept one path of the tree; return the rows after the round, and the emitted tokens."""
-    scored = _score_nodes(policy, rows, proposal, logits)
+    program: Program, state: SessionState, target_output: TargetOutput,
+    logits: Float[Tensor, "batch verified vocab"],
+) -> tuple[SessionState, RoundOutput]:  # fmt: skip
+    """Accept one path of the tree; return the state after the round, and the emitted tokens."""
+    rows, proposal = state.rows, state.proposal
+    scored = _score_nodes(program, rows, proposal, logits)
     if proposal is None:
         path = accept_root(scored)
     else:
-        path = policy.acceptance_rule.accept(
-            ScoredTree(proposal=proposal, **vars(scored)), policy.tree.max_path_length
+        path = program.acceptance_rule.accept(
+            ScoredTree(proposal=proposal, **vars(scored)), program.tree.max_path_length
         )
     count = torch.where(rows.active, path.count, 0)
     lengths = rows.lengths + count
@@ -238,19 +302,21 @@ def accept(
         active=rows.active,
         root=torch.where(rows.active, last, rows.root),
         noise=lookahead_noise(
-            policy.sampling_rule, policy.lookahead, policy.vocab_size, rows.row_ids, lengths + 1
+            program.sampling, program.lookahead, logits.shape[-1], rows.row_ids, lengths + 1
         ),
         history=rows.history
         and rows.history.add(torch.cat([rows.root[:, None], path.ids], 1)[:, :-1], count),
-        moves=rows.moves and _moves_of_path(rows.lengths, path.nodes[:, 1:], count, garbage_slot),
+        moves=rows.moves
+        and _moves_of_path(rows.lengths, path.nodes[:, 1:], count, state.cache.garbage_slot),
     )
-    round_output = RoundOutput(
+    output = RoundOutput(
         ids=path.ids, count=count,
         target_output=target_output.map_tensors(lambda values: _on_path(values, path.nodes)),
         logits=_on_path(logits, path.nodes), scores=_on_path(scored.scores, path.nodes),
         host_copy=torch.cat([path.ids, count[:, None]], 1),
     )  # fmt: skip
-    return make_contiguous((next_rows, round_output))
+    next_rows, output = make_contiguous((next_rows, output))
+    return replace(state, rows=next_rows), output
 
 
 def _moves_of_path(
@@ -275,99 +341,34 @@ def _on_path(
 
 
 def _score_nodes(
-    policy: DecodePolicy, rows: SlotState, proposal: Proposal | None, logits: Tensor
+    program: Program, rows: SlotState, proposal: Proposal | None, logits: Tensor
 ) -> ScoredNodes:
     """Return the target's distributions and the random numbers that the acceptance rule needs."""
+    sampling, vocab_size = program.sampling, logits.shape[-1]
     node_ids, ancestors = _verified_nodes(rows, proposal)
     history = rows.history and rows.history.on_path(node_ids, ancestors)
-    warped = warp_logits(policy.sampling_rule, logits, history)
-    if policy.sampling_rule.is_greedy:
+    warped = warp_logits(sampling, logits, history)
+    if sampling.is_greedy:
         return ScoredNodes(warped_logits=warped)
     if rows.noise is not None:
-        depth = node_depths(ancestors)[:, :, None].expand(-1, -1, warped.shape[-1])
+        depth = node_depths(ancestors)[:, :, None].expand(-1, -1, vocab_size)
         return ScoredNodes(warped_logits=warped, noise=rows.noise.gather(1, depth))
     node = torch.arange(warped.shape[1], device=warped.device).expand(len(warped), -1)
     # No two rounds of a row start at the same length, so the length identifies the round.
     row_ids, turn = rows.row_ids, rows.lengths
     return ScoredNodes(
         warped_logits=warped,
-        noise=_keyed_noise(
-            policy.sampling_rule, RESIDUAL_NOISE, policy.vocab_size, row_ids, turn, node
-        ),
+        noise=_keyed_noise(sampling, RESIDUAL_NOISE, vocab_size, row_ids, turn, node),
         uniforms=proposal
-        and uniform_noise(
-            derive_seed(policy.sampling_rule, COIN_NOISE), row_ids, turn, node[:, 1:]
-        ),
+        and uniform_noise(derive_seed(sampling, COIN_NOISE), row_ids, turn, node[:, 1:]),
     )
 
 
-def move(cache: StaticCache, rows: SlotState) -> SlotState:
-    """Move keys of the accepted path to their final slots in `cache`; return rows without moves."""
-    assert rows.moves is not None
-    cache.move(rows.moves)
-    batch, max_moves = rows.moves.source.shape
-    device = rows.moves.source.device
-    return replace(rows, moves=_no_moves(batch, max_moves, cache.garbage_slot, device))
-
-
-def begin(
-    draft: Draft,
-    state: DraftState,
-    policy: DecodePolicy,
-    input_ids: Int[Tensor, "batch prompt"],
-    rows: SlotState,
-    target_output: TargetOutput,
-) -> tuple[DraftState, Proposal]:
-    """Start the draft after the prompt and its first token; return its state and a proposal."""
-    state = draft.start(
-        state, input_ids, lengths=rows.lengths, first_token=rows.root, target_output=target_output
-    )
-    proposal = draft.propose(state, tree=policy.tree, sampler=make_sampler(policy, rows))
-    return make_contiguous((state, proposal))
-
-
-def draft_next(
-    draft: Draft,
-    state: DraftState,
-    policy: DecodePolicy,
-    rows: SlotState,
-    round_output: RoundOutput,
-) -> tuple[DraftState, Proposal]:
-    """Advance the draft by the emitted tokens; return its state and its next proposal."""
-    state = draft.advance(
-        state, round_output.ids, count=round_output.count, target_output=round_output.target_output
-    )
-    proposal = draft.propose(state, tree=policy.tree, sampler=make_sampler(policy, rows))
-    return make_contiguous((state, proposal))
-
-
-def fused(
-    target: LanguageModel,
-    cache: StaticCache,
-    layers: list[int],
-    policy: DecodePolicy,
-    draft: Draft | None,
-    state: DraftState,
-    rows: SlotState,
-    proposal: Proposal | None,
-) -> tuple[SlotState, RoundOutput, DraftState, Proposal | None]:
-    """Run a whole round in one graph; return the results of `accept` and of `draft_next`."""
-    target_output, logits = score(target, cache, layers, rows, proposal)
-    rows, round_output = accept(policy, cache.garbage_slot, rows, proposal, target_output, logits)
-    if draft is not None:
-        state, proposal = draft_next(draft, state, policy, rows, round_output)
-    return rows, round_output, state, proposal
-
-
-def make_sampler(policy: DecodePolicy, rows: SlotState) -> Sampler:
-    """Build the draft's sampler for the tokens after the root of each row."""
-    history = rows.history and rows.history.add(rows.root[:, None], torch.ones_like(rows.root))
-    if not policy.acceptance_rule.needs_drawn_tokens(policy.tree):
-        # This is the noise of coupled sampling. It is None in a ratio test, whose dynamic tree is
-        # built without noise.
-        return Sampler(rule=policy.sampling_rule, noise=rows.noise, history=history)
-    positions = torch.arange(policy.tree.depth, device=rows.root.device).expand(len(rows.root), -1)
-    noise = _keyed_noise(
-        policy.sampling_rule, DRAFT_NOISE, policy.vocab_size, rows.row_ids, rows.lengths, positions
-    )
-    return Sampler(rule=policy.sampling_rule, noise=noise, history=history, draws=True)
+def move(state: SessionState) -> SessionState:
+    """Move keys of the accepted path to their final slots in the cache, which rounds wait with."""
+    moves = state.rows.moves
+    assert moves is not None
+    state.cache.move(moves)
+    batch, max_moves = moves.source.shape
+    none = _no_moves(batch, max_moves, state.cache.garbage_slot, moves.source.device)
+    return replace(state, rows=replace(state.rows, moves=none))
