@@ -42,8 +42,7 @@ from omegaconf.errors import (
 
 from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote, quote_typed_text
-from models.drafts.config import METHODS
-from models.drafts.config.base import DraftConf
+from models.drafts.options import METHODS, DraftConf
 from models.errors import UserError
 from models.secrets import redact
 from models.validation import FOLDER_NAME, check_values
@@ -87,7 +86,7 @@ for _method, _schema in METHODS.items():
         name=_method,
         node=_schema,
         package="draft",
-        provider="models.drafts.config",
+        provider="models.drafts.options",
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.device.device import Device
 from models.distill.config import LossConf
 from models.drafts.base import Draft
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.parallel import tensor_parallel
 from models.parallel.tensor_parallel import INPUT_AXIS, LayerShard, ParallelLayers

@@ -32,7 +32,7 @@ class NgramDraft(Draft):
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = max_depth
 
-    def passes(self, depth: int) -> int:  # noqa: ARG002
+    def passes(self, depth: int) -> int:
         """Return 0: there are no weights to read."""
         return 0
 
@@ -50,7 +50,7 @@ class NgramDraft(Draft):
         *,
         lengths: Int[Tensor, " batch"],
         first_token: Int[Tensor, " batch"],
-        target_output: TargetOutput | None,  # noqa: ARG002
+        target_output: TargetOutput | None,
     ) -> DraftState:
         """Return the state with the prompts and their first new tokens; free slots hold -1."""
         slot = torch.arange(state["ids"].shape[1], device=input_ids.device)
@@ -63,7 +63,7 @@ class NgramDraft(Draft):
 
     def advance(
         self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
-        count: Int[Tensor, " batch"], target_output: TargetOutput | None,  # noqa: ARG002
+        count: Int[Tensor, " batch"], target_output: TargetOutput | None,
     ) -> DraftState:  # fmt: skip
         """Return the state with the emitted tokens appended."""
         token_ids, lengths = state["ids"], state["lengths"]
@@ -78,7 +78,7 @@ class NgramDraft(Draft):
         state: DraftState,
         *,
         tree: Tree,
-        sampler: Sampler,  # noqa: ARG002
+        sampler: Sampler,
     ) -> Proposal:
         """Return a chain of `tree.depth` tokens: a copy of those after the best match."""
         token_ids, lengths = state["ids"], state["lengths"]

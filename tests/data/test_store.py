@@ -17,10 +17,7 @@ from models.device.opening import open_device
 from models.distill.loss_weights import shift_left
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Needs
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.hydra import HydraConf
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import CausalLMConf, Eagle1Conf, HydraConf, InitFrom, MedusaConf
 from models.target.config import TargetConf
 from models.target.pretrained import read_model_config
 from models.target.target import Target, load_target

@@ -21,8 +21,7 @@ from data.packing.sampler import RowOrder
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf
 from models.drafts.causal_lm import CausalLMDraft
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.lora import LoraConf
+from models.drafts.options import CausalLMConf, InitFrom, LoraConf
 from models.drafts.registry import build_draft, load_draft
 from models.errors import UserError
 from models.speculate.config import SamplingConf

@@ -9,12 +9,11 @@ import torch
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf, Reduction
 from models.distill.loss_weights import position_weights
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.dropout import drop_inputs
 from models.drafts.eagle3 import NORM_SWITCHES
+from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft, load_draft
 from models.errors import UserError
-from models.layers import RMSNorm
+from models.layers import RMSNorm, drop_inputs
 from models.speculate.config import SamplingConf
 from models.target.language_model import TargetOutput
 from tests.support.methods import eventful_text, share_of_maximum
@@ -44,7 +43,7 @@ def overfit(trained):
 def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
     draft = new_draft(target, vocab_size=VOCAB - 8)
     counts = torch.bincount(torch.tensor(sample), minlength=VOCAB)
-    assert draft.prepare(counts, target=target, required_ids=[0])["coverage"] == 1.0
+    assert draft.fit_vocabulary(counts, target=target, required_ids=[0])["coverage"] == 1.0
     learn(draft, target, batch_of([sample]), steps=500)
     assert share_of_maximum(target, draft, sample) >= 0.9
     draft.d2t += 1  # a map that is off by one is seen
@@ -80,9 +79,7 @@ def test_training_unroll_is_what_decoding_computes(target, learned):
         layers=draft.needs.layers,
     )
     with torch.no_grad():
-        outputs = draft.unroll_steps(
-            batch, draft.target_features(seen), backprop_through_outputs=True
-        )
+        outputs = draft.unroll_steps(batch, draft.target_features(seen))
         row = 11
         prompt = TargetOutput(
             hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1]
@@ -157,9 +154,7 @@ def test_norm_switches_are_those_of_the_published_layout(target, sample, switche
     carried = normed(output, "norm") if "norm_output" in switches else output
     logits = normed(output, "norm") @ weights["lm_head.weight"].T
     with torch.no_grad():
-        first, second = draft.unroll_steps(
-            batch, draft.target_features(seen), backprop_through_outputs=True
-        )
+        first, second = draft.unroll_steps(batch, draft.target_features(seen))
         torch.testing.assert_close(first[:, :1], carried, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(draft.logits(first[:, :1]), logits, atol=1e-5, rtol=1e-4)
     assert not torch.equal(first, second)

@@ -14,8 +14,8 @@ from infer.engine.phase_timer import PhaseTimer
 from models import layers
 from models.distill.config import LossConf, LossName
 from models.distill.topk_logits import TopKLogits
-from models.drafts.config.eagle1 import Eagle1Conf
 from models.drafts.ngram import NgramDraft
+from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft
 from models.layers import attend
 from models.speculate.config import SamplingConf, TreeConf

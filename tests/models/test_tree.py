@@ -13,7 +13,7 @@ from conf.entry import compose
 from infer.config import EvalConf
 from infer.measure.acceptance import best_first_paths
 from models.distill.config import LossConf
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import MedusaConf
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
