@@ -21,9 +21,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from models.checkpoint import find_non_finite
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left, token_weights
-from models.distill.losses import chunked_distillation_loss
 from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
 from models.drafts.cached import CachedDecoding
 from models.drafts.options import CausalLMConf, InitFrom

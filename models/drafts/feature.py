@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models import checkpoint, checkpoint_files
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf
 from models.distill.loss_weights import position_weights, shift_left, shift_right
-from models.distill.losses import chunked_distillation_loss
 from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
 from models.drafts.options import DraftConf
 from models.errors import require

@@ -24,9 +24,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from models import checkpoint, checkpoint_files
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf, LossName
 from models.distill.loss_weights import position_weights, shift_left, token_weights
-from models.distill.losses import chunked_distillation_loss
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.medusa import MedusaConfig, MedusaDraft
 from models.drafts.options import Medusa2Conf

@@ -14,8 +14,8 @@ from data.features.schema import FeatureSchema
 from data.features.target_pass import features
 from data.packing.pack import pack_documents
 from models.device.opening import open_device
+from models.distill.distributions import TopKLogits
 from models.distill.loss_weights import shift_left
-from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Needs
 from models.drafts.options import CausalLMConf, Eagle1Conf, HydraConf, InitFrom, MedusaConf
 from models.target.config import TargetConf

@@ -7,15 +7,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf, LossName, Reduction
 from models.distill.loss_weights import token_weights
-from models.distill.losses import chunked_distillation_loss, distillation_loss
 from tests.support.loss_cases import (
     FORMS,
     KEPT,
     all_close,
     both,
     conf_of,
+    distillation_loss,
     each_loss,
     each_steps,
     each_vocabulary,

@@ -157,8 +157,8 @@ def test_sharp_distributions_neither_underflow_nor_overflow(name, kept):
 
 def test_soft_ce_by_hand():
     found = losses_of(logits_of([0.5, 0.5]), logits_of([0.25, 0.75]), LossConf())
-    torch.testing.assert_close(found.loss, torch.tensor([math.log(2)]))
-    torch.testing.assert_close(found.alpha, torch.tensor([0.75]))
+    torch.testing.assert_close(found["loss"], torch.tensor([math.log(2)]))
+    torch.testing.assert_close(found["alpha"], torch.tensor([0.75]))
 
 
 def test_a_reduced_vocabulary_by_hand():
@@ -166,10 +166,10 @@ def test_a_reduced_vocabulary_by_hand():
     kept = torch.tensor([0, 2])
     target = logits_of([0.2, 0.3, 0.4, 0.1], [0.2, 0.5, 0.2, 0.1])
     found = losses_of(logits_of([0.5, 0.5], [0.25, 0.75]), target, LossConf(), kept=kept)
-    torch.testing.assert_close(found.alpha, torch.tensor([0.6, 0.4]))
-    assert found.covered.tolist() == [True, False]
-    assert found.hit.tolist() == [False, False]  # a tie goes to the first; token 1 is not kept
-    torch.testing.assert_close(found.loss, torch.tensor([math.log(2), 0.0]))
+    torch.testing.assert_close(found["alpha"], torch.tensor([0.6, 0.4]))
+    assert found["covered"].tolist() == [True, False]
+    assert found["hit"].tolist() == [False, False]  # a tie goes to the first; token 1 is not kept
+    torch.testing.assert_close(found["loss"], torch.tensor([math.log(2), 0.0]))
 
 
 def test_lk_hybrid_by_hand():
@@ -177,7 +177,7 @@ def test_lk_hybrid_by_hand():
     found = losses_of(logits_of([0.5, 0.5]), logits_of([0.25, 0.75]), conf)
     trust = math.exp(-2 * 0.75)
     kl = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
-    torch.testing.assert_close(found.loss, torch.tensor([trust * kl + (1 - trust) * 0.25]))
+    torch.testing.assert_close(found["loss"], torch.tensor([trust * kl + (1 - trust) * 0.25]))
 
 
 def test_topk_kl_by_hand():
@@ -185,7 +185,7 @@ def test_topk_kl_by_hand():
     draft, target = logits_of([0.25, 0.25, 0.5]), logits_of([0.5, 0.2, 0.3])
     found = losses_of(draft, target, conf_of(LossName.topk_kl, top_k=1))
     expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
-    torch.testing.assert_close(found.loss, torch.tensor([expected]))
+    torch.testing.assert_close(found["loss"], torch.tensor([expected]))
 
 
 def test_topk_kl_teaches_a_draft_that_is_sure_of_the_wrong_token():
@@ -208,8 +208,8 @@ def test_alpha_is_one_minus_total_variation():
     draft, target = torch.randn(2, 50, 9)
     found = losses_of(draft, target, conf_of(LossName.tv))
     variation = (draft.softmax(-1) - target.softmax(-1)).abs().sum(-1) / 2
-    torch.testing.assert_close(found.alpha, 1 - variation)
-    torch.testing.assert_close(found.loss, variation)
+    torch.testing.assert_close(found["alpha"], 1 - variation)
+    torch.testing.assert_close(found["loss"], variation)
 
 
 @each_loss
@@ -220,16 +220,16 @@ def test_a_perfect_draft_has_nothing_to_learn(name, temperature):
     found = losses_of(
         logits, logits.detach(), conf_of(name, temperature=temperature), labels=labels
     )
-    (grad,) = torch.autograd.grad(found.loss.sum(), logits)
-    nothing = torch.zeros_like(found.loss)
+    (grad,) = torch.autograd.grad(found["loss"].sum(), logits)
+    nothing = torch.zeros_like(found["loss"])
     if name not in (LossName.soft_ce, LossName.ce):
-        torch.testing.assert_close(found.loss, nothing, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found["loss"], nothing, atol=1e-6, rtol=0)
     if name is LossName.soft_ce:
         soft = (logits / temperature).softmax(-1)
-        torch.testing.assert_close(found.loss, torch.special.entr(soft).sum(-1))
+        torch.testing.assert_close(found["loss"], torch.special.entr(soft).sum(-1))
     if name not in (LossName.tv, LossName.lk_hybrid, LossName.ce):  # those have a kink there
         torch.testing.assert_close(grad, torch.zeros_like(grad), atol=1e-6, rtol=0)
-    assert found.hit.all()
+    assert found["hit"].all()
 
 
 @each_vocabulary
@@ -259,7 +259,7 @@ def test_topk_kl_grows_with_k():
     """Merging tokens can only hide a difference."""
     draft, target = torch.randn(2, 50, 9)
     values = [
-        losses_of(draft, target, conf_of(LossName.topk_kl, top_k=k)).loss for k in range(1, 9)
+        losses_of(draft, target, conf_of(LossName.topk_kl, top_k=k))["loss"] for k in range(1, 9)
     ]
     assert (values[0] > 0).all()
     for fewer, more in pairwise(values):
@@ -272,8 +272,8 @@ def test_temperature_divides_both_models_logits(name):
     labels = torch.arange(50) % 9
     warm = losses_of(draft, target, conf_of(name, temperature=0.5), labels=labels)
     doubled = losses_of(2 * draft, 2 * target, conf_of(name), labels=labels)
-    torch.testing.assert_close(warm.loss, doubled.loss)
-    torch.testing.assert_close(warm.alpha, doubled.alpha)
+    torch.testing.assert_close(warm["loss"], doubled["loss"])
+    torch.testing.assert_close(warm["alpha"], doubled["alpha"])
 
 
 @each_loss

@@ -13,7 +13,7 @@ from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from models import layers
 from models.distill.config import LossConf, LossName
-from models.distill.topk_logits import TopKLogits
+from models.distill.distributions import TopKLogits
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft

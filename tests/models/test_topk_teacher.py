@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from models.distill import divergences
+from models.distill import distributions, losses
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf, LossName
-from models.distill.losses import chunked_distillation_loss
-from models.distill.topk_logits import TopKLogits
+from models.distill.distributions import TopKLogits
 from models.target.language_model import TargetOutput
 from tests.models.test_chunked_losses import Largest
 from tests.support.loss_cases import (
@@ -142,7 +142,8 @@ def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monk
 def test_a_finite_zero_of_probability_is_bit_for_bit_an_infinite_one(name, spread, monkeypatch):
     args = with_top(inputs(steps=(2,), spread=spread))
     finite = both(args, conf_of(name))
-    monkeypatch.setattr(divergences, "LOG_ZERO", -torch.inf)
+    for module in (distributions, losses):
+        monkeypatch.setattr(module, "LOG_ZERO", -torch.inf)
     for found, wanted in zip(finite, both(args, conf_of(name)), strict=True):
         for one, other in zip(found, wanted, strict=True):
             assert torch.equal(one, other)
