@@ -118,8 +118,8 @@ class Eagle3Draft(EagleDraft):
         kept_ids = kept_ids.cpu()
         self.embed_tokens.weight.copy_(full_tensor(target.model.get_input_embeddings().weight))
         self._copy_head_rows(target, kept_ids)
-        self.d2t.copy_(draft_vocab.offsets_from_kept_ids(kept_ids))
-        self.t2d.copy_(draft_vocab.membership_mask(kept_ids, self.config.vocab_size))
+        self.d2t.copy_(kept_ids - torch.arange(len(kept_ids)))
+        self.t2d.copy_(torch.zeros_like(self.t2d, device="cpu").index_fill(0, kept_ids, True))
 
     @torch.no_grad()
     def restore_frozen(self, target: Target) -> None:
@@ -137,7 +137,7 @@ class Eagle3Draft(EagleDraft):
         """Return the target ids of a reduced draft vocabulary, or None if it is the target's."""
         if self.config.draft_vocab_size == self.config.vocab_size:
             return None
-        return draft_vocab.kept_ids_from_offsets(self.d2t)
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     # --- the layer ---------------------------------------------------------------------------
 

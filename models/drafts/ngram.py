@@ -10,6 +10,8 @@ In a mixed tree a trained draft grows its tree as usual, and lookup adds a chain
 Axes: B rows, S slots, N grown nodes, D copied nodes.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -136,31 +138,18 @@ class MixedDraft(Draft):
         }
 
     def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "batch prompt"],
-        *,
-        lengths: Int[Tensor, " batch"],
-        first_token: Int[Tensor, " batch"],
-        target_output: TargetOutput,
+        self, state: DraftState, input_ids: Int[Tensor, "batch prompt"], **prompts: Any
     ) -> DraftState:
         return {
-            name: draft.start(
-                state[name],
-                input_ids,
-                lengths=lengths,
-                first_token=first_token,
-                target_output=target_output,
-            )
+            name: draft.start(state[name], input_ids, **prompts)
             for name, draft in (("draft", self.draft), ("lookup", self.lookup))
         }
 
     def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
-        count: Int[Tensor, " batch"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self, state: DraftState, input_ids: Int[Tensor, "batch path"], **emitted: Any
+    ) -> DraftState:
         return {
-            name: draft.advance(state[name], input_ids, count=count, target_output=target_output)
+            name: draft.advance(state[name], input_ids, **emitted)
             for name, draft in (("draft", self.draft), ("lookup", self.lookup))
         }
 
