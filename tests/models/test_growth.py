@@ -18,7 +18,7 @@ from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.growth import ancestor_mask, grow, node_depths
-from models.speculate.operators import stable_topk, topk_rows
+from models.speculate.operators import stable_topk
 from models.speculate.sampling import Sampler
 from models.speculate.tree import TreeKind, tree_from_paths
 
@@ -76,15 +76,6 @@ def test_dynamic_trees_are_closed_under_prefixes_also_under_ties(kind):
         assert len(set(paths)) == len(paths) == 9
         assert all(path[:-1] in paths or len(path) == 2 for path in paths)
         assert max(map(len, paths)) <= 5
-
-
-def test_equal_scores_everywhere_still_give_a_tree():
-    flat = torch.zeros(2, VOCAB)
-    proposal = grow(
-        dynamic(), GREEDY, flat, lambda tokens, *_: flat[:, None].expand(-1, tokens.shape[1], -1)
-    )
-    assert (proposal.parents < torch.arange(9)).all()
-    assert (node_depths(ancestor_mask(proposal.parents))[:, 1:] > 0).all()
 
 
 def likeliest(root, nodes, depth):
@@ -276,12 +267,3 @@ def test_the_stable_top_is_the_start_of_a_stable_sort(number):
         top, found = stable_topk(scores, count)
         assert torch.equal(found, index[:, :count])
         torch.testing.assert_close(top, ordered[:, :count], rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("number", range(16))
-def test_the_top_of_rows_is_that_of_an_operator_of_any_rank(number):
-    matrix = extreme_scores(number)
-    for scores in (matrix[0], matrix, torch.stack([matrix, matrix.flip(1)])):
-        for count in {1, scores.shape[-1] // 2, scores.shape[-1]} - {0}:
-            for found, wanted in zip(topk_rows(scores, count), scores.topk(count), strict=True):
-                torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
