@@ -1,7 +1,6 @@
 """Token trees: closed under prefixes, parents first, refused where they cannot be grown."""
 
 import heapq
-from functools import cache
 from itertools import product
 
 import numpy as np
@@ -20,7 +19,7 @@ from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.growth import ancestor_mask, grow, node_depths
 from models.speculate.operators import stable_topk
 from models.speculate.sampling import Sampler
-from models.speculate.tree import TreeKind, tree_from_paths
+from models.speculate.tree import TreeKind
 
 VOCAB = 5
 GREEDY = Sampler(rule=SamplingConf())
@@ -136,34 +135,6 @@ def test_medusas_product_tree_is_the_best_of_all_products(target):
     assert conf.nodes == 24
 
 
-def most_accepted(table, nodes):
-    """Sequoia's dynamic program: the best sum over every way to split a budget (2402.12374)."""
-    depth, ranks = table.shape
-
-    @cache
-    def below(level, rank, budget):
-        """Of a forest whose roots are the candidates from `rank` on, at this level."""
-        if budget == 0 or level == depth or rank == ranks:
-            return 0.0
-        whole = [below(level, rank + 1, budget)]
-        for own in range(1, budget + 1):
-            tree = table[level, rank] * (1 + below(level + 1, 0, own - 1))
-            whole.append(tree + below(level, rank + 1, budget - own))
-        return max(whole)
-
-    return below(0, 0, nodes)
-
-
-@pytest.mark.parametrize("nodes", [1, 5, 16, 32])
-def test_no_split_of_the_budget_accepts_more_than_best_first(nodes):
-    for seed in range(6):
-        table = np.random.default_rng(seed).dirichlet(np.ones(6), size=5)[:, :4]
-        paths = best_first_paths(table, nodes)
-        found = sum(np.prod([table[d, r] for d, r in enumerate(path)]) for path in paths)
-        assert found == pytest.approx(most_accepted(table, nodes))
-        assert tree_from_paths(paths).nodes == nodes
-
-
 def test_a_chain_takes_the_likeliest_token_each_time():
     tree = TreeConf(kind=TreeKind.chain, depth=3).build()
     path = (7,)
@@ -239,11 +210,6 @@ def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
         assert len(grown(tree)) == nodes
         with pytest.raises(UserError, match=r"tree\.nodes: must be at most"):
             dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes + 1)
-
-
-def test_the_published_medusa_tree_is_whole():
-    shape = compose("eval", EvalConf, ["tree=medusa-63"]).tree.build()
-    assert (shape.nodes, shape.depth) == (63, 4)
 
 
 # --- operators --------------------------------------------------------------------------------

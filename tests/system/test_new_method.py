@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.tiny import sampled_texts
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = '''
+OPTIONS = """
 
 @dataclass(kw_only=True)
 class BigramConf(DraftConf):
@@ -20,7 +20,7 @@ class BigramConf(DraftConf):
 
 
 METHODS["bigram"] = BigramConf
-'''
+"""
 METHOD = '''
 """Bigrams: what follows a token, whatever came before it."""
 
