@@ -6,7 +6,6 @@ This is the only module that imports Hydra. Every user error ends as one line,
 
 import argparse
 import dataclasses
-import difflib
 import enum
 import functools
 import os
@@ -41,39 +40,17 @@ from omegaconf.errors import (
 )
 
 from conf.drafts import list_options
+import models.device  # noqa: F401  limits what torch autoloads, before a command imports it
+from conf.error_lines import reword_message, unknown_key_message, unreadable_message
 from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
-from conf.typed_text import PATH_KEYS, quote, quote_typed_text
-from models.drafts.config import METHODS
-from models.drafts.config.base import DraftConf
+from conf.typed_text import PATH_KEYS, quote_typed_text
+from models.drafts.options import METHODS, DraftConf
 from models.errors import UserError
 from models.secrets import redact
 from models.validation import FOLDER_NAME, check_values
 
 CONF_DIR = str(Path(__file__).parent.resolve())
 USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
-
-MESSAGE_REWRITES = {
-    r"Value ('.*') of type '\w+' could not be converted to Float": r"must be a number, got \1",
-    r"Value ('.*') of type '\w+' could not be converted to Integer": r"must be an integer, got \1",
-    r"Value ('.*') is not a valid bool": r"must be true or false, got \1",
-    r"Invalid value ('.*'), expected one of \[(.*)\]": r"must be one of \2, got \1",
-    r"field '.*' is not Optional": "must be set, got null",
-    r"Invalid value assigned: (\w+) is not a ListConfig": r"must be a list, got one \1",
-    r"Invalid type assigned: \w+ is not a subclass of \w+\. value: ([^\n]*)":
-        r"must be keys with values, got \1",
-    r"Cannot assign (\w+) to Dict": r"must be keys with values, got one \1",
-    r"Cannot merge DictConfig with ListConfig":
-        "config: must have keys, got a list; write NAME: VALUE in place of - VALUE",
-    r"Config group override must be a string or a list\. Got (\w+)":
-        r"command line: a group takes the name of an option, got a value of type \1; see --help",
-    r"Could not (?:override|delete) '([^']+)'\. No match in the defaults list.*":
-        r"\1: no such key or group in this command; see --help",
-    r"Unexpected type for root: NoneType":
-        "command line: a key of a group needs a chosen option of the group, got none; "
-        "choose one first, as in target=qwen3-8b target.path=DIR",
-    r"Ambiguous value for argument '([^=]+)=([^']*)'":
-        r"\1: must be one value, got '\2'; for a run of each add -m, for a list write \1=[\2]",
-}  # fmt: skip
 
 Conf = TypeVar("Conf")
 
@@ -88,7 +65,7 @@ for _method, _schema in METHODS.items():
         name=_method,
         node=_schema,
         package="draft",
-        provider="models.drafts.config",
+        provider="models.drafts.options",
     )
 
 
@@ -189,7 +166,7 @@ def validate_config(cfg: DictConfig) -> Any:
     if hasattr(conf, "run_name"):
         check_values(conf, run_name=FOLDER_NAME)
     for key, parent in _find_unknown_keys(conf):
-        raise UserError(_unknown_key_message(key, type(parent)))
+        raise UserError(unknown_key_message(key, type(parent)))
     return conf
 
 
@@ -321,48 +298,16 @@ def error_to_line(error: BaseException) -> str:
             group, _, name = path.partition("/")
             return f"{group}: no such option, got '{name}'; choose one of {', '.join(options)}"
         case OverrideParseException(override=str(override)):
-            return _unreadable_message(*override.partition("="))
+            return unreadable_message(*override.partition("="))
         case ConfigAttributeError() | ConfigKeyError():
-            return _unknown_key_message(str(cause.full_key), cause.object_type) + _config_file_note(
+            return unknown_key_message(str(cause.full_key), cause.object_type) + _config_file_note(
                 error
             )
         case MissingMandatoryValue():
             return _missing_value_message(cause)
         case ValidationError():
-            return f"{cause.full_key}: {_reword_message(str(cause.msg))}{_config_file_note(error)}"
-    return _reword_message(str(cause)) + _config_file_note(error)
-
-
-def _unknown_key_message(key: str, schema: type | None) -> str:
-    if not dataclasses.is_dataclass(schema):  # a free dict, such as chat template arguments
-        return f"{key}: no such key; to add it write +{key}=VALUE"
-    parent, _, name = key.rpartition(".")
-    keys = dict(_list_keys(schema))
-    top_level = [path for path in keys if "." not in path]
-    matches = [path for path, last in keys.items() if last == name]
-    matches += difflib.get_close_matches(name, top_level, n=1)
-    path = f"{parent}." if parent else ""
-    remedy = (
-        f"did you mean {path}{matches[0]}?"
-        if matches
-        else f"choose one of {', '.join(sorted(top_level))}"
-    )
-    return f"{key}: no such key; {remedy}"
-
-
-def _list_keys(schema: Any) -> Iterator[tuple[str, str]]:
-    """Yield every key below a dataclass as its path and the last part of the path."""
-    for field in dataclasses.fields(schema):
-        yield field.name, field.name
-        if dataclasses.is_dataclass(field.type):
-            yield from ((f"{field.name}.{path}", last) for path, last in _list_keys(field.type))
-
-
-def _unreadable_message(key: str, equals: str, value: str) -> str:
-    if not equals:
-        return f"command line: must be KEY=VALUE, got '{key}'; see --help"
-    quoted = shlex.quote(f"{key}={quote(value)}")
-    return f"{key}: must be a value that Hydra reads, got '{value}'; for text write {quoted}"
+            return f"{cause.full_key}: {reword_message(str(cause.msg))}{_config_file_note(error)}"
+    return reword_message(str(cause)) + _config_file_note(error)
 
 
 def _missing_value_message(error: MissingMandatoryValue) -> str:
@@ -374,14 +319,6 @@ def _config_file_note(error: BaseException) -> str:
     """Return a note that names the YAML file of the error, or "" if Hydra does not name it."""
     match = re.match(r"In '([^']+)'", str(error))
     return f" (in conf/{match[1]}.yaml)" if match else ""
-
-
-def _reword_message(text: str) -> str:
-    """Rewrite a message of Hydra or OmegaConf in our form; join the lines of unknown ones."""
-    for pattern, template in MESSAGE_REWRITES.items():
-        if match := re.match(pattern, text, re.DOTALL):
-            return match.expand(template)
-    return re.sub(r"\s*\n\s*", "; ", text.strip())
 
 
 def _is_raised_by_hydra(error: BaseException) -> bool:

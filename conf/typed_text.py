@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
-from models.drafts.config import METHODS
-from models.drafts.config.base import DraftConf
+from models.drafts.options import METHODS, DraftConf
 from models.errors import require
 
 PATH_KEYS = {  # the last names of keys that may hold a path, in which a leading ~ is expanded

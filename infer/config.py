@@ -6,7 +6,7 @@ from typing import Any
 from data.config import DEMO
 from infer.verify.config import Verification
 from models.device.config import DeviceConf, MachineConf
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.errors import UserError, require
 from models.speculate.config import SamplingConf, TreeConf
 from models.target.config import TargetConf

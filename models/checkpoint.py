@@ -1,7 +1,7 @@
 """Checkpoints on disk: safetensors and config.json, written atomically and read strictly.
 
 The hashes of the target and tokenizer that a draft was distilled for are in the metadata. Methods
-read their tensors through this module (`load_draft` in models/drafts/__init__.py finds the method);
+read their tensors through this module (`load_draft` in models/drafts/registry.py finds the method);
 a draft language model is read by transformers (models/drafts/causal_lm.py).
 """
 

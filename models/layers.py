@@ -5,6 +5,7 @@ Axes: B rows, H heads, T queries, S keys, D head size.
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -151,3 +152,23 @@ def init_normal(*parts: nn.Module) -> None:
         for module in part.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
+
+
+def draw_kept_inputs(
+    generators: list[np.random.Generator], shape: tuple[int, int], *, dropout: float
+) -> Bool[Tensor, "b t inputs"]:
+    """Return which inputs of each row's positions dropout keeps.
+
+    They are drawn on the host, row by row, so that every layout drops the same. Numbers of 16 bits
+    decide, which are drawn several times as fast as floating-point ones.
+    """
+    first_kept = round(dropout * 2**16)
+    drawn = [generator.integers(2**16, size=shape, dtype=np.uint16) for generator in generators]
+    return torch.from_numpy(np.stack([numbers >= first_kept for numbers in drawn]))
+
+
+def drop_inputs(
+    inputs: Float[Tensor, "b t inputs"], kept: Bool[Tensor, "b t inputs"] | None, *, dropout: float
+) -> Float[Tensor, "b t inputs"]:
+    """Zero the inputs that are not kept, and scale the others so that the mean stays."""
+    return inputs if kept is None else inputs * kept / (1 - dropout)

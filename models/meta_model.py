@@ -1,6 +1,5 @@
 """Models without weights, built from their configs to plan a run before anything is loaded."""
 
-import copy
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from models.device.device import Device
 from models.distill.config import LossConf
 from models.drafts.base import Draft
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.parallel import tensor_parallel
 from models.parallel.tensor_parallel import INPUT_AXIS, LayerShard, ParallelLayers
@@ -27,15 +26,13 @@ class MetaTarget(Target):
     """A target with shapes but no weights. It computes inside `memory_trace.fake_model`."""
 
     def __init__(self, model: Any, *, name: str, device: Device):
-        LanguageModel.__init__(self, model.eval().requires_grad_(False), device=device)
-        self.tokenizer, self.name = None, name
-        self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.fingerprint = self.tokenizer_fingerprint = "of no weights"
+        super().__init__(model, None, name=name, device=device)
 
-    def with_weights(self, lm: LanguageModel, *, name: str) -> "MetaTarget":
-        target = copy.copy(self)
-        vars(target).update(vars(lm) | {"device": self.device, "name": name})
-        return target
+    def hash_weights(self) -> str:
+        return "of no weights"
+
+    def check_logits(self) -> None:
+        """Do nothing: there are no values."""
 
 
 def build_meta_target(conf: TargetConf, dtype: torch.dtype) -> MetaTarget:

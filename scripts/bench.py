@@ -27,9 +27,7 @@ from data.eval_prompts.prompts import load_eval_prompts
 from infer.checkpoint_paths import find_newest_run
 from infer.report.tables import Table
 from models.checkpoint_files import read_config
-from models.drafts.config.base import DraftConf
-from models.drafts.config.causal_lm import CausalLMConf
-from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.options import CausalLMConf, DraftConf, Eagle3Conf
 from models.drafts.registry import load_draft
 from models.errors import UserError
 from models.target.precision import build_device

@@ -14,12 +14,38 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from infer.report.tables import Table
+from models.distill.chunked import (
+    Metrics,
+    apply_heads,
+    build_target_distribution,
+    chunked_distillation_loss,
+    sum_metrics,
+)
 from models.distill.config import LossConf, LossName
-from models.distill.losses import chunked_distillation_loss, distillation_loss
+from models.distill.distributions import draft_distribution
+from models.distill.losses import score_tokens
+
+
+def distillation_loss(
+    draft_hidden: Tensor, target_hidden_or_topk: Any, *, draft_heads: list[Tensor],
+    target_head: Any, weight: Tensor, labels: Tensor | None, kept_ids: Tensor | None,
+    conf: LossConf,
+) -> tuple[Tensor, Metrics]:  # fmt: skip
+    """Return what `chunked_distillation_loss` does: all logits at once, gradients by autograd."""
+    target = build_target_distribution(target_head, target_hidden_or_topk, labels, kept_ids, conf)
+    logits = apply_heads(draft_heads, draft_hidden)
+    draft = draft_distribution(logits, target, temperature=conf.temperature)
+    scores = score_tokens(draft, target, kept_ids, conf)
+    with torch.no_grad():
+        metrics = sum_metrics(scores, weight)
+    return (scores["loss"] * weight).sum(), metrics
+
 
 FORMS = {"plain": distillation_loss, "chunked": chunked_distillation_loss}
 ORDER = ("plain", "chunked", "chunked", "plain")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from infer.report.tables import Table
-from models.distill.losses import distillation_loss
 from models.drafts import feature
 from models.drafts.base import Batch, Draft, Loss
 from models.drafts.registry import build_draft
 from models.target.language_model import TargetOutput
 from models.target.target import Target
+from scripts.bench_loss import distillation_loss
 from train.config.run import TrainConf
 from train.optim import build_optimizers
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from data.packing.documents import Packed
 from models.distill.config import LossConf
-from models.drafts.config.eagle3 import Eagle3Conf
 from models.drafts.eagle3 import NORM_SWITCHES, Eagle3Draft
+from models.drafts.options import Eagle3Conf
 from models.drafts.registry import build_draft
 from models.files import write_text_atomically
 from models.target.target import Target

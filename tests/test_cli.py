@@ -146,7 +146,7 @@ def test_ctrl_c_is_no_fault(command, capsys):
 
 
 def test_hydra_leaves_loggers_as_they_are(command):
-    logger = logging.getLogger("models.device.route_choice")
+    logger = logging.getLogger("models.device.opening")
     command()
     assert not logger.disabled
     assert not logging.root.handlers

@@ -9,7 +9,7 @@ import yaml
 from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
 from data.mixture.config import PrepareConf
 from infer.config import EvalConf
-from models.drafts.config import METHODS
+from models.drafts.options import METHODS
 from models.speculate.config import TreeConf
 from models.speculate.tree import TreeKind
 from train.config.run import TrainConf, TrainPlanConf

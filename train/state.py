@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.errors import require
 from models.files import PARTIAL_SUFFIX, atomic_directory, write_text_atomically
 from models.saved_states import (

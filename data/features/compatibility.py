@@ -10,7 +10,7 @@ from data.features.manifest import Manifest, read_manifest
 from models.checkpoint import tokenizer_fingerprint
 from models.distill.config import LossConf
 from models.drafts.base import Draft
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.errors import require
 from models.meta_model import build_meta_draft, build_meta_target
 from models.target.config import TargetConf

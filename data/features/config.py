@@ -6,7 +6,7 @@ from typing import Any
 
 from data.config import DataConf
 from models.device.config import DeviceConf
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.target.config import TargetConf
 from models.validation import POSITIVE, at_least, check_values, unused
 

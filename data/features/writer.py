@@ -16,7 +16,7 @@ from data.features.config import TeacherKind
 from data.features.plan import CapturePlan
 from data.features.schema import SCALE_SUFFIX, FeatureSchema, dequantize, quantize, rounding_error
 from data.features.target_pass import build_target_pass
-from models.distill.topk_logits import TopKLogits
+from models.distill.distributions import TopKLogits
 from models.drafts.base import Batch
 from models.errors import require
 from models.target.target import Target

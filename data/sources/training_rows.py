@@ -37,7 +37,7 @@ from data.sources.row_formats import (
 )
 from models.errors import UserError, require, run_checks
 from models.target.config import ModelSource
-from models.target.hub import check_hub
+from models.target.load_errors import check_hub
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A device: where tensors live, how functions are compiled, how clocks wait for results.
 
-Kinds are named in config.py and chosen in route_choice.py.
+Kinds are named in config.py and chosen in opening.py.
 """
 
 import functools

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,8 +86,6 @@ class TracedPhase:
 class MemoryTracer(TorchDispatchMode):
     """A counter of the tensors that exist inside its block; `vocab` lists the widths of logits."""
 
-    active: ClassVar["MemoryTracer | None"] = None  # that of the innermost `fake_model`
-
     def __init__(self, vocab: Iterable[int]):
         super().__init__()
         self.vocab = set(vocab)
@@ -106,8 +104,11 @@ class MemoryTracer(TorchDispatchMode):
         """Return the results of equal chunks, of which only the first and the last are computed.
 
         The others count like the first, and tensors without values stand for their results. All
-        earlier results exist beside the last chunk, so the peak is that of a full computation.
+        earlier results exist beside the last chunk, so the peak is that of a full computation, in
+        as many operations for many chunks as for few.
         """
+        if len(chunks) < 3:
+            return [compute(chunk) for chunk in chunks]
         before = copy.deepcopy(self._phase)
         results = [compute(chunks[0])]
         skipped = len(chunks) - 2
@@ -184,22 +185,7 @@ def fake_model(modules: Iterable[nn.Module], *, vocab: Iterable[int]) -> Iterato
         for owner in chain.from_iterable(module.modules() for module in modules):
             for tensors in (owner._parameters, owner._buffers):
                 tensors.update((name, fake_tensor(tensor)) for name, tensor in [*tensors.items()])
-        outer, MemoryTracer.active = MemoryTracer.active, tracer
-        try:
-            yield tracer
-        finally:
-            MemoryTracer.active = outer
-
-
-def map_chunks(compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any]:
-    """Return the results of `compute` on chunks of one shape; a tracer computes only two of them.
-
-    So a trace takes as many operations for many rows as for few.
-    """
-    tracer = MemoryTracer.active
-    if tracer is None or len(chunks) < 3:
-        return [compute(chunk) for chunk in chunks]
-    return tracer.map_chunks(compute, chunks)
+        yield tracer
 
 
 def _fake_tensor(tensor: Tensor | None) -> Any:

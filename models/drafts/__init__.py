@@ -1,1 +1,1 @@
-"""The drafting methods: options in config/, their modules here, found by registry.py."""
+"""The drafting methods: options in options.py, their modules here, found by registry.py."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models import checkpoint, checkpoint_files
 from models.distill.config import LossConf
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.speculate.growth import Proposal
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Tree
@@ -139,12 +139,8 @@ class Draft(nn.Module):
         """Return the number of dependent forward passes in a proposal of this depth."""
         return depth
 
-    def prepare(
-        self,
-        counts: Int[Tensor, " vocab"],  # noqa: ARG002
-        *,
-        target: Target,  # noqa: ARG002
-        required_ids: list[int],  # noqa: ARG002
+    def fit_vocabulary(
+        self, counts: Int[Tensor, " vocab"], *, target: Target, required_ids: list[int]
     ) -> dict[str, float]:
         """Adapt the draft to the token counts of the training answers; return figures to print.
 
@@ -159,11 +155,7 @@ class Draft(nn.Module):
         """
 
     def prepare_batch(
-        self,
-        batch: Batch,  # noqa: ARG002
-        *,
-        step: int,  # noqa: ARG002
-        generators: list[np.random.Generator],  # noqa: ARG002
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
     ) -> Extras:
         """Return further arguments of `loss`: random numbers and values that change with the step.
 
@@ -174,7 +166,7 @@ class Draft(nn.Module):
         """
         return {}
 
-    def term_weights(self, batch: Batch) -> Float[Tensor, " terms"] | None:  # noqa: ARG002
+    def term_weights(self, batch: Batch) -> Float[Tensor, " terms"] | None:
         """Return the weights of loss terms that count different positions, from the masks only.
 
         `loss` then receives `step_weights`, the sums of these weights over all rows of the
@@ -245,7 +237,7 @@ class Draft(nn.Module):
             write_extra_files=write_extra_files,
         )
 
-    def get_adapted_target(self, target: Target) -> Target | None:  # noqa: ARG002
+    def get_adapted_target(self, target: Target) -> Target | None:
         """Return the target that this draft's method has adapted, or None if it adapts none."""
         return None
 

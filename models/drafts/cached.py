@@ -1,4 +1,4 @@
-"""The base of drafts with their own key-value cache.
+"""Decoding with a key-value cache of the draft's own.
 
     slots:  [ known tokens 0 .. length-1 | nodes expanded while growing ... | garbage ]
 
@@ -8,7 +8,7 @@ written after the known tokens and last for one round: the next `advance` overwr
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,12 +20,12 @@ from models.speculate.growth import Proposal, grow
 from models.speculate.operators import gather_mask
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Tree
-from models.target.cache import prompt_mask, slot_index, tree_mask
+from models.target.cache import slot_index, tree_mask
 from models.target.language_model import TargetOutput
 
 
-class CachedDraft(Draft):
-    """A draft with a cache; a method adds one pass over new tokens and the tensors it needs.
+class CachedDecoding:
+    """A part of a `Draft` whose method adds one pass over new tokens and the tensors it needs.
 
     The state holds at least `lengths` [B] and `hidden` [B, H], the last output of each row.
     """
@@ -42,84 +42,40 @@ class CachedDraft(Draft):
         """
         raise NotImplementedError
 
-    def num_slots(self, state: DraftState) -> int:
-        """Return the number of slots of the cache, the garbage slot included."""
-        return state["keys"].shape[2]
-
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
         """Return what a pass over emitted tokens reads: by default the final hidden states."""
         return target_output.hidden
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
-        """Return the raw logits of the layer's outputs."""
+        """Return the raw logits of the outputs of a pass."""
         raise NotImplementedError
 
+    def num_slots(self, state: DraftState) -> int:
+        """Return the number of slots of the cache, the garbage slot included."""
+        return state["keys"].shape[2]
+
     def advance(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b path"],
-        *,
-        count: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Run a pass over the emitted tokens, and return the state after them.
+        self, state: DraftState, input_ids: Int[Tensor, "b path"], *,
+        count: Int[Tensor, " b"], target_output: TargetOutput,
+    ) -> DraftState:  # fmt: skip
+        """Run a pass over the emitted tokens; return the state after the first `count` of them.
 
-        It overwrites the nodes of the last round.
+        It overwrites the nodes of the last round. Later passes overwrite what this one writes for
+        the tokens that are not emitted.
         """
-        lengths = state["lengths"]
-        new = torch.arange(input_ids.shape[1], device=input_ids.device)
-        causal = (new <= new[:, None]).expand(len(input_ids), -1, -1)
-        return self.extend_state(
-            state,
-            input_ids,
-            target_output,
-            positions=lengths[:, None] + new,
-            mask=tree_mask(lengths, causal, self.num_slots(state)),
-            count=count,
-        )
-
-    def extend_state(
-        self,
-        state: DraftState,
-        tokens: Int[Tensor, "b t"],
-        target_output: TargetOutput,
-        *,
-        positions: Int[Tensor, "b t"],
-        mask: Bool[Tensor, "b 1 t s"],
-        count: Int[Tensor, " b"],
-    ) -> DraftState:
-        """Run a pass over tokens that have features of the target.
-
-        Return the state after the first `count` of them. Later passes overwrite what this one
-        writes for the others.
-        """
+        lengths, slots = state["lengths"], self.num_slots(state)
+        positions = lengths[:, None] + torch.arange(input_ids.shape[1], device=lengths.device)
+        slot = torch.arange(slots, device=lengths.device)
         hidden = self.forward_step(
             state,
-            tokens,
+            input_ids,
             self.target_features(target_output),
             positions=positions,
             # A row that has ended may have no slots left: it writes to the last, the garbage slot.
-            slots=positions.clamp_max(mask.shape[-1] - 1),
-            mask=mask,
+            slots=positions.clamp_max(slots - 1),
+            mask=(slot <= positions[:, :, None])[:, None],
         )
-        return with_last_hidden(state | {"lengths": state["lengths"] + count}, hidden, count)
-
-    def start_cache(
-        self,
-        state: DraftState,
-        tokens: Int[Tensor, "b t"],
-        target_output: TargetOutput,
-        count: Int[Tensor, " b"],
-    ) -> DraftState:
-        """Run a pass over the first tokens of each row; return the state after `count` of them."""
-        return self.extend_state(
-            state | {"lengths": torch.zeros_like(count)},
-            tokens,
-            target_output,
-            positions=torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens),
-            mask=prompt_mask(count, tokens.shape[1], self.num_slots(state)),
-            count=count,
-        )
+        return with_last_hidden(state | {"lengths": lengths + count}, hidden, count)
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree and return it; its expanded nodes use the slots after the known tokens."""
@@ -148,7 +104,7 @@ class CachedDraft(Draft):
 
         return grow(
             tree, sampler, self.logits(hidden)[:, 0], expand,
-            kept_ids=self.kept_ids, vocab_size=self.target_vocab,
+            kept_ids=cast(Draft, self).kept_ids, vocab_size=self.target_vocab,
         )  # fmt: skip
 
 

@@ -21,12 +21,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from models.checkpoint import find_non_finite
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left, token_weights
-from models.distill.losses import chunked_distillation_loss
 from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
-from models.drafts.cached import CachedDraft
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.cached import CachedDecoding
+from models.drafts.options import CausalLMConf, InitFrom
 from models.errors import UserError, require
 from models.lora import add_adapters, merge_adapters
 from models.parallel.dtensor import full_tensor
@@ -47,7 +47,7 @@ from models.target.target import Target
 RECORDED_FIELDS = ("name", "path", "revision", "layers", "max_depth")
 
 
-class CausalLMDraft(CachedDraft):
+class CausalLMDraft(CachedDecoding, Draft):
     """A causal LM with a cache; it reads no features of the target."""
 
     conf_class = CausalLMConf
@@ -58,7 +58,7 @@ class CausalLMDraft(CachedDraft):
     ):  # fmt: skip
         super().__init__(loss=loss, seed=seed)
         self.conf, self.method = conf, conf.method
-        self.needs = Needs(layers=[], hidden=False, context=False)
+        self.needs = Needs(layers=[], hidden=False, context=conf.needs_context)
         self.max_depth = self.trained_depth = conf.max_depth
         self.model = model
         self.lm = LanguageModel(model, device=target.device)
@@ -174,10 +174,11 @@ class CausalLMDraft(CachedDraft):
         """Run a pass over the prompts and their first new tokens; return the state after them."""
         tokens = torch.cat([input_ids, torch.zeros_like(input_ids[:, :1])], 1)
         tokens = tokens.scatter(1, lengths[:, None], first_token[:, None])
-        return self.start_cache(state, tokens, target_output, lengths + 1)
+        empty = state | {"lengths": torch.zeros_like(lengths)}
+        return self.advance(empty, tokens, count=lengths + 1, target_output=target_output)
 
     def forward_step(
-        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
         """Run the model over its cache: write at `slots`, attend through `mask`."""

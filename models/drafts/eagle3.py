@@ -10,7 +10,7 @@ concatenation puts the embedding first, as vLLM and vLLM Neuron expect of `Eagle
 Axes: B rows, T tokens, H hidden.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,10 +19,9 @@ from transformers import LlamaConfig
 
 from models.distill.config import LossConf
 from models.drafts.base import Batch, Loss, Needs
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.dropout import drop_inputs
-from models.drafts.one_layer import OneLayerDraft
-from models.layers import Eagle3Layer, RMSNorm, init_normal
+from models.drafts.eagle import EagleDraft
+from models.drafts.options import Eagle3Conf
+from models.layers import Eagle3Layer, RMSNorm, drop_inputs, init_normal
 from models.parallel.dtensor import copy_full, full_tensor
 from models.speculate import draft_vocab
 from models.target.language_model import TargetOutput
@@ -31,10 +30,16 @@ from models.target.target import Target
 NORM_SWITCHES = ("norm_before_residual", "norm_before_fc", "norm_output")  # keys of config.json
 
 
-class Eagle3Draft(OneLayerDraft):
+class Eagle3Draft(EagleDraft):
     """A decoder layer with its embeddings, its head and its draft vocabulary."""
 
     conf_class = Eagle3Conf
+    config_keys: ClassVar[dict[str, str]] = EagleDraft.config_keys | {
+        "layers": "eagle_aux_hidden_state_layer_ids",
+        "vocab_size": "draft_vocab_size",
+        **{name: name for name in NORM_SWITCHES},
+    }
+    backprop_through_outputs = True
     d2t: Int[Tensor, " draft_vocab"]  # target id minus draft id
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 
@@ -72,7 +77,6 @@ class Eagle3Draft(OneLayerDraft):
                 "eagle_aux_hidden_state_layer_ids": layers,
                 "use_aux_hidden_state": True,
             },
-            **{name: getattr(conf, name) for name in NORM_SWITCHES},
             **overrides,
         )
 
@@ -85,22 +89,13 @@ class Eagle3Draft(OneLayerDraft):
             **dict.fromkeys(NORM_SWITCHES, False),
         }
 
-    @classmethod
-    def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the options that `engine_config` wrote to config.json."""
-        return super().fields_from_config(config) | {
-            "layers": list(config.eagle_aux_hidden_state_layer_ids),
-            "vocab_size": config.draft_vocab_size,
-            **{name: getattr(config, name) for name in NORM_SWITCHES},
-        }
-
     @property
     def layer(self) -> Eagle3Layer:
         return self.midlayer
 
     # --- before training --------------------------------------------------------------------
 
-    def prepare(
+    def fit_vocabulary(
         self, counts: Int[Tensor, " vocab"], *, target: Target, required_ids: list[int]
     ) -> dict[str, float]:
         """Choose the reduced vocabulary by the token counts of the answers; return its coverage.
@@ -123,8 +118,8 @@ class Eagle3Draft(OneLayerDraft):
         kept_ids = kept_ids.cpu()
         self.embed_tokens.weight.copy_(full_tensor(target.model.get_input_embeddings().weight))
         self._copy_head_rows(target, kept_ids)
-        self.d2t.copy_(draft_vocab.offsets_from_kept_ids(kept_ids))
-        self.t2d.copy_(draft_vocab.membership_mask(kept_ids, self.config.vocab_size))
+        self.d2t.copy_(kept_ids - torch.arange(len(kept_ids)))
+        self.t2d.copy_(torch.zeros_like(self.t2d, device="cpu").index_fill(0, kept_ids, True))
 
     @torch.no_grad()
     def restore_frozen(self, target: Target) -> None:
@@ -142,7 +137,7 @@ class Eagle3Draft(OneLayerDraft):
         """Return the target ids of a reduced draft vocabulary, or None if it is the target's."""
         if self.config.draft_vocab_size == self.config.vocab_size:
             return None
-        return draft_vocab.kept_ids_from_offsets(self.d2t)
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     # --- the layer ---------------------------------------------------------------------------
 
@@ -184,9 +179,7 @@ class Eagle3Draft(OneLayerDraft):
         kept: Bool[Tensor, "b t inputs"] | None = None,
     ) -> Loss:  # fmt: skip
         """Return the loss of `trained_depth` drafting steps at every supervised position."""
-        outputs = self.unroll_steps(
-            batch, self.target_features(target_output), backprop_through_outputs=True, kept=kept
-        )
+        outputs = self.unroll_steps(batch, self.target_features(target_output), kept)
         return self.distill(
             [self.head_inputs(output) for output in outputs],
             batch,

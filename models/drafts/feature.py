@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models import checkpoint, checkpoint_files
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf
 from models.distill.loss_weights import position_weights, shift_left, shift_right
-from models.distill.losses import chunked_distillation_loss
-from models.drafts.base import Batch, Draft, DraftState, Loss, read_origin
-from models.drafts.config.base import DraftConf
+from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
+from models.drafts.options import DraftConf
 from models.errors import require
 from models.parallel.dtensor import full_tensor
 from models.target import architectures
@@ -41,6 +41,7 @@ class FeatureDraft(Draft):
     """
 
     config_class: ClassVar[Callable[..., Any]] = LlamaConfig  # holds the content of config.json
+    config_keys: ClassVar[dict[str, str]]  # for each option of a checkpoint its key in config.json
 
     def __init__(
         self, conf: DraftConf, config: Any, target: Target, *,
@@ -49,6 +50,8 @@ class FeatureDraft(Draft):
         super().__init__(loss=loss, seed=seed)
         self.conf: Any = conf
         self.method = conf.method
+        self.max_depth = self.trained_depth = conf.max_proposal_depth
+        self.needs = Needs(layers=[], hidden=True, context=conf.needs_context)
         self.config = config  # the content of config.json
         self.target_vocab: int = config.vocab_size
         # The target owns these and they stay frozen; inside a tuple they are not submodules.
@@ -58,19 +61,20 @@ class FeatureDraft(Draft):
         )
 
     @classmethod
-    def engine_config(cls, conf: Any, target: Target) -> Any:
-        """Build the content of config.json as engines read it."""
-        raise NotImplementedError
+    def engine_config(cls, conf: Any, target: Target, **overrides: Any) -> Any:
+        """Build the content of config.json as engines read it; a method passes `overrides`."""
+        options = {key: getattr(conf, option) for option, key in cls.config_keys.items()}
+        return layer_config(target, conf.architecture, **(options | overrides))
 
     @classmethod
-    def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
+    def default_keys(cls, target: Target) -> dict[str, Any]:
         """Return the keys of config.json that drafts published elsewhere may lack."""
         return {}
 
     @classmethod
     def fields_from_config(cls, config: Any) -> dict[str, Any]:
         """Return the options that `engine_config` wrote to config.json."""
-        raise NotImplementedError
+        return {option: getattr(config, key) for option, key in cls.config_keys.items()}
 
     @classmethod
     def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "FeatureDraft":
@@ -199,8 +203,8 @@ class HeadsDraft(FeatureDraft):
         return self.heads[0].weight.dtype
 
     def copy_target_weights(
-        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None  # noqa: ARG002
-    ) -> None:  # fmt: skip
+        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
+    ) -> None:
         """Copy the target's head to all heads."""
         for head in self.heads:
             head.load_state_dict({"weight": full_tensor(target.head.weight)})
@@ -209,7 +213,7 @@ class HeadsDraft(FeatureDraft):
         """Return at most 1: a proposal reads each weight once, as each depth has its own head."""
         return min(depth, 1)
 
-    def new_state(self, batch: int, slots: int) -> DraftState:  # noqa: ARG002
+    def new_state(self, batch: int, slots: int) -> DraftState:
         """Return room for one hidden state per row."""
         return {"hidden": self.heads[0].weight.new_zeros(batch, self.config.hidden_size)}
 

@@ -12,7 +12,7 @@ Axes: B rows, T tokens, W tree nodes expanded at once, H hidden.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -23,12 +23,11 @@ from transformers import LlamaConfig
 
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left
-from models.drafts.base import Batch, DraftState, Extras, Loss, Needs, with_last_hidden
-from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
-from models.drafts.config.hydra import HydraConf
-from models.drafts.dropout import draw_kept_inputs, drop_inputs
-from models.drafts.feature import HeadsDraft, layer_config
-from models.layers import DecoderLayer, RMSNorm, attend, init_normal
+from models.drafts.base import Batch, DraftState, Extras, Loss, with_last_hidden
+from models.drafts.cached import CachedDecoding, attend_cached, new_layer_state
+from models.drafts.feature import HeadsDraft
+from models.drafts.options import HydraConf
+from models.layers import DecoderLayer, RMSNorm, attend, draw_kept_inputs, drop_inputs, init_normal
 from models.speculate.growth import Proposal, grow
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Tree
@@ -71,19 +70,21 @@ class PrefixLayer(nn.Module):
         return self.norm(layer.finish(hidden, run_attention(*layer.project_qkv(hidden, rope))))
 
 
-class HydraDraft(CachedDraft, HeadsDraft):
+class HydraDraft(CachedDecoding, HeadsDraft):
     """The heads, and the prefix layer of Hydra++."""
 
     conf_class = HydraConf
+    config_keys: ClassVar[dict[str, str]] = {
+        "heads": "hydra_num_heads",
+        "num_layers": "hydra_num_layers",
+        "intermediate_size": "intermediate_size",
+    }
 
     def __init__(
         self, conf: HydraConf, config: LlamaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(conf, config, target, loss=loss, seed=seed)
-        prefix = self.config.hydra_head_arch == HEAD_ARCH_PREFIX
-        self.needs = Needs(layers=[], hidden=True, context=prefix)
-        self.trained_depth = self.max_depth = self.config.hydra_num_heads
         size, blocks = self.config.hidden_size, self.config.hydra_num_layers
         self.hydra_mlp = nn.ModuleList(
             nn.Sequential(
@@ -95,31 +96,25 @@ class HydraDraft(CachedDraft, HeadsDraft):
             nn.Linear(size, self.config.vocab_size, bias=False) for _ in range(self.max_depth)
         )
         # the authors' spelling, in the names of tensors
-        self.prefix_embeding_layer = PrefixLayer(config) if prefix else None
+        self.prefix_embeding_layer = PrefixLayer(config) if conf.prefix else None
         self.rotary = build_rotary(config)
 
     @classmethod
-    def engine_config(cls, conf: HydraConf, target: Target) -> LlamaConfig:
+    def engine_config(cls, conf: HydraConf, target: Target, **overrides: Any) -> LlamaConfig:
         """Build the content of config.json with the authors' keys."""
-        return layer_config(
+        return super().engine_config(
+            conf,
             target,
-            conf.architecture,
-            intermediate_size=conf.intermediate_size,
-            hydra_num_heads=conf.heads,
-            hydra_num_layers=conf.num_layers,
             hydra_head_arch=HEAD_ARCH_PREFIX if conf.prefix else HEAD_ARCH_PLAIN,
             base_model_name_or_path=target.name,
+            **overrides,
         )
 
     @classmethod
     def fields_from_config(cls, config: Any) -> dict[str, Any]:
         """Return the options that `engine_config` wrote to config.json."""
-        return {
-            "heads": config.hydra_num_heads,
-            "num_layers": config.hydra_num_layers,
-            "prefix": config.hydra_head_arch == HEAD_ARCH_PREFIX,
-            "intermediate_size": config.intermediate_size,
-        }
+        prefix = config.hydra_head_arch == HEAD_ARCH_PREFIX
+        return super().fields_from_config(config) | {"prefix": prefix}
 
     @property
     def heads(self) -> list[nn.Linear]:
@@ -135,8 +130,8 @@ class HydraDraft(CachedDraft, HeadsDraft):
         return target_output.hidden.to(self.dtype)
 
     def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
-    ) -> Extras:  # fmt: skip
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
+    ) -> Extras:
         """Return the inputs that dropout keeps: of the first block, the later ones, the head.
 
         All heads have the same choices, a shorter first block the first of its columns.
@@ -201,16 +196,13 @@ class HydraDraft(CachedDraft, HeadsDraft):
         state = state | {"token": first_token}
         if self.prefix_embeding_layer is None:
             return with_last_hidden(state, self.target_features(target_output), lengths)
-        return self.start_cache(state, input_ids, target_output, lengths)
+        empty = state | {"lengths": torch.zeros_like(lengths)}
+        return super().advance(empty, input_ids, count=lengths, target_output=target_output)
 
     def advance(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b path"],
-        *,
-        count: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
+        self, state: DraftState, input_ids: Int[Tensor, "b path"], *,
+        count: Int[Tensor, " b"], target_output: TargetOutput,
+    ) -> DraftState:  # fmt: skip
         """Return the state with the last emitted token and the hidden state before it."""
         last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         state = state | {"token": torch.where(count > 0, last, state["token"])}
@@ -219,7 +211,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
         return super().advance(state, input_ids, count=count, target_output=target_output)
 
     def forward_step(
-        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
         """Run the prefix layer over its cache; it reads hidden states only, no tokens."""

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models.distill.config import LossConf
-from models.drafts.base import Batch, DraftState, Loss, Needs, with_last_hidden
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.base import Batch, DraftState, Loss, with_last_hidden
 from models.drafts.feature import HeadsDraft
+from models.drafts.options import MedusaConf
 from models.speculate.growth import Proposal, grow
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Tree
@@ -57,14 +57,16 @@ class MedusaDraft(HeadsDraft):
 
     conf_class = MedusaConf
     config_class: ClassVar[Callable[..., Any]] = MedusaConfig
+    config_keys: ClassVar[dict[str, str]] = {
+        "heads": "num_heads",
+        "num_layers": "num_hidden_layers",
+    }
 
     def __init__(
         self, conf: MedusaConf, config: MedusaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(conf, config, target, loss=loss, seed=seed)
-        self.needs = Needs(layers=[], hidden=True, context=False)
-        self.trained_depth = self.max_depth = config.num_heads
         size, vocab = config.hidden_size, config.vocab_size
         self.blocks = nn.ModuleList(
             ResidualBlock(size, config.num_hidden_layers) for _ in range(config.num_heads)
@@ -77,7 +79,7 @@ class MedusaDraft(HeadsDraft):
             )
 
     @classmethod
-    def engine_config(cls, conf: MedusaConf, target: Target) -> MedusaConfig:
+    def engine_config(cls, conf: MedusaConf, target: Target, **overrides: Any) -> MedusaConfig:
         """Build the content of config.json as vLLM's loader reads it."""
         return MedusaConfig(
             architectures=[conf.architecture],
@@ -91,16 +93,14 @@ class MedusaDraft(HeadsDraft):
             topk=10,
             original_lm_head=not conf.separate_lm_heads,
             medusa_fc_bias=True,
+            **overrides,
         )
 
     @classmethod
     def fields_from_config(cls, config: Any) -> dict[str, Any]:
         """Return the options that `engine_config` wrote to config.json."""
-        return {
-            "heads": config.num_heads,
-            "num_layers": config.num_hidden_layers,
-            "separate_lm_heads": not config.original_lm_head,
-        }
+        separate = not config.original_lm_head
+        return super().fields_from_config(config) | {"separate_lm_heads": separate}
 
     @property
     def heads(self) -> list[nn.Linear]:
@@ -117,14 +117,14 @@ class MedusaDraft(HeadsDraft):
         )
 
     def start(
-        self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,  # noqa: ARG002
-        lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,  # noqa: ARG002
+        self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
+        lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
     ) -> DraftState:  # fmt: skip
         """Return the state with the hidden state of each prompt's last token."""
         return with_last_hidden(state, target_output.hidden.to(self.dtype), lengths)
 
     def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "b path"], *,  # noqa: ARG002
+        self, state: DraftState, input_ids: Int[Tensor, "b path"], *,
         count: Int[Tensor, " b"], target_output: TargetOutput,
     ) -> DraftState:  # fmt: skip
         """Return the state with the hidden state before the last emitted token of each row."""
@@ -136,9 +136,7 @@ class MedusaDraft(HeadsDraft):
         def logits(level: int) -> Float[Tensor, "b v"]:
             return self.heads[min(level, len(self.heads) - 1)](self.blocks[level](state["hidden"]))
 
-        def expand(
-            tokens: Tensor, parent_index: Tensor, level: int  # noqa: ARG001
-        ) -> Float[Tensor, "b 1 v"]:  # fmt: skip
+        def expand(_tokens: Tensor, _parent_index: Tensor, level: int) -> Float[Tensor, "b 1 v"]:
             return logits(level)[:, None]  # the same logits for all nodes
 
         return grow(tree, sampler, logits(0), expand)

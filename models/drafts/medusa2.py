@@ -24,12 +24,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from models import checkpoint, checkpoint_files
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf, LossName
 from models.distill.loss_weights import position_weights, shift_left, token_weights
-from models.distill.losses import chunked_distillation_loss
 from models.drafts.base import Batch, Draft, Extras, Loss
-from models.drafts.config.medusa2 import Medusa2Conf
 from models.drafts.medusa import MedusaConfig, MedusaDraft
+from models.drafts.options import Medusa2Conf
 from models.files import atomic_directory, report_disk_errors
 from models.lora import add_adapters, merge_adapters
 from models.target.config import TargetConf
@@ -118,8 +118,8 @@ class Medusa2Draft(MedusaDraft):
         assert all(name.startswith("adapters.") for name in missing)
 
     def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
-    ) -> Extras:  # fmt: skip
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
+    ) -> Extras:
         """Return the ramp of the heads' loss: a quarter of a sine wave, from 0 to 1.
 
         Without a ramp, the gradients of untrained heads would distort the target.

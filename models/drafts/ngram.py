@@ -10,6 +10,8 @@ In a mixed tree a trained draft grows its tree as usual, and lookup adds a chain
 Axes: B rows, S slots, N grown nodes, D copied nodes.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -32,7 +34,7 @@ class NgramDraft(Draft):
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = max_depth
 
-    def passes(self, depth: int) -> int:  # noqa: ARG002
+    def passes(self, depth: int) -> int:
         """Return 0: there are no weights to read."""
         return 0
 
@@ -50,7 +52,7 @@ class NgramDraft(Draft):
         *,
         lengths: Int[Tensor, " batch"],
         first_token: Int[Tensor, " batch"],
-        target_output: TargetOutput | None,  # noqa: ARG002
+        target_output: TargetOutput | None,
     ) -> DraftState:
         """Return the state with the prompts and their first new tokens; free slots hold -1."""
         slot = torch.arange(state["ids"].shape[1], device=input_ids.device)
@@ -63,7 +65,7 @@ class NgramDraft(Draft):
 
     def advance(
         self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
-        count: Int[Tensor, " batch"], target_output: TargetOutput | None,  # noqa: ARG002
+        count: Int[Tensor, " batch"], target_output: TargetOutput | None,
     ) -> DraftState:  # fmt: skip
         """Return the state with the emitted tokens appended."""
         token_ids, lengths = state["ids"], state["lengths"]
@@ -78,7 +80,7 @@ class NgramDraft(Draft):
         state: DraftState,
         *,
         tree: Tree,
-        sampler: Sampler,  # noqa: ARG002
+        sampler: Sampler,
     ) -> Proposal:
         """Return a chain of `tree.depth` tokens: a copy of those after the best match."""
         token_ids, lengths = state["ids"], state["lengths"]
@@ -136,31 +138,18 @@ class MixedDraft(Draft):
         }
 
     def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "batch prompt"],
-        *,
-        lengths: Int[Tensor, " batch"],
-        first_token: Int[Tensor, " batch"],
-        target_output: TargetOutput,
+        self, state: DraftState, input_ids: Int[Tensor, "batch prompt"], **prompts: Any
     ) -> DraftState:
         return {
-            name: draft.start(
-                state[name],
-                input_ids,
-                lengths=lengths,
-                first_token=first_token,
-                target_output=target_output,
-            )
+            name: draft.start(state[name], input_ids, **prompts)
             for name, draft in (("draft", self.draft), ("lookup", self.lookup))
         }
 
     def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
-        count: Int[Tensor, " batch"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self, state: DraftState, input_ids: Int[Tensor, "batch path"], **emitted: Any
+    ) -> DraftState:
         return {
-            name: draft.advance(state[name], input_ids, count=count, target_output=target_output)
+            name: draft.advance(state[name], input_ids, **emitted)
             for name, draft in (("draft", self.draft), ("lookup", self.lookup))
         }
 

@@ -6,8 +6,7 @@ from pkgutil import resolve_name
 from models.checkpoint_files import read_config
 from models.distill.config import LossConf
 from models.drafts.base import Draft
-from models.drafts.config import METHODS
-from models.drafts.config.base import DraftConf
+from models.drafts.options import METHODS, DraftConf
 from models.errors import UserError
 from models.target.target import Target
 

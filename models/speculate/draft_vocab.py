@@ -5,8 +5,7 @@ are in the checkpoint in the form that serving engines read. Bytes and special t
 kept: without them a draft could neither end an answer nor spell a word that it has no token for.
 """
 
-import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
@@ -50,31 +49,6 @@ def choose_kept_ids(
     priority = counts.clone()
     priority[required_ids] = counts.max() + 1  # above every other token
     return priority.argsort(descending=True, stable=True)[:size].sort().values
-
-
-def offsets_from_kept_ids(kept_ids: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
-    """Return d2t, the target id minus the draft id.
-
-    >>> offsets_from_kept_ids(torch.tensor([0, 2, 5]))
-    tensor([0, 1, 3])
-    """
-    return kept_ids - torch.arange(len(kept_ids), device=kept_ids.device)
-
-
-def kept_ids_from_offsets(d2t: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
-    """Return the target ids of the draft vocabulary: the inverse of `offsets_from_kept_ids`."""
-    return d2t + torch.arange(len(d2t), device=d2t.device)
-
-
-def membership_mask(
-    kept_ids: Int[Tensor, " draft_vocab"], vocab_size: int
-) -> Bool[Tensor, " vocab"]:
-    """Return t2d, the mask of target ids that the draft has.
-
-    >>> membership_mask(torch.tensor([0, 2]), 4)
-    tensor([ True, False,  True, False])
-    """
-    return kept_ids.new_zeros(vocab_size, dtype=torch.bool).index_fill(0, kept_ids, True)
 
 
 def token_coverage(counts: Int[Tensor, " vocab"], kept_ids: Int[Tensor, " draft_vocab"]) -> float:

@@ -18,13 +18,7 @@ from models.errors import UserError, require
 
 RankPaths = list[list[int]]
 TREE_KINDS = ("chain", "static", "dynamic")
-INTEGER_FIELDS = {
-    "depth",
-    "nodes",
-    "beam_width",
-    "children",
-    "ngram_tokens",
-}  # fields of a TreeConf
+INTEGER_FIELDS = {"depth", "nodes", "beam_width", "children", "ngram_tokens"}  # of a TreeConf
 
 
 class TreeFormat(Enum):
@@ -49,8 +43,7 @@ def read_fields(file: Path) -> dict[str, Any]:
     require(
         kind in TREE_KINDS and numbers.keys() <= INTEGER_FIELDS and are_integers,
         f"tree.file: `tree` must hold a kind of {', '.join(TREE_KINDS)} and whole numbers for "
-        f"{', '.join(sorted(INTEGER_FIELDS))}, got {fields} in {file}; "
-        "width, branch and copied of earlier files are beam_width, children and ngram_tokens",
+        f"{', '.join(sorted(INTEGER_FIELDS))}, got {fields} in {file}",
     )
     return fields | ({"paths": read_paths(file)} if kind == "static" else {})
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.device.device import Device
 from models.device.graph_budget import graph_key_of
-from models.distill.topk_logits import TopKLogits
+from models.distill.distributions import TopKLogits
 from models.parallel import tensor_parallel
 from models.target import architectures
 from models.target.cache import CacheWrite, StaticCache

@@ -1,4 +1,7 @@
-"""Any failure to load a pretrained model in one line: the file, the cause, a remedy that fits."""
+"""Any failure to load a pretrained model in one line: the file, the cause, a remedy that fits.
+
+PyTorch is not imported here: its import takes longer than the answer of the hub.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +36,25 @@ def report_load_errors(source: ModelSource, file: str) -> Iterator[None]:
             f"{source.location_key}: must be {rule}, got {source.location!r} ({cause}); "
             f"{_find_remedy(source, file, error)}"
         ) from error
+
+
+def check_hub(source: ModelSource | None) -> None:
+    """Raise UserError if the hub lacks the model or does not answer, or its local path is none.
+
+    A local folder, a model in the cache and None pass. from_pretrained would retry for half a
+    minute before it fails.
+    """
+    if source is None or Path(source.location).is_dir():
+        return
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    with report_load_errors(source, CONFIG_FILE):
+        if source.path is not None:
+            is_file = Path(source.path).exists()
+            raise OSError("a file, not a directory" if is_file else "no such directory")
+        cached = try_to_load_from_cache(source.location, CONFIG_FILE, revision=source.revision)
+        if not (constants.HF_HUB_OFFLINE or isinstance(cached, str)):
+            HfApi().model_info(source.location, revision=source.revision, timeout=10)
 
 
 def _describe_cause(error: Exception, path: Path) -> str:

@@ -12,8 +12,12 @@ from models.device.rank_files import find_rank_files, load_rank_files
 from models.errors import UserError, require
 from models.target import architectures
 from models.target.config import ModelSource, as_id_list
-from models.target.hub import check_hub
-from models.target.load_errors import CONFIG_FILE, TOKENIZER_FILE, report_load_errors
+from models.target.load_errors import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    check_hub,
+    report_load_errors,
+)
 from models.target.modeling import build_thin_model, check_modeling
 from models.target.stored_weights import check_load_report, check_stored_weights, quiet_loading
 

@@ -23,9 +23,9 @@ class Target(LanguageModel):
         super().__init__(model.eval().requires_grad_(False), device=device)
         self.tokenizer, self.name = tokenizer, name
         self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.fingerprint = target_fingerprint(model)
+        self.fingerprint = self.hash_weights()
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
-        self._check_logits()
+        self.check_logits()
 
     @property
     def graph_key(self) -> str:
@@ -35,9 +35,14 @@ class Target(LanguageModel):
     def with_weights(self, lm: LanguageModel, *, name: str) -> "Target":
         """Return a target of the same architecture and tokenizer with the weights of `lm`."""
         target = copy.copy(self)
-        vars(target).update(vars(lm) | {"device": self.device, "name": name})
-        target.fingerprint = target_fingerprint(lm.model)
+        target.model, target.decoder, target.head = lm.model, lm.decoder, lm.head
+        target._run_layers = lm._run_layers
+        target.name, target.fingerprint = name, target.hash_weights()
         return target
+
+    def hash_weights(self) -> str:
+        """Return the fingerprint of the model."""
+        return target_fingerprint(self.model)
 
     def forward_hidden(self, *args: Any, **kwargs: Any) -> TargetOutput:
         """Run one forward pass; see `LanguageModel.forward_hidden`."""
@@ -65,7 +70,7 @@ class Target(LanguageModel):
         )
 
     @torch.no_grad()
-    def _check_logits(self) -> None:
+    def check_logits(self) -> None:
         """Reject models whose logits are not finite, or scaled or capped after the LM head.
 
         `logits` does not scale or cap.

@@ -22,8 +22,7 @@ from data.features.config import CaptureConf, Dtype, TeacherKind
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from data.features.plan import HEADER_BYTES
 from models.drafts.base import Needs
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.options import Eagle3Conf, Medusa2Conf
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
 from tests.support.captured import COMMAND, EAGLE3, captured, conf, files, opened, written

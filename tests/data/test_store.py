@@ -14,13 +14,10 @@ from data.features.schema import FeatureSchema
 from data.features.target_pass import features
 from data.packing.pack import pack_documents
 from models.device.opening import open_device
+from models.distill.distributions import TopKLogits
 from models.distill.loss_weights import shift_left
-from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Needs
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.hydra import HydraConf
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import CausalLMConf, Eagle1Conf, HydraConf, InitFrom, MedusaConf
 from models.target.config import TargetConf
 from models.target.loading import load_target
 from models.target.pretrained import read_model_config

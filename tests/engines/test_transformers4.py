@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from models.distill.config import LossConf
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft
 from models.target.config import TargetConf
 from models.target.loading import load_target

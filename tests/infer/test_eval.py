@@ -26,8 +26,8 @@ from models.console import setup_logging
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.distill.config import LossConf
-from models.drafts.config.medusa2 import Medusa2Conf
 from models.drafts.ngram import NgramDraft
+from models.drafts.options import Medusa2Conf
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf

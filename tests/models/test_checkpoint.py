@@ -1,6 +1,5 @@
 """Checkpoints: whole or not at all, read strictly, and tied to their target and tokenizer."""
 
-import json
 import os
 import subprocess
 import sys
@@ -196,7 +195,3 @@ def test_a_tokenizer_fingerprint_follows_its_tokens():
     prints = [checkpoint.tokenizer_fingerprint(tokenizer) for tokenizer in same + others]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
-
-
-def test_config_is_readable_json(saved):
-    assert json.loads((saved / "config.json").read_text()) == CONFIG

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from models.device import route_choice
+from models.device import opening
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
@@ -81,12 +81,12 @@ def test_threads_must_be_some():
 
 def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler there
-    route_choice.can_compile.cache_clear()
+    opening.can_compile.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             devices = [open_device(DeviceConf()) for _ in range(3)]
     finally:
-        route_choice.can_compile.cache_clear()
+        opening.can_compile.cache_clear()
     assert [device.compiles for device in devices] == [False] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "no C++ compiler found: compiled parts run eagerly (install g++ for full speed)"

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf
 from models.drafts.base import Batch
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import MedusaConf
 from models.drafts.registry import build_draft
 from models.speculate.config import SamplingConf
 from models.target.config import TargetConf

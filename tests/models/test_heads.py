@@ -11,10 +11,7 @@ from transformers import AutoModelForCausalLM
 from data.features.target_pass import features
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf
-from models.drafts.config.hydra import HydraConf
-from models.drafts.config.lora import LoraConf
-from models.drafts.config.medusa import MedusaConf
-from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf
 from models.drafts.registry import build_draft, load_draft
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import TreeKind

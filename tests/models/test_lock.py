@@ -4,21 +4,16 @@ import errno
 import fcntl
 import multiprocessing
 import signal
-import subprocess
 import threading
-import time
 from contextlib import contextmanager
 
-import psutil
 import pytest
-import torch
 
 from data.mixture.provenance import claim_folder, release_worker_dir
 from models import lock
 from models.errors import UserError
-from tests.support.killing import toy_process
 from tests.support.tiny import CPU
-from tests.support.toy_run import metrics, toy_conf, toy_run, weights
+from tests.support.toy_run import toy_conf
 from train.config.parallel import ParallelConf
 from train.distributed.parallel import build_parallel
 from train.run import open_run
@@ -45,32 +40,6 @@ def hold_and_wait(folder, there):
     lock.acquire_lock(folder)
     there.send("held")
     signal.pause()
-
-
-@pytest.mark.system
-def test_a_second_run_in_a_folder_is_refused_and_the_first_ends_bit_equal(tmp_path):
-    shared, changes = tmp_path / "shared", {"optim": {"steps": 12}}
-    # it shall not end before the second has started
-    first = toy_process(shared, changes, signal_at=(signal.SIGSTOP, "*/state/00000004"))
-    while psutil.Process(first.pid).status() != psutil.STATUS_STOPPED:
-        assert first.poll() is None
-        time.sleep(1e-3)
-    second = toy_process(shared, changes, stderr=subprocess.PIPE)
-    _, said = second.communicate()
-    first.send_signal(signal.SIGCONT)
-    assert second.returncode == 2
-    assert said.count("\n") == 1
-    assert said.startswith(
-        f"error: run_name: must name a folder that no other process writes, got {shared}, "
-    )
-    assert f"held by process {first.pid} on " in said
-    assert "toy_run" in said
-    assert first.wait() == 0
-    toy_run(tmp_path / "alone", toy_conf(**changes))
-    ours, theirs = weights(shared), weights(tmp_path / "alone")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert metrics(shared)[-1]["step"] == metrics(tmp_path / "alone")[-1]["step"]
 
 
 def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed(tmp_path):

@@ -21,7 +21,6 @@ from models.target.config import TargetConf
 from models.target.loading import load_target
 from models.target.modeling import (
     CACHE_NAMES,
-    LayerCache,
     build_rotary,
     build_thin_model,
     check_modeling,
@@ -254,16 +253,6 @@ def test_an_unknown_version_that_does_not_fit_is_named_with_the_lock(renamed_cac
 def test_a_family_that_does_not_fit_a_tested_version_is_refused_by_name(renamed_cache):
     with pytest.raises(UserError, match=r"target\.name.*qwen3 of transformers.*another family"):
         check_modeling(FAMILIES["qwen3"](), name="target.name")
-
-
-def test_a_cache_of_our_own_is_written_and_returned_whole():
-    keys, values = torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2)
-    slots = torch.tensor([[3]])
-    cache = LayerCache((keys, values, slots))
-    new = torch.ones(1, 1, 1, 2)
-    got_keys, got_values = cache.update(new, 2 * new)
-    assert got_keys[0, 0, :, 0].tolist() == [0, 0, 0, 1, 0]
-    assert got_values[0, 0, :, 0].tolist() == [0, 0, 0, 2, 0]
 
 
 def test_a_target_is_checked_before_its_weights_are_read(renamed_cache, tmp_path):

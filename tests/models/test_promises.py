@@ -13,8 +13,8 @@ from infer.engine.decode import Decoder
 from models.checkpoint_files import WEIGHTS_FILE
 from models.distill.config import LossName
 from models.drafts.base import Draft, DraftState
-from models.drafts.config import METHODS
 from models.drafts.ngram import MixedDraft
+from models.drafts.options import METHODS
 from models.drafts.registry import load_draft
 from models.errors import UserError
 from models.lora import merge_adapters

@@ -162,14 +162,6 @@ def test_a_history_grows_by_what_was_emitted_alone():
         assert torch.equal(found.in_answer[row], wanted.in_answer[0])
 
 
-def test_temperature_zero_chooses_the_likeliest_token_without_noise():
-    rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5)
-    logits = torch.tensor([[[1.0, 4.0, 4.0, 2.0]]], dtype=torch.bfloat16)
-    assert rule.is_greedy
-    assert torch.equal(warp_logits(rule, logits), logits.float())
-    assert warp_logits(rule, logits).argmax(-1).tolist() == [[1]]  # lowest id among equals
-
-
 def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
     noise = draw(vocab=50, count=1).flatten()
     assert stats.kstest(noise.double(), stats.gumbel_r.cdf).pvalue > 1e-3

@@ -16,7 +16,6 @@ from transformers import (
     GraniteForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
-    LlamaForCausalLM,
     MambaConfig,
     Phi3Config,
     Qwen3NextConfig,
@@ -84,12 +83,6 @@ def test_a_saved_target_is_the_same_target(target, tmp_path):
     assert again.fingerprint == target.fingerprint
     assert again.tokenizer_fingerprint == target.tokenizer_fingerprint
     assert (again.num_layers, again.hidden_size, again.vocab_size) == (6, 32, VOCAB)
-
-
-def test_tied_embeddings_are_served():
-    model = LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True))
-    target = Target(model, tiny_tokenizer(), name="tied", device=CPU)
-    assert target.head.weight is target.model.get_input_embeddings().weight
 
 
 ROPE: dict[str, Any] = {"rope_theta": 10000.0, "factor": 4.0}

@@ -12,8 +12,7 @@ from models.device.config import DeviceName
 from models.errors import UserError
 from models.parallel.tensor_parallel import plan_shards
 from models.target.config import TargetConf
-from tests.support import nxd, sharded
-from tests.support.parallel_layers import shard_state_dict, unshard_state_dict
+from tests.support import sharded
 from tests.support.sharded import CUT, RANKS, UNCUT, model_of
 from tests.support.tiny import CPU, tiny_tokenizer
 from train.config.parallel import ParallelConf, Weights
@@ -74,15 +73,6 @@ def test_moments_are_spread_and_saved_whole(found):
         assert found[rank]["moments"]["held"] == 2 * (3 * 3 + 1 * 5 + 3)  # of 30 weights
 
 
-def test_a_keyword_that_the_engine_does_not_take_fails():
-    nxd.install(modules=(modules := {}))
-    layers = modules[nxd.LAYERS]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'gathers'"):
-        layers.ColumnParallelLinear(4, 4, gathers=True)
-    with pytest.raises(TypeError, match="missing a required argument: 'output_size'"):
-        layers.RowParallelLinear(4)
-
-
 def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
     with pytest.raises(
         UserError, match=r"must be 1 without neuronx.* got 2 and .*run scripts/setup"
@@ -105,15 +95,6 @@ def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path
         check_parallel(ParallelConf(draft=Weights.sharded), **given, optimizer="muon")
     with pytest.raises(UserError, match=r"parallel.target: must be replicated with device=xla"):
         check_parallel(ParallelConf(target=Weights.sharded), **given)
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_shares_of_all_ranks_are_the_whole(ranks):
-    for name in CUT:
-        model = model_of(CUT[name]())
-        parts, full = plan_shards(model, ranks), model.state_dict()
-        shares = [shard_state_dict(full, parts, ranks=ranks, rank=rank) for rank in range(ranks)]
-        torch.testing.assert_close(unshard_state_dict(shares, parts), dict(full), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from models.distill.config import LossConf
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.lora import LoraConf
-from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.options import CausalLMConf, InitFrom, LoraConf, Medusa2Conf
 from models.drafts.registry import build_draft
 from models.target.config import TargetConf
 from models.target.loading import load_target

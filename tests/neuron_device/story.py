@@ -20,11 +20,14 @@ from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
-from models.drafts.config.base import DraftConf
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import (
+    CausalLMConf,
+    DraftConf,
+    Eagle1Conf,
+    Eagle3Conf,
+    InitFrom,
+    MedusaConf,
+)
 from models.drafts.registry import build_draft
 from models.speculate.config import SamplingConf
 from tests.support.tiny import LAYERS, tiny_target, tree

@@ -10,9 +10,7 @@ from infer.engine.decode import Decoder
 from models.distill.config import LossConf
 from models.drafts.base import Batch, Draft
 from models.drafts.causal_lm import CausalLMDraft
-from models.drafts.config.causal_lm import CausalLMConf
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import CausalLMConf, Eagle3Conf, MedusaConf
 from models.drafts.registry import build_draft
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import Tree, TreeKind
@@ -56,7 +54,7 @@ def small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
     eagle = build_draft(Eagle3Conf(layers=LAYERS, ttt_steps=2), target, loss=loss, seed=0)
     reduced = Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=10)
     reduced = build_draft(reduced, target, loss=loss, seed=0)
-    reduced.prepare(
+    reduced.fit_vocabulary(
         batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0]
     )
     heads = build_draft(MedusaConf(heads=DEPTH), target, loss=loss, seed=0)

@@ -10,8 +10,7 @@ from data.features.config import CaptureConf
 from data.features.reader import FeatureStore
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.base import Needs
-from models.drafts.config.base import DraftConf
-from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.options import DraftConf, Eagle3Conf
 from models.target.config import TargetConf
 from models.target.target import Target
 from tests.support.tiny import LAYERS, VOCAB

@@ -19,8 +19,7 @@ from torch._dynamo.backends.debugging import aot_eager
 
 from data.config import DataConf
 from models.device.graph_budget import GraphLedger
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom
 from tests.support.layout_run import layout_target
 from tests.support.tiny import CPU
 from tests.support.toy_run import toy_conf, toy_run

@@ -8,7 +8,7 @@ import transformers
 
 from models.device.device import Device
 from models.drafts.causal_lm import CausalLMDraft
-from models.drafts.config.causal_lm import CausalLMConf
+from models.drafts.options import CausalLMConf
 from models.target.target import Target
 from tests.support.tiny import CPU, VOCAB, tiny_tokenizer
 

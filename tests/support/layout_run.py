@@ -14,14 +14,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from data.config import DataConf, OnPolicyConf
 from models.device.device import Device
 from models.distill.config import LossConf, Reduction
-from models.drafts.config.base import DraftConf
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.hydra import HydraConf
-from models.drafts.config.lora import LoraConf
-from models.drafts.config.medusa import MedusaConf
-from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.options import (
+    CausalLMConf,
+    DraftConf,
+    Eagle1Conf,
+    Eagle3Conf,
+    HydraConf,
+    InitFrom,
+    LoraConf,
+    Medusa2Conf,
+    MedusaConf,
+)
 from models.target.target import Target
 from tests.support.tiny import CPU, tiny_tokenizer
 from tests.support.toy_run import VOCAB, ToyConf, toy_conf, toy_run

@@ -3,14 +3,11 @@
 import pytest
 import torch
 
+from models.distill.chunked import build_target_distribution, chunked_distillation_loss
 from models.distill.config import LossConf, LossName
-from models.distill.divergences import draft_distribution
-from models.distill.losses import (
-    build_target_distribution,
-    chunked_distillation_loss,
-    distillation_loss,
-    evaluate_loss,
-)
+from models.distill.distributions import draft_distribution
+from models.distill.losses import score_tokens
+from scripts.bench_loss import distillation_loss
 
 KEPT = torch.tensor([0, 2, 3, 7, 8])
 FORMS = {"plain": distillation_loss, "chunked": chunked_distillation_loss}
@@ -31,9 +28,10 @@ def logits_of(*rows):
 
 
 def losses_of(draft_logits, target_logits, conf, *, labels=None, kept=None):
-    target_dist = build_target_distribution(lambda rows: rows, target_logits, labels, kept, conf)
-    draft_dist = draft_distribution(draft_logits, target_dist, temperature=conf.temperature)
-    return evaluate_loss(draft_dist, kept, conf)[0]
+    """The scores of tokens by name."""
+    target = build_target_distribution(lambda rows: rows, target_logits, labels, kept, conf)
+    draft = draft_distribution(draft_logits, target, temperature=conf.temperature)
+    return score_tokens(draft, target, kept, conf)
 
 
 def inputs(*, tokens=23, steps=(), kept=None, vocab=11, own_heads=False, spread=1.0):

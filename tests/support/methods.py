@@ -7,14 +7,17 @@ import pytest
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf, LossName
 from models.drafts.base import Draft
-from models.drafts.config.base import DraftConf
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.hydra import HydraConf
-from models.drafts.config.lora import LoraConf
-from models.drafts.config.medusa import MedusaConf
-from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.options import (
+    CausalLMConf,
+    DraftConf,
+    Eagle1Conf,
+    Eagle3Conf,
+    HydraConf,
+    InitFrom,
+    LoraConf,
+    Medusa2Conf,
+    MedusaConf,
+)
 from models.drafts.registry import build_draft
 from models.speculate.config import SamplingConf
 from models.target.target import Target

@@ -4,7 +4,7 @@ They have the signatures, weights and results of NxD's layers of the same names,
 far as a frozen target uses them, and are the reference that a cut target is tested with.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -145,18 +145,3 @@ def shard_state_dict(
             part.shard(parameter, tensor, ranks=ranks, rank=rank) if part else tensor.clone()
         )
     return share
-
-
-def unshard_state_dict(
-    shares: Sequence[Mapping[str, Shaped[Tensor, "..."]]], shards: Mapping[str, LayerShard]
-) -> dict[str, Shaped[Tensor, "..."]]:
-    """The shares of all ranks, in order, joined; the inverse of `shard_state_dict`."""
-    full = {}
-    for name, tensor in shares[0].items():
-        layer, _, parameter = name.rpartition(".")
-        part = shards.get(layer)
-        axis = part.axis_of(parameter) if part else None
-        full[name] = tensor
-        if part and axis is not None:
-            full[name] = torch.cat([share[name] for share in shares[:: part.repeats]], axis)
-    return full

@@ -20,11 +20,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from infer.config import EvaluationConf
 from models.checkpoint import hash_tensors
 from models.device.opening import open_device
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.hydra import HydraConf
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import (
+    CausalLMConf,
+    Eagle1Conf,
+    Eagle3Conf,
+    HydraConf,
+    InitFrom,
+    MedusaConf,
+)
 from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params, full_tensor
 from models.target.config import TargetConf

@@ -8,12 +8,15 @@ import torch
 import transformers
 
 from models.distill.config import LossConf
-from models.drafts.config.base import DraftConf
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.hydra import HydraConf
-from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.options import (
+    CausalLMConf,
+    DraftConf,
+    Eagle1Conf,
+    Eagle3Conf,
+    HydraConf,
+    InitFrom,
+    Medusa2Conf,
+)
 from models.drafts.registry import build_draft
 from models.target.target import Target
 from tests.support.family_models import HEADS, SHAPE, SLIDING

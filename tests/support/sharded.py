@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from infer.engine.decode import Decoder
 from models.device.xla.device import XlaDevice
 from models.drafts.causal_lm import CausalLMDraft
-from models.drafts.config.causal_lm import CausalLMConf
+from models.drafts.options import CausalLMConf
 from models.parallel.tensor_parallel import parallelize_model
 from models.speculate.config import SamplingConf
 from models.target.config import TargetConf

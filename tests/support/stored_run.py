@@ -14,8 +14,7 @@ import torch
 from data.config import DataConf, DataSource
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.distill.config import LossConf
-from models.drafts.config.base import DraftConf
-from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.options import DraftConf, Eagle3Conf
 from models.drafts.registry import build_draft
 from models.target.config import TargetConf
 from tests.support.captured import LENGTH

@@ -12,8 +12,8 @@ from infer.engine.decode import Decoder
 from models.device.device import Device
 from models.distill.config import LossConf
 from models.drafts.base import Batch
-from models.drafts.config.eagle3 import Eagle3Conf
 from models.drafts.eagle3 import Eagle3Draft
+from models.drafts.options import Eagle3Conf
 from models.drafts.registry import build_draft
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import TreeKind

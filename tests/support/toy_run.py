@@ -24,7 +24,7 @@ from models.device.device import Device
 from models.device.opening import open_device
 from models.distill.config import LossConf
 from models.drafts.base import Batch, Draft, Extras, Loss, Needs
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.lock import acquire_lock

@@ -10,7 +10,7 @@ import torch
 
 from conf.entry import compose
 from models.distill.config import LossConf
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft
 from scripts import bench, bench_decoding, bench_engines, bench_loss, bench_train
 from scripts.bench_tables import PAGE, markdown, replaced

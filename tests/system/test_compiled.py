@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.device.route_choice import can_compile
+from models.device.opening import can_compile
 from tests.support.compiled_run import REQUESTS, SHAPES
 from tests.support.methods import CASES
 

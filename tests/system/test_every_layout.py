@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.drafts.config import METHODS
+from models.drafts.options import METHODS
 from tests.support.layout_run import LEARNERS, train_all
 from tests.support.toy_run import metrics, weights
 

@@ -1,4 +1,4 @@
-"""A new method is a file of options, one of modules and a YAML, and nothing else."""
+"""A new method is a class of options, a file of modules and a YAML, and nothing else."""
 
 import json
 import shutil
@@ -9,14 +9,7 @@ from pathlib import Path
 from tests.support.tiny import sampled_texts
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = '''
-"""The options of bigrams."""
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-from models.drafts.config.base import DraftConf
-
+OPTIONS = """
 
 @dataclass(kw_only=True)
 class BigramConf(DraftConf):
@@ -24,7 +17,10 @@ class BigramConf(DraftConf):
     architecture: ClassVar[str] = "BigramModel"
     draft_class: ClassVar[str] = "models.drafts.bigram:BigramDraft"
     max_depth: int = 8
-'''
+
+
+METHODS["bigram"] = BigramConf
+"""
 METHOD = '''
 """Bigrams: what follows a token, whatever came before it."""
 
@@ -32,28 +28,21 @@ import torch
 from torch import nn
 
 from models.drafts.base import Needs
-from models.drafts.config.bigram import BigramConf
-from models.drafts.feature import FeatureDraft, layer_config
+from models.drafts.feature import FeatureDraft
+from models.drafts.options import BigramConf
 from models.distill.loss_weights import shift_left
 from models.speculate.growth import grow
 
 
 class BigramDraft(FeatureDraft):
     conf_class = BigramConf
+    config_keys = {"max_depth": "depth"}
 
     def __init__(self, conf, config, target, *, loss=None, seed=None):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         self.needs = Needs(layers=[], hidden=False, context=False)
-        self.trained_depth, self.max_depth = 1, config.depth
+        self.trained_depth = 1
         self.guess = nn.Embedding(config.vocab_size, config.hidden_size)
-
-    @classmethod
-    def engine_config(cls, conf, target):
-        return layer_config(target, conf.architecture, depth=conf.max_depth)
-
-    @classmethod
-    def fields_from_config(cls, config):
-        return {"max_depth": config.depth}
 
     def loss(self, batch, target_output):
         guessed = self.guess(shift_left(batch.input_ids, 1))
@@ -84,13 +73,14 @@ bigram:
 """
 
 
-def test_two_files_and_an_entry_are_trained_reported_and_judged(target, tmp_path):
+def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tmp_path):
     copy = tmp_path / "checkout"
     for package in ("conf", "data", "infer", "models", "train"):
         shutil.copytree(
             ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__")
         )
-    (copy / "models" / "drafts" / "config" / "bigram.py").write_text(OPTIONS)
+    with (copy / "models" / "drafts" / "options.py").open("a") as options:
+        options.write(OPTIONS)
     (copy / "models" / "drafts" / "bigram.py").write_text(METHOD)
     with (copy / "conf" / "drafts.yaml").open("a") as drafts:
         drafts.write(ENTRY)

@@ -61,9 +61,7 @@ def test_a_checkpoint_of_the_peer_gives_the_logits_of_the_same_tensors(target, t
     )
 
     def logits(draft):
-        outputs = draft.unroll_steps(
-            batch, draft.target_features(seen), backprop_through_outputs=False
-        )
+        outputs = draft.unroll_steps(batch, draft.target_features(seen))
         return [draft.logits(output) for output in outputs[:2]]
 
     with torch.no_grad():

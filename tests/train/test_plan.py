@@ -22,7 +22,7 @@ from models.device.config import MachineConf
 from models.device.device import Device
 from models.device.machine_specs import check_dtype, measure_machine
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
-from models.distill import losses
+from models.distill import chunked
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
@@ -225,8 +225,8 @@ def test_random_numbers_of_a_batch_move_to_the_device_with_its_own_pass(tmp_path
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft model"])
 def test_a_trace_of_many_rows_computes_as_few_chunks_as_one_of_few(kind, monkeypatch):
-    computed, compute = [], losses._loss_and_grad
-    monkeypatch.setattr(losses, "_loss_and_grad", lambda *a: computed.append(1) or compute(*a))
+    computed, compute = [], chunked.score_with_grad
+    monkeypatch.setattr(chunked, "score_with_grad", lambda *a: computed.append(1) or compute(*a))
     trace_rows(kind, 3)
     few = len(computed)
     trace_rows(kind, 9)

@@ -13,7 +13,7 @@ from conf.entry import compose
 from infer.checkpoint_paths import find_tracked_run
 from infer.config import EvaluationConf
 from infer.tuning import auto, cost_model
-from models.device import route_choice
+from models.device import opening
 from models.errors import UserError
 from models.target.target import Target
 from models.tracking import TrackedRun
@@ -306,12 +306,12 @@ def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(
 
 def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))  # no compiler there
-    route_choice.can_compile.cache_clear()
+    opening.can_compile.cache_clear()
     try:
         overrides = ["run_name=uncompiled", "optim.steps=1", "draft.norm_output=true"]
         run(conf(folder, "device.compile=true", *overrides))
     finally:
-        route_choice.can_compile.cache_clear()
+        opening.can_compile.cache_clear()
     said = capsys.readouterr().out
     assert "no C++ compiler found: compiled parts run eagerly" in said
     assert "draft.norm_output: vLLM reads it, vLLM Neuron does not" in said

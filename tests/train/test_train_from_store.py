@@ -14,12 +14,15 @@ from data.packing.pack import pack_documents
 from models.device.config import MachineConf
 from models.distill.config import LossConf, LossName
 from models.drafts.base import Needs
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.hydra import HydraConf
-from models.drafts.config.medusa import MedusaConf
-from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.options import (
+    CausalLMConf,
+    Eagle1Conf,
+    Eagle3Conf,
+    HydraConf,
+    InitFrom,
+    Medusa2Conf,
+    MedusaConf,
+)
 from models.errors import UserError
 from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, training

@@ -18,9 +18,7 @@ from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
 from models.distill.config import LossConf
-from models.drafts.config.causal_lm import CausalLMConf, InitFrom
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft, load_draft
 from models.speculate.config import SamplingConf
 from models.target.target import Target

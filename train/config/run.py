@@ -8,7 +8,7 @@ from data.config import DataConf
 from infer.config import EvaluationConf
 from models.device.config import DeviceConf, MachineConf
 from models.distill.config import LossConf, LossName
-from models.drafts.config.base import DraftConf
+from models.drafts.options import DraftConf
 from models.errors import require
 from models.speculate.config import TreeConf
 from models.target.config import TargetConf

@@ -18,7 +18,8 @@ from data.features.schema import FeatureSchema
 from data.features.target_pass import features
 from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
-from models.distill.topk_logits import TopKLogits
+from models.distill.chunked import map_chunks_by
+from models.distill.distributions import TopKLogits
 from models.drafts.base import Batch, Draft, Extras, Needs
 from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
@@ -50,7 +51,8 @@ def trace_run(
     drawn = draft.prepare_batch(fullest_batch(1, 1), step=0, generators=[np.random.default_rng()])
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     chunked = without_kernel() if accelerator else nullcontext()
-    with chunked, fake_model([target.model, *collect_models(draft)], vocab=widths) as tracer:
+    models = [target.model, *collect_models(draft)]
+    with chunked, fake_model(models, vocab=widths) as tracer, map_chunks_by(tracer.map_chunks):
         optimizers = _build_optimizers(tracer, conf, target, draft.eval())
         rows = conf.optim.rows_per_pass(conf.optim.rows_per_step)
         batch = fullest_batch(rows, conf.data.row_length)

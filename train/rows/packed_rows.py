@@ -172,7 +172,7 @@ def choose_vocabulary(
         None if draft.kept_ids is None else target.tokenizer, target.tokenizer_fingerprint,
     )  # fmt: skip
     required_ids = required_token_ids(target.tokenizer)
-    figures = draft.prepare(counts.total, target=target, required_ids=required_ids)
+    figures = draft.fit_vocabulary(counts.total, target=target, required_ids=required_ids)
     for name, value in figures.items():
         log.info("draft: %s %.4g", name, value)
     if draft.kept_ids is not None and folder is not None:

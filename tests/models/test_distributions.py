@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from models.distill import divergences
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf, LossName
-from models.distill.losses import chunked_distillation_loss
-from models.distill.topk_logits import TopKLogits
-from models.target.language_model import TargetOutput
-from tests.models.test_chunked_losses import Largest
+from models.distill.distributions import TopKLogits
+from tests.models.test_chunked import Largest
 from tests.support.loss_cases import (
     FORMS,
     KEPT,
@@ -110,14 +108,6 @@ def test_all_tokens_are_the_whole_target(name, kept):
             all_close(learned(form, with_top(args, k), conf), whole)
 
 
-@each_loss
-@pytest.mark.parametrize("chunk", [1, 8, 1024])
-def test_chunks_change_nothing(name, chunk):
-    args = with_top(inputs(steps=(3,), kept=KEPT))
-    plain, chunked = both(args, conf_of(name, logits_chunk=chunk))
-    all_close(chunked, plain)
-
-
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 @each_loss
 def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monkeypatch):
@@ -135,17 +125,6 @@ def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monk
     # as an accelerator takes them: those that weigh nothing too
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     all_close(learned(chunked_distillation_loss, args, conf_of(name)), rows)
-
-
-@pytest.mark.parametrize("spread", [1.0, 30.0])
-@each_loss
-def test_a_finite_zero_of_probability_is_bit_for_bit_an_infinite_one(name, spread, monkeypatch):
-    args = with_top(inputs(steps=(2,), spread=spread))
-    finite = both(args, conf_of(name))
-    monkeypatch.setattr(divergences, "LOG_ZERO", -torch.inf)
-    for found, wanted in zip(finite, both(args, conf_of(name)), strict=True):
-        for one, other in zip(found, wanted, strict=True):
-            assert torch.equal(one, other)
 
 
 @each_vocabulary
@@ -169,15 +148,6 @@ def test_a_tiny_rest_is_not_lost():
     """1 - (sum of the top) would be 0 in fp32."""
     top = TopKLogits.from_logits(torch.tensor([[30.0, 0.0, 0.0]]), 1)
     torch.testing.assert_close(top.rest, torch.tensor([2 * torch.tensor(-30.0).exp()]))
-
-
-def test_what_teaches_is_flat():
-    hidden, top = torch.randn(2, 3, 5), TopKLogits.from_logits(torch.randn(2, 3, 7), 2)
-    seen = TargetOutput(hidden=hidden, captured=None)
-    assert torch.equal(seen.loss_inputs(), hidden.flatten(0, 1))
-    flat = TargetOutput(hidden=hidden, captured=None, topk=top).loss_inputs()
-    assert flat.ids.shape == (6, 2)
-    assert flat.rest.shape == (6,)
 
 
 @each_loss

@@ -1,7 +1,6 @@
 """Token trees: closed under prefixes, parents first, refused where they cannot be grown."""
 
 import heapq
-from functools import cache
 from itertools import product
 
 import numpy as np
@@ -13,14 +12,14 @@ from conf.entry import compose
 from infer.config import EvalConf
 from infer.measure.acceptance import best_first_paths
 from models.distill.config import LossConf
-from models.drafts.config.medusa import MedusaConf
+from models.drafts.options import MedusaConf
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.growth import ancestor_mask, grow, node_depths
-from models.speculate.operators import stable_topk, topk_rows
+from models.speculate.operators import stable_topk
 from models.speculate.sampling import Sampler
-from models.speculate.tree import TreeKind, tree_from_paths
+from models.speculate.tree import TreeKind
 
 VOCAB = 5
 GREEDY = Sampler(rule=SamplingConf())
@@ -76,15 +75,6 @@ def test_dynamic_trees_are_closed_under_prefixes_also_under_ties(kind):
         assert len(set(paths)) == len(paths) == 9
         assert all(path[:-1] in paths or len(path) == 2 for path in paths)
         assert max(map(len, paths)) <= 5
-
-
-def test_equal_scores_everywhere_still_give_a_tree():
-    flat = torch.zeros(2, VOCAB)
-    proposal = grow(
-        dynamic(), GREEDY, flat, lambda tokens, *_: flat[:, None].expand(-1, tokens.shape[1], -1)
-    )
-    assert (proposal.parents < torch.arange(9)).all()
-    assert (node_depths(ancestor_mask(proposal.parents))[:, 1:] > 0).all()
 
 
 def likeliest(root, nodes, depth):
@@ -143,34 +133,6 @@ def test_medusas_product_tree_is_the_best_of_all_products(target):
         best = sorted(every, key=lambda path: -every[path])[: conf.nodes]
         assert set(paths_of(proposal, row)) == set(best)
     assert conf.nodes == 24
-
-
-def most_accepted(table, nodes):
-    """Sequoia's dynamic program: the best sum over every way to split a budget (2402.12374)."""
-    depth, ranks = table.shape
-
-    @cache
-    def below(level, rank, budget):
-        """Of a forest whose roots are the candidates from `rank` on, at this level."""
-        if budget == 0 or level == depth or rank == ranks:
-            return 0.0
-        whole = [below(level, rank + 1, budget)]
-        for own in range(1, budget + 1):
-            tree = table[level, rank] * (1 + below(level + 1, 0, own - 1))
-            whole.append(tree + below(level, rank + 1, budget - own))
-        return max(whole)
-
-    return below(0, 0, nodes)
-
-
-@pytest.mark.parametrize("nodes", [1, 5, 16, 32])
-def test_no_split_of_the_budget_accepts_more_than_best_first(nodes):
-    for seed in range(6):
-        table = np.random.default_rng(seed).dirichlet(np.ones(6), size=5)[:, :4]
-        paths = best_first_paths(table, nodes)
-        found = sum(np.prod([table[d, r] for d, r in enumerate(path)]) for path in paths)
-        assert found == pytest.approx(most_accepted(table, nodes))
-        assert tree_from_paths(paths).nodes == nodes
 
 
 def test_a_chain_takes_the_likeliest_token_each_time():
@@ -250,11 +212,6 @@ def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
             dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes + 1)
 
 
-def test_the_published_medusa_tree_is_whole():
-    shape = compose("eval", EvalConf, ["tree=medusa-63"]).tree.build()
-    assert (shape.nodes, shape.depth) == (63, 4)
-
-
 # --- operators --------------------------------------------------------------------------------
 
 
@@ -276,12 +233,3 @@ def test_the_stable_top_is_the_start_of_a_stable_sort(number):
         top, found = stable_topk(scores, count)
         assert torch.equal(found, index[:, :count])
         torch.testing.assert_close(top, ordered[:, :count], rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("number", range(16))
-def test_the_top_of_rows_is_that_of_an_operator_of_any_rank(number):
-    matrix = extreme_scores(number)
-    for scores in (matrix[0], matrix, torch.stack([matrix, matrix.flip(1)])):
-        for count in {1, scores.shape[-1] // 2, scores.shape[-1]} - {0}:
-            for found, wanted in zip(topk_rows(scores, count), scores.topk(count), strict=True):
-                torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)

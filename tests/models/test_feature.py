@@ -8,9 +8,7 @@ import torch
 import transformers
 
 from models.distill.config import LossConf
-from models.drafts.config.eagle1 import Eagle1Conf
-from models.drafts.config.eagle3 import Eagle3Conf
-from models.drafts.config.hydra import HydraConf
+from models.drafts.options import Eagle1Conf, Eagle3Conf, HydraConf
 from models.drafts.registry import build_draft, load_draft
 from models.errors import UserError
 from models.target.architectures import find_unsupported

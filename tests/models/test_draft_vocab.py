@@ -31,7 +31,6 @@ def test_no_size_and_full_size_keep_everything():
     for size in (None, len(COUNTS)):
         kept = draft_vocab.choose_kept_ids(COUNTS, size, required_ids=[3])
         assert kept.tolist() == list(range(len(COUNTS)))
-        assert draft_vocab.offsets_from_kept_ids(kept).tolist() == [0] * len(COUNTS)
         assert draft_vocab.token_coverage(COUNTS, kept) == 1.0
 
 
@@ -39,17 +38,6 @@ def test_no_size_and_full_size_keep_everything():
 def test_an_impossible_size_is_refused(size):
     with pytest.raises(UserError, match=rf"draft\.vocab_size: must .* got {size}"):
         draft_vocab.choose_kept_ids(COUNTS, size, required_ids=[0, 1, 2])
-
-
-def test_both_maps_name_the_same_tokens():
-    kept = draft_vocab.choose_kept_ids(COUNTS, 4, required_ids=[7])
-    d2t, t2d = (
-        draft_vocab.offsets_from_kept_ids(kept),
-        draft_vocab.membership_mask(kept, len(COUNTS)),
-    )
-    assert d2t.dtype == torch.int64
-    assert torch.equal(draft_vocab.kept_ids_from_offsets(d2t), kept)
-    assert torch.equal(t2d.nonzero()[:, 0], kept)
 
 
 def test_coverage_is_the_share_of_answer_tokens():

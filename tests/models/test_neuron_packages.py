@@ -15,8 +15,7 @@ import torch
 
 from models.device.config import DeviceConf, DeviceName
 from models.device.host import Host
-from models.device.opening import open_device
-from models.device.route_choice import choose_route
+from models.device.opening import choose_route, open_device
 from models.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from models.distill.config import LossConf
-from models.drafts.config.causal_lm import CausalLMConf
+from models.drafts.options import CausalLMConf
 from models.drafts.registry import build_draft, load_draft
 from models.errors import UserError
 from models.target.config import ModelSource, TargetConf

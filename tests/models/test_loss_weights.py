@@ -70,26 +70,3 @@ def test_each_document_weighs_one(half_life):
         close(first[0, 8:].sum(), [1])
         assert not first[1].any()
         close(total, [2])
-
-
-def test_half_life_keeps_the_balance_of_steps():
-    """What weighs less by its place weighs less at every step: no row is there at step 1 alone."""
-    conf = LossConf(half_life=3, step_decay=0.5)
-    weight, _ = position_weights(ANSWER, DOCUMENT, steps=3, conf=conf)
-    assert ((weight[1:] > 0) <= (weight[:-1] > 0)).all()
-    assert (weight[1:] <= weight[:-1]).all()
-
-
-def test_a_long_half_life_weighs_all_alike():
-    for reduction in Reduction:
-        flat, long = (LossConf(half_life=h, reduction=reduction) for h in (None, 10**9))
-        for weights in (
-            token_weights,
-            lambda *args, **named: position_weights(*args, steps=3, **named),
-        ):
-            for a, b in zip(
-                weights(ANSWER, DOCUMENT, conf=flat),
-                weights(ANSWER, DOCUMENT, conf=long),
-                strict=True,
-            ):
-                torch.testing.assert_close(a, b)

@@ -7,15 +7,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from models.distill.chunked import chunked_distillation_loss
 from models.distill.config import LossConf, LossName, Reduction
 from models.distill.loss_weights import token_weights
-from models.distill.losses import chunked_distillation_loss, distillation_loss
 from tests.support.loss_cases import (
-    FORMS,
     KEPT,
     all_close,
     both,
     conf_of,
+    distillation_loss,
     each_loss,
     each_steps,
     each_vocabulary,
@@ -59,14 +59,6 @@ def test_each_step_may_have_a_head_of_its_own(chunk):
         results.append([total, *torch.autograd.grad(total, learns)])
     assert all(grad.any() for grad in results[0])
     all_close(*results)
-
-
-def test_the_heads_are_one_or_as_many_as_the_steps():
-    args = inputs(steps=(3,))
-    args["draft_heads"] *= 2
-    for form in FORMS.values():
-        with pytest.raises(ValueError, match="shorter"):
-            form(**args, conf=LossConf())
 
 
 def test_the_targets_logits_are_computed_once_for_all_steps():

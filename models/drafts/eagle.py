@@ -1,0 +1,252 @@
+"""EAGLE: one decoder layer that drafts from the target's features; EAGLE-3 is in eagle3.py.
+
+    position t:  a feature of position t, embedding of token t+1  ->  token t+2
+    step i:      its own last output, embedding of token t+1+i    ->  token t+2+i
+
+EAGLE-1 (https://arxiv.org/abs/2401.15077) predicts the target's next feature:
+
+    position t:  fc(embedding of token t+1, H_t)  ->  decoder layer  ->  H_{t+1}  ->  token t+2
+
+H_t is the target's last hidden state after its final norm. The layer has no input norm, and its
+output goes straight to the target's head. EAGLE-2 (https://arxiv.org/abs/2406.16858) is the same
+draft decoded with a dynamic tree. With `ttt_steps` above 1 the draft is also trained on its own
+features, as in HASS (https://arxiv.org/abs/2408.15766); no gradients flow back through these.
+
+Axes: B rows, T tokens, H hidden.
+"""
+
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from models.distill.config import LossConf
+from models.distill.loss_weights import position_weights, shift_left
+from models.drafts.base import Batch, DraftState, Extras, Loss
+from models.drafts.cached import CachedDecoding, attend_cached, new_layer_state
+from models.drafts.feature import FeatureDraft
+from models.drafts.options import Eagle1Conf, EagleConf
+from models.layers import DecoderLayer, draw_kept_inputs, drop_inputs, init_normal
+from models.parallel.dtensor import full_tensor
+from models.target.language_model import TargetOutput
+from models.target.modeling import build_rotary
+from models.target.target import Target
+from models.unrolled_attention import attend_unrolled
+
+NOISE_REFERENCE_LENGTH = 512  # tokens of a document whose noise is `feature_noise` wide
+
+
+class EagleDraft(CachedDecoding, FeatureDraft):
+    """The base of the EAGLE drafts; a method adds the layer, its inputs and the head."""
+
+    config_keys: ClassVar[dict[str, str]] = {
+        "max_depth": "training_max_depth",
+        "ttt_steps": "training_unroll",
+        "intermediate_size": "intermediate_size",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "head_size": "head_dim",
+    }
+    backprop_through_outputs: ClassVar[bool]  # whether gradients flow back through the features
+
+    def __init__(
+        self, conf: EagleConf, config: LlamaConfig, target: Target, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(conf, config, target, loss=loss, seed=seed)
+        self.trained_depth = conf.ttt_steps
+        self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
+        self.rotary = build_rotary(config)
+
+    @classmethod
+    def default_keys(cls, target: Target) -> dict[str, Any]:
+        """Return the keys of config.json that only this project writes, with their defaults."""
+        return {
+            cls.config_keys[option]: getattr(cls.conf_class, option)
+            for option in ("ttt_steps", "max_depth")
+        }
+
+    @property
+    def layer(self) -> DecoderLayer:
+        raise NotImplementedError
+
+    # --- the layer ---------------------------------------------------------------------------
+
+    def project_inputs(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
+        rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Return the residual stream that enters the layer, and its queries, keys and values.
+
+        `kept` are the inputs that dropout keeps, embedding and feature side by side.
+        """
+        raise NotImplementedError
+
+    def finish(
+        self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
+    ) -> Float[Tensor, "b t h"]:
+        """Return the output of the layer, which the next step reads."""
+        return self.layer.finish(stream, attended)
+
+    # --- training ---------------------------------------------------------------------------
+
+    def prepare_batch(
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
+    ) -> Extras:
+        """Return the inputs that dropout keeps, the same ones at all steps of a position."""
+        if not self.conf.dropout:
+            return {}
+        shape = (batch.input_ids.shape[1], 2 * self.config.hidden_size)
+        return {"kept": draw_kept_inputs(generators, shape, dropout=self.conf.dropout)}
+
+    def unroll_steps(
+        self, batch: Batch, hidden: Float[Tensor, "b t h"],
+        kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> list[Float[Tensor, "b t h"]]:  # fmt: skip
+        """Return the layer's output at each of the steps that decoding performs.
+
+        Each step reads the output of the step before, and the keys and values of all earlier
+        steps, through which gradients always flow. `kept` are the inputs that dropout keeps.
+        """
+        embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
+        keys, values, outputs = [], [], []
+        for i in range(self.trained_depth):
+            stream, query, key, value = self.project_inputs(
+                shift_left(embedded, 1 + i), hidden, self.rotary(hidden, batch.positions + i), kept
+            )
+            keys.append(key)
+            values.append(value)
+            outputs.append(self.finish(stream, attend_unrolled(query, keys, values, mask)))
+            hidden = outputs[-1] if self.backprop_through_outputs else outputs[-1].detach()
+        return outputs
+
+    # --- decoding ---------------------------------------------------------------------------
+
+    def new_state(self, batch: int, slots: int) -> DraftState:
+        """Return an empty cache, and room for the last output of each row."""
+        return new_layer_state(self.config, self.embed_tokens.weight, batch, slots)
+
+    def start(
+        self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
+        lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
+    ) -> DraftState:  # fmt: skip
+        """Run a pass over the prompts, and return the state after them.
+
+        Position t pairs the feature of position t with the token at t+1.
+        """
+        last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
+        tokens = torch.where(last, first_token[:, None], shift_left(input_ids, 1))
+        empty = state | {"lengths": torch.zeros_like(lengths)}
+        return self.advance(empty, tokens, count=lengths, target_output=target_output)
+
+    def forward_step(
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], *,
+        positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
+    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        """Run the layer over cached keys: write at `slots`, attend through `mask`."""
+        stream, query, key, value = self.project_inputs(
+            self.embed_tokens(tokens), hidden, self.rotary(hidden, positions)
+        )
+        attended = attend_cached(state, query, key, value, slots=slots, mask=mask)
+        return self.finish(stream, attended)
+
+
+class Eagle1Draft(EagleDraft):
+    """A decoder layer and its embeddings; the head is the target's."""
+
+    conf_class = Eagle1Conf
+    backprop_through_outputs = False
+
+    def __init__(
+        self, conf: Eagle1Conf, config: LlamaConfig, target: Target, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(conf, config, target, loss=loss, seed=seed)
+        self.embed_tokens.requires_grad_(False)
+        # There is no bias, unlike in the authors' code, because vLLM's loader supports none.
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(config, input_norm=False)])
+        init_normal(self.fc, self.layers)
+
+    @property
+    def layer(self) -> DecoderLayer:
+        return cast(DecoderLayer, self.layers[0])
+
+    def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
+        """Return the target's final hidden states in the dtype of the layer."""
+        return target_output.hidden.to(self.fc.weight.dtype)
+
+    def project_inputs(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
+        rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Project embedding and feature to the residual stream, then to queries, keys, values."""
+        inputs = torch.cat([embedded, hidden], -1)
+        stream = self.fc(drop_inputs(inputs, kept, dropout=self.conf.dropout))
+        return stream, *self.layer.project_qkv(stream, rope)
+
+    def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
+        """Apply the target's head."""
+        return self.head(hidden.to(self.head.weight.dtype))
+
+    def copy_target_weights(
+        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
+    ) -> None:
+        """Copy the target's embeddings into the draft."""
+        self.embed_tokens.load_state_dict(
+            {"weight": full_tensor(target.model.get_input_embeddings().weight)}
+        )
+
+    def prepare_batch(
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
+    ) -> Extras:
+        """Return uniform noise for the features, which are not exact when the draft unrolls.
+
+        A longer document gets less noise, in inverse proportion to its length in the row
+        (SafeAILab/EAGLE, eagle/train/main.py, `AddUniformNoise`).
+        """
+        extras = super().prepare_batch(batch, step=step, generators=generators)
+        if not self.conf.feature_noise:
+            return extras
+        shape = (batch.input_ids.shape[1], self.config.hidden_size)
+        uniform = [generator.random(shape, dtype=np.float32) for generator in generators]
+        ids = batch.document_ids
+        lengths = (ids[:, :, None] == ids[:, None, :]).sum(-1)  # of each position's document
+        width = self.conf.feature_noise * NOISE_REFERENCE_LENGTH / lengths[:, :, None]
+        return extras | {"noise": width * (torch.from_numpy(np.stack(uniform)) - 0.5)}
+
+    def loss(
+        self, batch: Batch, target_output: TargetOutput,
+        noise: Float[Tensor, "b t h"] | None = None, kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> Loss:  # fmt: skip
+        """Return the weighted sum of the feature loss (smooth L1) and the token distillation loss.
+
+        `noise` is added to the features that the draft reads, not to those that it predicts.
+        """
+        features = self.target_features(target_output)
+        outputs = self.unroll_steps(batch, features if noise is None else features + noise, kept)
+        head = full_tensor(self.head.weight)
+        # In evaluations no autocast brings fp32 outputs to the dtype of the target's head.
+        token_loss = self.distill(
+            [output.to(head.dtype) for output in outputs], batch, target_output, heads=[head]
+        )
+        weights, _ = position_weights(
+            batch.answer_mask, batch.document_ids, steps=self.trained_depth, conf=self.loss_conf
+        )
+        targets = [shift_left(features, 1 + i) for i in range(self.trained_depth)]
+        errors = F.smooth_l1_loss(torch.stack(outputs), torch.stack(targets), reduction="none")
+        distance = errors.float().mean(-1)
+        is_counted = (weights != 0).flatten(1)
+        # (sum, count) of each step
+        pairs = torch.stack([(distance.flatten(1) * is_counted).sum(-1), is_counted.sum(-1)], -1)
+        metrics = {f"distance_{i + 1}": pair.detach() for i, pair in enumerate(pairs)}
+        return Loss(
+            total=self.conf.feature_loss_weight * (distance * weights).sum()
+            + self.conf.token_loss_weight * token_loss.total,
+            weight=token_loss.weight,
+            metrics=token_loss.metrics | metrics,
+        )
