@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from data.sources.files import first_line
-from data.sources.row_formats import RowRejectedError
+from data.sources.rows import RowRejectedError
 from models.errors import require
 
 if TYPE_CHECKING:  # prompts are checked before transformers is imported, which takes seconds

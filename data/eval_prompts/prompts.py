@@ -1,7 +1,7 @@
 """Held-out prompts that evaluate a draft: the demo's, a prompt file, or a dataset.
 
-A run writes its own prompt file (`data/mixture/held_out_rows.py`), whose rows name the data that
-they were held out from.
+A run writes its own prompt file (held_out_files.py), whose rows name the data that they were held
+out from.
 """
 
 import hashlib
@@ -23,18 +23,16 @@ from data.sources.prompt_formats import (
     open_prompt_rows,
     prompt_from_row,
 )
-from data.sources.row_formats import (
-    RowRejectedError,
-    parse_prompt_messages,
-    require_row,
-    require_unicode,
-)
+from data.sources.row_formats import parse_prompt_messages
+from data.sources.rows import RowRejectedError, require_embeddings, require_row, require_unicode
 from data.sources.text_hashes import hash_first_question
-from data.sources.tokenized import require_embeddings
 from models.errors import UserError, require
 
 log = logging.getLogger(__name__)
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
+# The seed of the demo's calibration prompts. It differs from the default of data.seed (0), which
+# selects the prompts that drafts are trained on.
+CALIBRATION_SEED = 24
 TURN_SEPARATOR = "\n\n"  # between turns without a chat template
 
 
@@ -88,6 +86,20 @@ def load_eval_prompts(
         _build_first_turn(tokenizer, row, key, vocab_size)
         for category in categories
         for row in [row for row in rows if row["category"] == category][:limit]
+    ]
+
+
+def load_calibration_prompts(
+    tokenizer: Any, path: str, count: int, vocab_size: int | None = None
+) -> list[EvalPrompt]:
+    """Load the prompts of a file, or `count` of the demo's training prompts for `demo`."""
+    if path != DEMO:
+        return load_eval_prompts(tokenizer, path, limit=None, key="prompts", vocab_size=vocab_size)
+    from data.demo.prompts import training_prompts
+
+    return [
+        EvalPrompt(id=p.id, category=p.category, ids=tokenizer(p.text)["input_ids"])
+        for p in training_prompts(count, seed=CALIBRATION_SEED)
     ]
 
 

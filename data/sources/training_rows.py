@@ -21,20 +21,13 @@ from data.sources.files import RawRow
 from data.sources.open_rows import (
     check_hub_dataset,
     check_source_path,
-    count_source_rows,
     list_source_files,
     load_dataset_split,
     open_rows,
 )
 from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
-from data.sources.row_formats import (
-    Conversation,
-    ParsedRow,
-    RowRejectedError,
-    has_content,
-    parse_row,
-    require_row,
-)
+from data.sources.row_formats import parse_row, truncate_to_last_answer
+from data.sources.rows import Conversation, ParsedRow, RowRejectedError
 from models.errors import UserError, require, run_checks
 from models.target.config import ModelSource
 from models.target.hub import check_hub
@@ -111,14 +104,6 @@ def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
         yield str(file.relative_to(path.parent)), digest.hexdigest()
 
 
-def count_training_rows(conf: DataConf) -> int | None:
-    """Count the rows, including unusable ones; return None if that takes reading them all."""
-    if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
-        return None
-    count = count_source_rows(conf.path, **_source_options(conf))
-    return count if count is None or conf.limit is None else min(count, conf.limit)
-
-
 def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
     """Return a lazy iterator over the rows of the data.
 
@@ -192,17 +177,3 @@ def _parse_rows(
 @cache  # once a process: a preview reads small files to their end too
 def _log_shortened_rows(path: str, num_rows: int) -> None:  # noqa: ARG001
     log.info("data: %d rows begin with an answer, which is left out", num_rows)
-
-
-def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
-    """Cut a conversation after its last answer, because later messages hold nothing to train on.
-
-    Other rows are returned unchanged. Raises RowRejectedError for a conversation without an
-    assistant turn, or with an empty one.
-    """
-    if not isinstance(row, Conversation):
-        return row
-    answer_ends = [end for end, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
-    require_row(bool(answer_ends), "no assistant turn")
-    require_row(all(map(has_content, row.messages)), "an empty turn")
-    return replace(row, messages=row.messages[: answer_ends[-1]])

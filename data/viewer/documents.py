@@ -19,7 +19,7 @@ from data.chat.template import find_added_tokens
 from data.config import DataConf
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
-from data.sources.row_formats import TokenizedDocument
+from data.sources.rows import TokenizedDocument
 
 NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
 ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers if there is no color

@@ -11,7 +11,6 @@ from data.answers.dialogue import (
     Answer,
     UnansweredError,
     derive_answer_seed,
-    ignore_tokens,
 )
 from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
@@ -31,7 +30,7 @@ def answered(target, journal, rows, asker=None, **changes):
     """The rows answered, and the report."""
     how, report = conf(**changes), AnswersReport()
     asker = asker or TargetAnswerBackend(target, how)
-    made = answer_rows(rows, asker, target.tokenizer, how, journal, report=report)
+    made = answer_rows(rows, asker, target.tokenizer, how, journal, report=report, total=len(rows))
     return list(made), report
 
 
@@ -139,7 +138,6 @@ class Unwilling:
     """Answers with one token, and refuses some prompts."""
 
     max_prompt_tokens = 240
-    on_tokens = staticmethod(ignore_tokens)
 
     def __init__(self, refused=()):
         self.refused, self.asked = set(refused), []
@@ -207,36 +205,3 @@ def test_a_damaged_line_is_named_and_its_row_asked_again_without_it(target, tmp_
     made, _ = answered(target, journal, rows, again)
     assert made == whole
     assert len(again.asked) == 1
-
-
-def test_one_process_a_journal(target, tmp_path):
-    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(2)]
-    first = answer_rows(
-        rows, Unwilling(), target.tokenizer, conf(), tmp_path / "j", report=AnswersReport()
-    )
-    next(first)
-    with pytest.raises(UserError, match="a second one that writes"):
-        answered(target, tmp_path / "j", rows, Unwilling())
-    first.close()
-    answered(target, tmp_path / "j", rows, Unwilling())
-
-
-def test_life_is_shown_before_the_first_answer_is_finished(target, tmp_path, monkeypatch, caplog):
-    """At every token here, instead of every ten seconds."""
-    monkeypatch.setattr("data.progress.LOG_INTERVAL_S", -1.0)
-    caplog.set_level("INFO")
-    rows, how = [PreparedRow(id=str(i), source="", text="3 4") for i in range(6)], conf()
-    backend, report = TargetAnswerBackend(target, how), AnswersReport()
-    list(answer_rows(rows, backend, target.tokenizer, how, tmp_path / "j", report=report, total=6))
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "answers: reading the first prompts of 6 rows"
-    before = [line for line in lines if line.startswith("answers 0/6  ")]
-    assert [line.split("  ")[1] for line in before[:2]] == [
-        "1 prompts read, 1 tokens so far", "2 prompts read, 2 tokens so far"
-    ]  # fmt: skip
-    assert all("tokens/s" in line for line in before)
-    # A rate of the first tokens, which come in one pass, would be that of reading prompts.
-    assert ["left if answers take" in line for line in before] == [
-        n >= 6 for n in range(len(before))
-    ]
-    assert lines[-1].startswith("answers 6/6  ")

@@ -6,11 +6,11 @@ from datetime import datetime
 
 import pytest
 
-from data.eval_prompts.contamination import prompt_hashes
-from data.mixture.config import MixtureConf, SourceConf
 from data.mixture.filters import FilterRules, filter_row
+from data.prepare_config import MixtureConf, SourceConf
 from data.sources.prepared_rows import PreparedRow, row_from_columns
-from data.sources.row_formats import RowRejectedError
+from data.sources.rows import RowRejectedError
+from data.sources.text_hashes import prompt_hashes
 
 MIXTURE = MixtureConf(sources={"s": SourceConf(path="x")}, held_out=0.0, max_chars=200)
 RULES = FilterRules(mixture=MIXTURE, replace_answers=False, excluded_hashes=set())

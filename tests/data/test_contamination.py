@@ -7,17 +7,14 @@ import pytest
 
 from data.chat.tokenization import document_from_text
 from data.config import DataConf, DataSource
-from data.eval_prompts.contamination import (
-    ANSWER_START_CHARS,
-    PROMPT_HASHES_FILE,
-    check_contamination,
-    prompt_hashes,
-)
+from data.document_cache import read_documents
+from data.eval_prompts.contamination import PROMPT_HASHES_FILE, check_contamination
+from data.eval_prompts.held_out_files import rows_from_documents
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from data.mixture.held_out_rows import rows_from_documents
-from data.packing.documents import Documents, read_documents
+from data.packing.documents import Documents
 from data.packing.pack import pack_documents
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import document_from_pair
+from data.sources.text_hashes import ANSWER_START_CHARS, prompt_hashes
 from tests.data.test_tokens import PLAIN, chat_tokenizer
 from train.rows.packed_rows import write_prompt_hashes
 

@@ -11,7 +11,6 @@ from data.answers.dialogue import (
     UNEXPECTED_TOOL_CALL,
     Answer,
     Dialogue,
-    ignore_tokens,
 )
 from data.sources.prepared_rows import PreparedRow
 from tests.support.chat import conf
@@ -26,7 +25,6 @@ class Saying:
     def __init__(self, tokenizer, says, room=4096):
         self.says = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in says]
         self.max_prompt_tokens, self.prompts = room, []
-        self.on_tokens = ignore_tokens
 
     async def generate_answer(self, ids, *, key):
         self.prompts.append(ids)

@@ -12,10 +12,10 @@ import pytest
 from datasets import DatasetInfo, Features, SplitDict, SplitInfo, Value
 from datasets.arrow_writer import ArrowWriter
 
+from data import document_cache
 from data.config import DataConf, DataSource, TurnSelection
-from data.packing import document_cache
-from data.packing.document_cache import fingerprint_documents, read_cached_documents
-from data.packing.documents import Documents, read_documents
+from data.document_cache import fingerprint_documents, read_cached_documents, read_documents
+from data.packing.documents import Documents
 from models.errors import UserError
 from tests.support.tiny import byte_tokenizer
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from data.config import DataConf, DataSource
-from data.packing.documents import DocumentPiece, Documents, Packed, read_documents
+from data.document_cache import read_documents
+from data.packing.documents import DocumentPiece, Documents, Packed
 from data.packing.pack import pack_documents
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, write_prepared_rows
-from data.sources.row_formats import TokenizedDocument
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import TokenizedDocument, document_from_pair
 from models.errors import UserError
 from tests.data.test_tokens import CHAT, PLAIN, chat_tokenizer
 

@@ -11,9 +11,9 @@ import uvicorn
 from fastapi import Response
 
 from data.answers.answering import AnswersReport, answer_rows
-from data.answers.config import AnswersConf, AnswerSource
 from data.answers.dialogue import PROMPT_TOO_LONG, derive_answer_seed
 from data.answers.endpoint import EndpointAnswerBackend, check_endpoint, find_end_of_turn_id
+from data.prepare_config import AnswersConf, AnswerSource
 from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
 from models.errors import UserError
@@ -42,7 +42,9 @@ def own(target, tmp_path_factory):
     """The rows as the target answers them in this process."""
     asker, report = TargetAnswerBackend(target, conf()), AnswersReport()
     journal = tmp_path_factory.mktemp("own") / "journal"
-    made = answer_rows(asked(ROWS), asker, target.tokenizer, conf(), journal, report=report)
+    made = answer_rows(
+        asked(ROWS), asker, target.tokenizer, conf(), journal, report=report, total=ROWS
+    )
     return list(made), report
 
 
@@ -75,7 +77,9 @@ def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
 
 def answered(rows, reached, journal):
     (how, endpoint), report = reached, AnswersReport()
-    made = answer_rows(rows, endpoint, endpoint.tokenizer, how, journal, report=report)
+    made = answer_rows(
+        rows, endpoint, endpoint.tokenizer, how, journal, report=report, total=len(rows)
+    )
     return list(made), report
 
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data.eval_prompts.held_out_files import rows_from_documents
 from data.eval_prompts.hold_out import split_held_out
-from data.mixture.held_out_rows import rows_from_documents
 from data.packing.documents import Documents
-from data.sources.row_formats import TokenizedDocument
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import TokenizedDocument, document_from_pair
 
 TEXT = list(range(20, 50))
 

@@ -12,8 +12,7 @@ from data.chat.mask_check import EARLY_CHECK_DOCUMENTS, check_documents
 from data.chat.template import ChatTemplate
 from data.chat.tokenization import document_from_messages, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
-from data.sources.row_formats import Conversation, RowRejectedError, TokenizedDocument
-from data.sources.tokenized import document_from_spans
+from data.sources.rows import Conversation, RowRejectedError, TokenizedDocument, document_from_spans
 from models.errors import UserError
 from tests.data.test_tokens import CHAT, EXACT, HEAD, PLAIN, PROMPT, TAGGED, answers, chat_tokenizer
 from tests.support.families import (

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from data.features.target_pass import features
+from data.features.writer import features
 from data.packing.documents import Documents, Packed
 from data.packing.pack import cut_documents, pack_documents
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import document_from_pair
 from models.distill.config import LossConf, LossName, Reduction
 from models.drafts.base import Draft
 from models.drafts.registry import build_draft

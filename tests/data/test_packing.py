@@ -10,8 +10,7 @@ from conf.entry import compose
 from data.config import DataConf, DataSource
 from data.packing.documents import Documents
 from data.packing.pack import best_fit, pack_documents
-from data.sources.row_formats import TokenizedDocument
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import TokenizedDocument, document_from_pair
 from models.errors import UserError
 from scripts.bench_packing import sharegpt_like
 from tests.support.packed import documents_of

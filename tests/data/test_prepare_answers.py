@@ -9,8 +9,8 @@ import pytest
 from conf.entry import compose
 from data.chat.tokenization import iter_documents
 from data.config import DataConf, DataSource
-from data.mixture.config import PrepareConf
 from data.prepare import main
+from data.prepare_config import PrepareConf
 from data.sources.prepared_rows import read_prepared_rows
 from models.errors import UserError
 from tests.support.chat import asked, chat_target, save
@@ -59,7 +59,7 @@ def test_every_row_is_answered_or_counted(made):
     assert sum(report["answers"]["finished"].values()) == sum(len(row.answers) for row in train)
     assert "Answers by the target" in (made / "report.md").read_text()
     assert not any(row.documents for row in held_out)  # prompts, for evaluation to answer
-    assert not (made / "work").exists()
+    assert not list(made.glob("answers-*"))
 
 
 def test_what_is_learned_is_what_was_generated(made, folder):

@@ -1,30 +1,18 @@
-"""Several processes tokenize what one does: the same documents, counts and faults, in its order."""
+"""Several processes tokenize what one does: the same documents, counts and faults."""
 
 import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-import psutil
 import pytest
 
 from data.chat import processes
-from data.chat.mask_check import EARLY_CHECK_DOCUMENTS
-from data.chat.processes import (
-    BATCH_ITEMS,
-    BATCHES_AHEAD,
-    FEW_ITEMS,
-    default_processes,
-    map_in_order,
-)
+from data.chat.processes import BATCH_ITEMS, FEW_ITEMS, default_processes, map_in_order
 from data.config import DataConf, DataSource
-from data.packing.document_cache import FOLDER, read_cached_documents
-from data.packing.documents import read_documents
+from data.document_cache import FOLDER, read_cached_documents, read_documents
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
 from tests.data.test_document_cache import MARKERS, SIZE, TEMPLATE, assert_equal
@@ -33,10 +21,8 @@ from tests.support.tiny import byte_tokenizer
 
 ROWS = FEW_ITEMS + 10 * BATCH_ITEMS
 STRICT = "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
-WITHOUT_ANSWERS = {"ids": [1, 2], "answer": [False, False], "category": "empty"}
 UNKNOWN_TOKEN = {"ids": [1, SIZE], "answer": [False, True]}
 NOT_JSON = "{"
-WAIT_S = 300
 
 
 def tokenizer():
@@ -75,33 +61,17 @@ def test_documents_and_counts_are_those_of_one_process(tmp_path):
     conf = written(tmp_path)
     one, three = (read_documents(replace(conf, processes=n), tokenizer(), SIZE) for n in (1, 3))
     assert_equal(one, three)
-    assert list(one.skipped.items()) == list(three.skipped.items())
     assert len(one.skipped) == 3
     assert len(one) + sum(one.skipped.values()) == ROWS
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "faults",
-    [
-        {ROWS - 40: UNKNOWN_TOKEN, ROWS - 39: NOT_JSON},
-        {ROWS - 40: NOT_JSON, ROWS - 39: UNKNOWN_TOKEN},
-        {3: UNKNOWN_TOKEN, ROWS - 1: NOT_JSON},
-        {ROWS - 200: UNKNOWN_TOKEN, ROWS - 1: {"ids": [SIZE + 1], "answer": [True]}},
-    ],
+    "fault", [{f"row_{ROWS - 40}": UNKNOWN_TOKEN}, {f"row_{ROWS - 1}": NOT_JSON}]
 )
-def test_the_first_fault_in_the_order_of_the_rows_is_reported(tmp_path, faults):
-    conf = written(tmp_path, **{f"row_{number}": row for number, row in faults.items()})
+def test_a_fault_is_that_of_one_process(tmp_path, fault):
+    conf = written(tmp_path, **fault)
     assert read_fault(conf, 3) == read_fault(conf, 1)
-    assert f"{conf.path}:{min(faults) + 1};" in read_fault(conf, 3)
-
-
-@pytest.mark.system
-def test_masks_are_checked_before_a_later_row_of_the_same_batch_is_refused(tmp_path):
-    without = {f"row_{number}": WITHOUT_ANSWERS for number in range(EARLY_CHECK_DOCUMENTS)}
-    conf = written(tmp_path, **without, **{f"row_{EARLY_CHECK_DOCUMENTS}": UNKNOWN_TOKEN})
-    assert read_fault(conf, 3) == read_fault(conf, 1)
-    assert "documents of category 'empty' must hold answer tokens" in read_fault(conf, 3)
 
 
 def test_few_rows_start_no_process(tmp_path, monkeypatch):
@@ -109,8 +79,6 @@ def test_few_rows_start_no_process(tmp_path, monkeypatch):
     conf = written(tmp_path, count=300)
     one, four = (read_documents(replace(conf, processes=n), tokenizer(), SIZE) for n in (1, 4))
     assert_equal(one, four)
-    conf = written(tmp_path, count=300, row_200=NOT_JSON, row_100=UNKNOWN_TOKEN)
-    assert read_fault(conf, 4) == read_fault(conf, 1)
 
 
 def test_each_cpu_that_this_process_may_use_takes_part(monkeypatch):
@@ -118,22 +86,6 @@ def test_each_cpu_that_this_process_may_use_takes_part(monkeypatch):
     assert default_processes() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(192)), raising=False)
     assert default_processes() == processes.MAX_PROCESSES
-
-
-def count_read(numbers: list[int]) -> Iterator[int]:
-    for number in range(100_000):
-        numbers.append(number)
-        yield number
-
-
-@pytest.mark.system
-def test_no_more_is_read_than_the_processes_need_next():
-    numbers: list[int] = []
-    results = map_in_order(str, count_read(numbers), processes=2)
-    for number in range(FEW_ITEMS + 5 * BATCH_ITEMS):
-        assert next(results) == str(number)
-    assert len(numbers) - number <= (2 * BATCHES_AHEAD + 1) * BATCH_ITEMS
-    results.close()
 
 
 def end_at(last: int, number: int) -> int:
@@ -147,33 +99,6 @@ def test_a_killed_process_is_reported_in_one_line():
     results = map_in_order(partial(end_at, 700), iter(range(ROWS)), processes=2)
     with pytest.raises(UserError, match=r"^data\.processes: must .*, got 2, of which [^\n]*$"):
         list(results)
-
-
-def wait_at(last: int, number: int) -> int:
-    if number == last:
-        os.write(1, b"waits\n")
-        signal.pause()
-    return number
-
-
-WAIT_IN_TWO_PROCESSES = (
-    "from tests.data.test_processes import *; "
-    "list(map_in_order(partial(wait_at, 100), iter(range(ROWS)), processes=2))"
-)
-
-
-@pytest.mark.system
-def test_processes_end_with_a_killed_parent():
-    code = WAIT_IN_TWO_PROCESSES
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as main:
-        assert main.stdout is not None
-        assert main.stdout.readline() == "waits\n"
-        children = psutil.Process(main.pid).children(recursive=True)
-        assert len(children) >= 2
-        main.kill()
-        main.wait(timeout=WAIT_S)
-        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
-    assert alive == []
 
 
 def read_and_be_killed(conf: DataConf, output_dir: str) -> None:

@@ -308,7 +308,7 @@ def test_what_cannot_be_found_is_refused_without_a_network(tmp_path, monkeypatch
     for name in ("nowhere", "./no/where", "a/b.jsonl"):
         with pytest.raises(UserError, match=r"must be a readable JSONL file, got .*; `demo` "):
             read_prompt_rows(name)
-    with pytest.raises(UserError, match="must be a dataset that can be loaded, got 'no/where:a'"):
+    with pytest.raises(UserError, match="must be a dataset that can be loaded, got 'no/where'"):
         read_prompt_rows("no/where:a")
     with pytest.raises(UserError, match="must hold JSONL, JSON or Parquet files, got none in"):
         read_prompt_rows(tmp_path)

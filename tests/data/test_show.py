@@ -13,8 +13,7 @@ from data.chat.mask_check import MaskStats
 from data.config import DataConf, DataSource, ShowConf, TurnSelection
 from data.packing.documents import Documents
 from data.show import main
-from data.sources.row_formats import TokenizedDocument
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import TokenizedDocument, document_from_pair
 from data.viewer.documents import (
     DocumentView,
     escape_unprintable,

@@ -6,7 +6,7 @@ import torch
 from conf.entry import compose
 from data.packing.documents import DocumentPiece, Documents
 from data.packing.pack import pack_documents
-from data.sources.row_formats import TokenizedDocument
+from data.sources.rows import TokenizedDocument
 from models.distill.config import LossConf, Reduction
 from models.distill.loss_weights import position_weights, token_weights
 from models.errors import UserError

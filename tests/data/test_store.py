@@ -6,12 +6,12 @@ import psutil
 import pytest
 import torch
 
-from data.features.config import Dtype, TeacherKind
+from data.config import Dtype, TeacherKind
 from data.features.manifest import read_manifest
 from data.features.plan import find_supervised_tokens
 from data.features.reader import FeatureStore
 from data.features.schema import FeatureSchema
-from data.features.target_pass import features
+from data.features.writer import features
 from data.packing.pack import pack_documents
 from models.device.opening import open_device
 from models.distill.loss_weights import shift_left
@@ -195,8 +195,8 @@ def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
     """docs/features.md, "Bytes a token", of EAGLE-3."""
     name = f"bytes {dtype.value} {teacher.value}"
     place = captured(conf(folder, dtype=dtype, teacher=teacher, top_k=7, run_name=name))
-    made = read_manifest(place).made
-    width, layers, k = made.layout.hidden_size, len(made.layout.layers), 7
+    made = read_manifest(place).spec
+    width, layers, k = made.schema.hidden_size, len(made.schema.layers), 7
     row = 2 * width if dtype is Dtype.bf16 else width + 4
     taught = row if teacher is TeacherKind.hidden else 6 * k + 4
     features = layers * row * made.tokens + taught * made.supervised
@@ -207,13 +207,12 @@ def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
 
 def test_a_store_is_read_from_where_it_lies(tmp_path):
     """Opened, none of it is in memory; read, it takes memory that the system can take back."""
-    book = bench_store_read.write_random_store(
+    size = bench_store_read.write_random_store(
         EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path
-    )
-    size = book.manifest.total_bytes
+    ).total_bytes
     before = psutil.Process().memory_info()
     store = FeatureStore.open(
-        book.folder, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16,
+        tmp_path, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16,
         checksums=False,
     )  # fmt: skip
     assert psutil.Process().memory_info().rss - before.rss < size / 10

@@ -6,7 +6,7 @@ import pytest
 
 from data.chat.tokenization import documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
-from data.sources.row_formats import Conversation, TokenizedDocument
+from data.sources.rows import Conversation, TokenizedDocument
 from models.errors import UserError
 from tests.support.families import CASES, FAMILIES, Case
 

@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from data.chat.template import ChatTemplate
 from data.chat.tokenization import document_from_messages, document_from_text, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
-from data.sources.row_formats import Conversation, RowRejectedError
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import Conversation, RowRejectedError, document_from_pair
 from models.errors import UserError
 from tests.support.tiny import byte_tokenizer
 

@@ -1,7 +1,5 @@
 """What a draft vocabulary covers is counted on answer tokens, in all, by category, by language."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -10,29 +8,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.decoders import ByteLevel as ByteDecoder
 from transformers import PreTrainedTokenizerFast
 
-from data.chat.tokenization import iter_documents as tokens_of
-from data.config import DataConf, DataSource, TurnSelection
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, write_prepared_rows
-from data.sources.row_formats import TokenizedDocument
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import TokenizedDocument, document_from_pair
 from data.vocabulary.counts import (
     MAX_TABLE_GROUPS,
-    TOKEN_COUNTS_FILE,
     build_coverage_table,
     compute_coverage,
     count_answer_tokens,
-    count_training_tokens,
+    describe_coverage,
     detect_language,
-    load_token_counts,
     render_markdown_table,
-    save_token_counts,
     sizes_around,
     sizes_below,
-    write_token_counts,
 )
-from models.checkpoint import tokenizer_fingerprint
 from models.errors import UserError
 from models.speculate.draft_vocab import choose_kept_ids, required_token_ids
 from tests.support.tiny import new_draft
@@ -174,66 +164,7 @@ def test_fewer_distinct_tokens_than_the_vocabulary_holds_fill_it_by_id(tokenizer
     assert compute_coverage(counts, [350], required_token_ids(tokenizer))["all"] == [1.0]
 
 
-def test_the_map_of_the_file_is_that_of_counting(documents, tokenizer, tmp_path):
-    counts = count_answer_tokens(documents, len(tokenizer), tokenizer)
-    save_token_counts(counts, tmp_path / TOKEN_COUNTS_FILE, "its hash")
-    kept = load_token_counts(tmp_path / TOKEN_COUNTS_FILE, len(tokenizer), "its hash")
-    assert kept is not None
-    always = required_token_ids(tokenizer)
-    assert torch.equal(
-        choose_kept_ids(kept.total, 300, always), choose_kept_ids(counts.total, 300, always)
-    )
-    assert build_coverage_table(kept, [300], always) == build_coverage_table(counts, [300], always)
-    assert (
-        load_token_counts(tmp_path / TOKEN_COUNTS_FILE, len(tokenizer), "of another tokenizer")
-        is None
-    )
-    wider = load_token_counts(
-        tmp_path / TOKEN_COUNTS_FILE, len(tokenizer) + 64, "its hash"
-    )  # a head has rows to spare
-    assert wider is not None
-    assert torch.equal(
-        choose_kept_ids(wider.total, 300, always), choose_kept_ids(counts.total, 300, always)
-    )
-
-
-def test_kept_counts_are_taken_for_the_same_documents_alone(documents, tokenizer, tmp_path):
-    file = tmp_path / TOKEN_COUNTS_FILE
-    save_token_counts(count_answer_tokens(documents, len(tokenizer), tokenizer), file, "its hash")
-    few = documents.head(1)
-
-    def taken(**conf):
-        data = DataConf(source=DataSource.dataset, path=str(tmp_path), **conf)
-        counts = count_training_tokens(
-            data, few, np.arange(1), len(tokenizer), tokenizer, "its hash"
-        )
-        return int(counts.total.sum())
-
-    kept, counted = documents.answer.sum(), few.answer.sum()
-    assert taken() == kept
-    assert taken(limit=1) == taken(turns=TurnSelection.last) == counted
-    file.unlink()
-    assert taken() == counted
-
-
-@pytest.mark.parametrize("keeps", [True, False], ids=["kept counts", "counted anew"])
-def test_held_back_documents_do_not_count(documents, tokenizer, tmp_path, keeps):
-    if keeps:
-        save_token_counts(
-            count_answer_tokens(documents, len(tokenizer), tokenizer),
-            tmp_path / TOKEN_COUNTS_FILE,
-            "its hash",
-        )
-    learned = np.arange(1, len(documents) - 1)
-    conf = DataConf(source=DataSource.dataset, path=str(tmp_path))
-    counts = count_training_tokens(conf, documents, learned, len(tokenizer), tokenizer, "its hash")
-    wanted = count_answer_tokens(
-        (documents[number] for number in learned.tolist()), len(tokenizer), tokenizer
-    )
-    assert build_coverage_table(counts, [300], []) == build_coverage_table(wanted, [300], [])
-
-
-def test_a_prepared_folder_is_counted_as_training_on_it_would(documents, tokenizer, tmp_path):
+def test_the_answers_of_a_prepared_folder_are_counted(documents, tokenizer, tmp_path):
     rows = [
         PreparedRow(
             id=str(place),
@@ -247,24 +178,14 @@ def test_a_prepared_folder_is_counted_as_training_on_it_would(documents, tokeniz
         for place, piece in enumerate(documents)
     ]
     write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
-    (own := tmp_path / "work").mkdir()
-    section = write_token_counts(tmp_path, tokenizer, own)
-    conf = DataConf(source=DataSource.prepared, path=str(tmp_path))
-    pieces = Documents.from_documents(tokens_of(conf, tokenizer, Counter()))
-    hash = tokenizer_fingerprint(tokenizer)
-    everything = np.arange(len(pieces))
-    kept = count_training_tokens(conf, pieces, everything, len(tokenizer), tokenizer, hash)
-    counted = count_answer_tokens(pieces, len(tokenizer), tokenizer)
-    assert build_coverage_table(kept, [300], []) == build_coverage_table(counted, [300], [])
-    assert set(kept.languages) == {"en"}
+    section = describe_coverage(tmp_path, tokenizer)
     assert f"| all | {documents.answer.sum()} |" in section
+    assert "language und" not in section  # where the row names none, it is detected
     assert f"Of {len(tokenizer)} tokens" in section
-    (tmp_path / TOKEN_COUNTS_FILE).unlink()
-    said = [{"role": role, "content": "Hello?"} for role in ("user", "assistant")]
-    unanswered = [PreparedRow(id="0", source="made", messages=said)]
+    texts = [{"role": role, "content": "Hello?"} for role in ("user", "assistant")]
+    unanswered = [PreparedRow(id="0", source="made", messages=texts)]
     write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", unanswered, dict)
-    assert write_token_counts(tmp_path, tokenizer, own) == ""
-    assert not (tmp_path / TOKEN_COUNTS_FILE).exists()
+    assert describe_coverage(tmp_path, tokenizer) == ""
 
 
 def test_a_document_without_an_answer_makes_no_group(tokenizer):
@@ -320,7 +241,7 @@ def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(
         )
         for ids, category in zip(texts, ("long", "short"), strict=True)
     )
-    choose_vocabulary(draft, target, pack_documents(documents, 24)[0], DataConf(), tmp_path)
+    choose_vocabulary(draft, target, pack_documents(documents, 24)[0], tmp_path)
     printed = capsys.readouterr().out.splitlines()
     page = (tmp_path / "vocabulary.md").read_text().splitlines()
     assert page[0] == "| answer tokens | count | 10 kept | 20 kept | 40 kept |"

@@ -1,4 +1,4 @@
-"""Keep tokenized documents in a folder, so that a data set is tokenized once.
+"""Read and tokenize the data, and keep its documents in a folder: it is tokenized once.
 
 Processes and later starts map the same files into memory. A folder is named by a hash of all that
 documents depend on: the contents of the data, the options by which rows are read, tokenizer and
@@ -7,8 +7,9 @@ template, and the code that reads them. Folders may be deleted at any time.
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ import numpy as np
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
+from data.chat.processes import default_processes
+from data.chat.tokenization import iter_documents
 from data.config import DataConf
-from data.packing.documents import Documents, read_documents
+from data.packing.documents import Documents
 from data.sources.training_rows import iter_content_hashes
+from models.console import track_progress
 from models.files import atomic_directory, report_disk_errors
 from models.lock import acquire_lock, release_lock
 
@@ -27,7 +31,7 @@ log = logging.getLogger(__name__)
 FOLDER = "documents"  # in the output_dir of a command
 LISTS_FILE = "lists.json"  # the fields of `Documents` that are not arrays
 READ_OPTIONS = ("source", "subset", "split", "format", "column", "turns", "template", "limit")
-CODE = Path(__file__).parents[1]
+CODE = Path(__file__).parent
 PACKAGES = ("datasets", "tokenizers", "transformers")
 WAIT_SECONDS = 24 * 3600.0  # for another process that tokenizes the same data
 
@@ -55,6 +59,21 @@ def read_cached_documents(
     finally:
         release_lock(folder, lock)
     return load_documents(path)
+
+
+def read_documents(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
+) -> Documents:
+    """Read and tokenize the configured data in `conf.processes`; report the progress.
+
+    `vocab_size` is the number of the target's embeddings; token ids beyond them are refused.
+    """
+    skipped: Counter[str] = Counter()
+    documents = iter_documents(
+        conf, tokenizer, skipped, vocab_size, processes=conf.processes or default_processes()
+    )
+    documents = Documents.from_documents(track_progress(documents, "tokenize"))
+    return replace(documents, skipped=skipped)
 
 
 def fingerprint_documents(
