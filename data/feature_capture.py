@@ -11,7 +11,7 @@ import xxhash
 from torch import Tensor
 
 from conf.entry import config_to_yaml
-from data.config import CaptureConf, DataConf, DataSource
+from data.config import CaptureConf, DataSource
 from data.document_cache import read_cached_documents
 from data.features.manifest import (
     DOCUMENTS_FILE,
@@ -37,7 +37,6 @@ from models.target.pretrained import check_pretrained, load_tokenizer, read_voca
 from models.target.target import load_target
 
 log = logging.getLogger("data.capture")
-DEMO_FOLDER = Path("outputs/prepare/demo")
 GB = 10**9
 RESUME_HINT = "make room and repeat the command: it resumes with the missing files"
 MAX_ZEROED_SHARE = 0.1  # of a layer's values; int8 rounds 1 % of normally distributed values to 0
@@ -48,12 +47,10 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
 
     `command` is recorded in the manifest as the command that resumes this capture.
     """
-    conf.data.check_target(conf.target)
-    conf = replace(conf, data=resolve_demo_data(conf.data))
     require(
-        conf.data.source is not DataSource.captured,
-        "data.source: must be documents, got captured, which are features already; give "
-        "data=prepared",
+        conf.data.source not in (DataSource.demo, DataSource.captured),
+        f"data.source: must be documents, got {conf.data.source.value}; run `python -m "
+        "data.prepare` and give data=prepared data.path=outputs/prepare/RUN",
     )
     rows = check_and_read_first_rows(
         conf.data,
@@ -79,21 +76,6 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     log_rounding(manifest.files)
     log.info("store: %s; train from it with data=captured data.path=%s", folder, folder)
     return folder
-
-
-def resolve_demo_data(data: DataConf) -> DataConf:
-    """Return the settings, with data.prepare's folder in place of the demo's prompts.
-
-    Raise UserError if that folder does not exist.
-    """
-    if data.source is not DataSource.demo:
-        return data
-    require(
-        DEMO_FOLDER.exists(),
-        f"data.source: the demo must be prepared first, got no {DEMO_FOLDER}; run `python -m "
-        "data.prepare`, then this command again",
-    )
-    return replace(data, source=DataSource.prepared, path=str(DEMO_FOLDER))
 
 
 def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> CapturePlan:

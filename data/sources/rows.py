@@ -31,8 +31,6 @@ class Conversation(LabeledRow):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
-    # turns before the first question, which are left out
-    num_left_out: int = field(default=0, compare=False)
 
 
 @dataclass(kw_only=True)

@@ -101,19 +101,6 @@ def test_of_a_folder_every_file_counts(conf, tmp_path):
     assert fingerprint_documents(conf, tokenizer(), SIZE) != before
 
 
-def test_what_an_interrupted_start_left_is_written_again(conf, tmp_path, monkeypatch):
-    def stop(documents, folder):
-        (folder / "ids.npy").write_text("half")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(document_cache, "save_documents", stop)
-        with pytest.raises(KeyboardInterrupt):
-            read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
-    found = read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
-    assert_equal(found, read_documents(conf, tokenizer(), SIZE))
-
-
 def test_data_that_cannot_be_read_is_refused_each_time(conf, tmp_path):
     (tmp_path / "rows.jsonl").write_text("{}\n")
     for _ in range(2):

@@ -6,7 +6,6 @@ from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
-from rich.console import Console
 
 from conf.entry import compose
 from data.chat.mask_check import MaskStats
@@ -112,16 +111,6 @@ def test_what_a_later_piece_repeats_is_shown_as_context(tokenizer):
     first, second = sample_rows(documents, split, 2, tokenizer, seed=0)
     assert "16 tokens, 12 supervised (75.0%)" in first.description
     assert "13 tokens, 8 supervised (61.5%)" in second.description
-
-
-def test_a_terminal_without_colours_gets_marks(rows, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "data.viewer.console.CONSOLE", Console(force_terminal=True, color_system=None)
-    )
-    main.__wrapped__(conf())
-    printed = capsys.readouterr().out
-    assert "That is cold.<|im_end|>\u00bb" in printed
-    assert "\x1b" not in printed
 
 
 def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):

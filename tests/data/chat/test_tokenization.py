@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from data.chat.template import ChatTemplate
 from data.chat.tokenization import document_from_messages, document_from_text, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
-from data.sources.rows import Conversation, RowRejectedError, document_from_pair
+from data.sources.rows import Conversation, RowRejectedError
 from models.errors import UserError
 from tests.support.tiny import byte_tokenizer
 
@@ -154,12 +154,6 @@ def test_every_token_of_a_text_but_the_first_counts():
     document = document_from_text(tokenizer, "Hello there")
     assert tokenizer.decode(document.ids) == "Hello there"
     assert document.answer == [False] + [True] * (len(document.ids) - 1)
-
-
-def test_a_pair_counts_its_answer_ids():
-    document = document_from_pair([5, 6], [7, 8, 9])
-    assert document.ids == [5, 6, 7, 8, 9]
-    assert document.answer == [False, False, True, True, True]
 
 
 def test_a_tokenizer_without_offsets_is_refused():

@@ -8,9 +8,7 @@ import torch
 
 from data.config import Dtype, TeacherKind
 from data.features.manifest import read_manifest
-from data.features.plan import find_supervised_tokens
 from data.features.reader import FeatureStore
-from data.features.schema import FeatureSchema
 from data.features.writer import features
 from data.packing.pack import pack_documents
 from models.device.opening import open_device
@@ -21,8 +19,6 @@ from models.drafts.config.causal_lm import CausalLMConf, InitFrom
 from models.drafts.config.eagle1 import Eagle1Conf
 from models.drafts.config.hydra import HydraConf
 from models.drafts.config.medusa import MedusaConf
-from models.target.config import TargetConf
-from models.target.pretrained import read_model_config
 from models.target.target import Target, load_target
 from scripts import bench_store_read
 from tests.support.captured import (
@@ -159,34 +155,6 @@ def test_split_documents_are_stored_once(tmp_path, target):
     for batch, live, stored in live_and_stored(target, store, [], overlap=8):
         some = taught(batch) & ~batch.context_mask
         assert torch.allclose(stored.hidden[some], live.hidden[some], atol=0.02, rtol=0.02)
-
-
-def test_the_index_knows_supervised_tokens(folder, target):
-    store = opened(captured(conf(folder, run_name="index")), target)
-    flags = [
-        answer or (t + 1 < len(document.ids) and document.answer[t + 1])
-        for document in (store.documents[i] for i in range(len(store.documents)))
-        for t, answer in enumerate(document.answer)
-    ]
-    assert (
-        store.supervised_mask.tolist() == find_supervised_tokens(store.documents).tolist() == flags
-    )
-
-
-@pytest.mark.parametrize(
-    ("needs", "most"),
-    [(Needs(layers=[2, 24, 45], hidden=False, context=True), 0.55),
-     (Needs(layers=[], hidden=True, context=False), 0.15)],
-)  # fmt: skip
-def test_int8_keeps_the_promised_size_of_the_demo(needs, most):
-    """Even with every token supervised, and index and flags counted; H = 64."""
-    size = read_model_config(TargetConf()).hidden_size
-    layout = FeatureSchema(
-        layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=Dtype.int8,
-        teacher=TeacherKind.hidden, top_k=64, hidden_size=size, vocab_size=4096,
-    )  # fmt: skip
-    document = 100  # tokens: with 52 bytes of index
-    assert layout.num_bytes(document, document) + 6 * document + 52 <= most * 8 * size * document
 
 
 @pytest.mark.parametrize("dtype", Dtype)

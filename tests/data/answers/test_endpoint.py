@@ -5,7 +5,6 @@ import threading
 import time
 from contextlib import contextmanager
 
-import httpx
 import pytest
 import uvicorn
 from fastapi import Response
@@ -115,30 +114,6 @@ def test_a_fifth_of_the_requests_may_fail(folder, own, tmp_path):
         made = answered(asked(ROWS), reach(url, folder, concurrency=3), tmp_path / "j")
     assert made == own
     assert len(requests) > 1 + own[1].finished.total()
-
-
-class Mute(httpx.AsyncHTTPTransport):
-    """A network on which every third request waits for its reply until the time is over."""
-
-    requests = 0
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.requests += 1
-        if self.requests % 3 == 0:
-            raise httpx.ReadTimeout("no reply", request=request)
-        return await super().handle_async_request(request)
-
-
-def test_what_is_not_answered_in_time_is_asked_again(folder, own, tmp_path):
-    network = Mute()
-    with serving(folder) as (url, requests):
-        how, endpoint = reach(url, folder)
-        client = httpx.AsyncClient(transport=network)
-        endpoint.client = endpoint.client.with_options(http_client=client)
-        made = answered(asked(ROWS), (how, endpoint), tmp_path / "j")
-    assert made == own
-    answers = own[1].finished.total()
-    assert (len(requests), network.requests) == (1 + answers, answers + network.requests // 3)
 
 
 def test_what_is_refused_is_not_asked_again(folder, tmp_path):

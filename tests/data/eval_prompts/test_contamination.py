@@ -14,8 +14,8 @@ from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.rows import document_from_pair
-from data.sources.text_hashes import ANSWER_START_CHARS, prompt_hashes
-from tests.data.test_tokens import PLAIN, chat_tokenizer
+from data.sources.text_hashes import ANSWER_START_CHARS
+from tests.data.chat.test_tokenization import PLAIN, chat_tokenizer
 from train.rows.packed_rows import write_prompt_hashes
 
 LONG = " ".join(str(1 + i % 50) for i in range(40))
@@ -91,13 +91,6 @@ def test_ids_that_a_run_held_out_know_their_question(tmp_path):
     assert check_contamination(prompts, tmp_path / "checkpoint").count == 2
 
 
-def test_the_hashes_are_eight_bytes_each_sorted_and_whole(run):
-    hashes = np.load(run / PROMPT_HASHES_FILE)
-    assert (hashes.dtype, len(hashes)) == (np.uint64, 4)
-    assert (np.diff(hashes.astype(object)) > 0).all()
-    assert [path.name for path in run.iterdir()] == [PROMPT_HASHES_FILE]
-
-
 def test_without_the_runs_hashes_nothing_is_claimed(tmp_path):
     for content in (None, b"", b"cut"):
         if content is not None:
@@ -105,8 +98,3 @@ def test_without_the_runs_hashes_nothing_is_claimed(tmp_path):
         found = check_contamination(held_out(a="1"), tmp_path / "checkpoint")
         assert (found.checked, found.count, found.ids) == (False, 0, [])
         assert found.reason == f"the run left no readable {PROMPT_HASHES_FILE}"
-
-
-def test_case_makes_no_difference(tmp_path):
-    np.save(tmp_path / PROMPT_HASHES_FILE, np.array(prompt_hashes("Say YES", ""), np.uint64))
-    assert check_contamination(held_out(a="say yes"), tmp_path / "checkpoint").ids == ["a"]

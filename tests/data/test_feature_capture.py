@@ -15,12 +15,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.config import CaptureConf, DataConf, DataSource, Dtype
-from data.feature_capture import capture_features
+from data.config import DataConf, DataSource, Dtype
 from data.features import manifest as store_manifest
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from models.drafts.base import Needs
-from models.drafts.config.eagle3 import Eagle3Conf
 from models.drafts.config.medusa2 import Medusa2Conf
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
@@ -58,10 +56,6 @@ def flip(path, place: int) -> None:
     path.write_bytes(data)
 
 
-def test_the_store_has_several_shards(folder):
-    assert store_manifest.read_manifest(folder / "capture" / "small").spec.shards >= 4
-
-
 @pytest.mark.parametrize("place", [3, 20, 2000, -1])
 def test_a_flipped_bit_is_named_and_its_shard_alone_is_captured_again(copy, target, place):
     store = copy / "capture" / "small"
@@ -87,12 +81,6 @@ def test_truncated_and_missing_files_are_named(copy, target, name):
     refused(f"{name}, which is missing", lambda: opened(store, target))
     captured(conf(copy))
     assert files(store) == whole
-
-
-def test_sizes_alone_can_be_looked_at(copy, target):
-    store = copy / "capture" / "small"
-    flip(store / shard_name(1), -1)
-    opened(store, target, checksums=False)
 
 
 def test_a_finished_store_is_left_alone(folder, caplog):
@@ -247,13 +235,9 @@ def test_what_cannot_be_kept_is_refused(folder):
         lambda: captured(conf(folder, overlap=8, run_name="split")),
     )
     again = DataConf(source=DataSource.captured, path=str(folder / "capture" / "small"))
-    refused("features already", lambda: captured(replace(conf(folder), data=again)))
-
-
-def test_the_demo_must_be_prepared_before_it_is_captured(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where outputs/ is empty
-    demo = CaptureConf(draft=Eagle3Conf(), data=DataConf(source=DataSource.demo), run_name="demo")
-    refused("run `python -m data.prepare`", lambda: capture_features(demo, command=COMMAND))
+    for data in (again, DataConf(source=DataSource.demo)):
+        message = rf"must be documents, got {data.source.value}; run `python -m data.prepare`"
+        refused(message, lambda data=data: captured(replace(conf(folder), data=data)))
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path, target):

@@ -7,12 +7,12 @@ import pytest
 
 from data.config import DataConf, DataSource
 from data.document_cache import read_documents
-from data.packing.documents import DocumentPiece, Documents, Packed
+from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, write_prepared_rows
 from data.sources.rows import TokenizedDocument, document_from_pair
 from models.errors import UserError
-from tests.data.test_tokens import CHAT, PLAIN, chat_tokenizer
+from tests.data.chat.test_tokenization import CHAT, PLAIN, chat_tokenizer
 
 PIECES = [
     TokenizedDocument(ids=[1, 2, 3], answer=[False, False, True], category="code", language="en"),
@@ -39,22 +39,6 @@ def test_a_token_takes_five_bytes_and_a_document_twenty_eight():
     assert sum(array.nbytes for array in arrays) == 20 * 1000 * 5 + 20 * 28 + 8
 
 
-def test_a_row_shows_its_pieces_side_by_side():
-    rows = Packed(
-        documents=Documents.from_documents(PIECES),
-        table=np.array([[2, 0, 3, 0], [0, 1, 3, 1]], np.int32),
-        starts=np.array([0, 0, 2]),
-        length=6,
-        pad_id=9,
-    )
-    assert rows.pieces([1]) == [[DocumentPiece(2, 0, 3, 0), DocumentPiece(0, 1, 3, 1)]]
-    batch = rows.batch([1, 0])
-    assert batch.input_ids.tolist() == [[4, 5, 6, 2, 3, 9], [9] * 6]
-    assert batch.answer_mask.int().tolist() == [[0, 1, 1, 0, 1, 0], [0] * 6]
-    assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, -1], [-1] * 6]
-    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0], [0] * 6]
-
-
 def written(path, *rows) -> DataConf:
     file = path / "rows.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
@@ -67,14 +51,6 @@ def test_conversations_are_read_and_what_is_none_is_counted(tmp_path):
     assert (len(documents), sum(documents.skipped.values())) == (1, 1)
     _, report = pack_documents(documents, conf.row_length)
     assert f"1 rows skipped: {next(iter(documents.skipped))}" in str(report)
-
-
-def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):
-    conf = written(tmp_path, {"messages": CHAT}, {"messages": CHAT[1:]})
-    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    documents = read_documents(conf, chat_tokenizer(strict + PLAIN))
-    assert len(documents) == 1
-    assert documents.skipped == {"rejected by the chat template: no system": 1}
 
 
 @pytest.mark.parametrize(
@@ -145,10 +121,3 @@ def test_named_templates_need_the_one_that_is_used(tmp_path, names, tools, is_re
         return
     with pytest.raises(UserError, match="named chat templates must be the default, got rag"):
         read_documents(conf, tokenizer)
-
-
-def test_texts_and_ids_are_read(tmp_path):
-    rows = {"text": "Hello there"}, {"ids": [7, 8, 9], "answer": [False, True, True]}
-    documents = read_documents(written(tmp_path, *rows), chat_tokenizer(None))
-    assert (len(documents), documents.skipped) == (2, {})
-    assert documents[1] == TokenizedDocument(ids=[7, 8, 9], answer=[False, True, True])
