@@ -8,7 +8,6 @@ template, and the code that reads them. Folders may be deleted at any time.
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -80,23 +79,16 @@ def fingerprint_documents(
     conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int
 ) -> str:
     """Return a hash of everything that the documents depend on."""
-    digest = xxhash.xxh3_128()
-    for part in _iter_dependencies(conf, tokenizer, vocab_size):
-        digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\0")
-    return digest.hexdigest()
-
-
-def _iter_dependencies(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int
-) -> Iterator[Any]:
-    yield {name: getattr(conf, name) for name in READ_OPTIONS}
-    yield from iter_content_hashes(conf)
     backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
-    yield type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.chat_template, vocab_size
-    yield backend.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
-    yield {name: version(name) for name in PACKAGES}
-    for file in sorted(CODE.rglob("*.py")):
-        yield str(file.relative_to(CODE)), file.read_text(encoding="utf-8")
+    parts = [
+        {name: getattr(conf, name) for name in READ_OPTIONS},
+        *iter_content_hashes(conf),
+        [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.chat_template, vocab_size],
+        backend.to_str() if tokenizer.is_fast else tokenizer.get_vocab(),
+        {name: version(name) for name in PACKAGES},
+        *((str(file), file.read_text(encoding="utf-8")) for file in sorted(CODE.rglob("*.py"))),
+    ]
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, default=str).encode())
 
 
 def save_documents(documents: Documents, folder: Path) -> None:

@@ -21,7 +21,7 @@ import yaml
 
 from data.chat.prepared_prompts import check_prompt_ids, prompt_row_from_prepared
 from data.config import DEMO, DataConf, DataSource
-from data.eval_prompts.hold_out import prompt_length, spread_over_categories
+from data.eval_prompts.hold_out import prompt_lengths, spread_over_categories
 from data.packing.documents import Documents
 from data.sources.prepared_rows import HELD_OUT, read_prepared_rows
 from data.sources.prompt_formats import NO_CATEGORY
@@ -48,11 +48,12 @@ def rows_from_documents(
     documents: Documents, numbers: list[int], origin: str
 ) -> list[PromptFileRow]:
     """Return the documents' prompts as the token ids that the draft would have trained on."""
+    lengths = prompt_lengths(documents)
     return [
         {
             "id": f"document-{number}",
             "category": document.category or NO_CATEGORY,
-            "ids": document.ids[: prompt_length(np.array(document.answer, bool))],
+            "ids": document.ids[: lengths[number]],
             "chat_template": document.conversation is not None,
             "first_question_hash": f"{document.first_question:016x}",
             "held_out_of": origin,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import xxhash
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from data.features.schema import FeatureSchema
 from models.console import track_progress
@@ -190,10 +190,7 @@ def read_manifest(folder: Path) -> Manifest:
             )
         return TypeAdapter(Manifest).validate_python(saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = str(error)
-        if isinstance(error, ValidationError):  # whose text has several lines
-            first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = " ".join(str(error).split())  # pydantic's has several lines
         raise UserError(
             f"data.path: must have a manifest as it was written, got {path} ({reason}); remove it "
             "and capture again, which rewrites all of its files"
