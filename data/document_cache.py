@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
+from data.chat.mask_check import check_documents
 from data.chat.processes import default_processes
 from data.chat.tokenization import iter_documents
 from data.config import DataConf
@@ -65,14 +66,15 @@ def read_documents(
 ) -> Documents:
     """Read and tokenize the configured data in `conf.processes`; report the progress.
 
-    `vocab_size` is the number of the target's embeddings; token ids beyond them are refused.
+    `vocab_size` is the number of the target's embeddings; token ids beyond them are refused. Raises
+    UserError if a category's masks are all wrong: after its first 1,000 documents, or at the end.
     """
     skipped: Counter[str] = Counter()
     documents = iter_documents(
         conf, tokenizer, skipped, vocab_size, processes=conf.processes or default_processes()
     )
-    documents = Documents.from_documents(track_progress(documents, "tokenize"))
-    return replace(documents, skipped=skipped)
+    checked = check_documents(track_progress(documents, "tokenize"), skipped)
+    return replace(Documents.from_documents(checked), skipped=skipped)
 
 
 def fingerprint_documents(

@@ -88,17 +88,25 @@ def prepare_rows(conf: PrepareConf) -> None:
             if conf.worker == 0:
                 write_text_atomically(folder / CONFIG_FILE, config_to_yaml(conf))
             write_files(conf, served, splits, folder)
-        files = [train_file(folder, worker, conf.workers) for worker in range(conf.workers)]
-        files.append(folder / HELD_OUT_FILE)
-        if missing := sum(not file.exists() for file in files):
-            log.info("%d files of other workers are missing; the last one reports", missing)
-            return
-        acquire_lock(folder, timeout_s=REPORT_TIMEOUT_S)  # several may be the last
-        if (folder / REPORT_FILE).exists():
-            return
-        coverage = describe_coverage(folder, load_tokenizer(conf.target)) if conf.has_target else ""
-        num_excluded = {file: len(texts) for file, texts in excluded.items()}
-        write_prepare_report(folder, files, sources, num_excluded, coverage)
+        report_finished_folder(conf, sources, excluded, folder)
+
+
+def report_finished_folder(
+    conf: PrepareConf, sources: dict[str, SourceReport], excluded: dict[str, list[str]],
+    folder: Path,
+) -> None:  # fmt: skip
+    """Write the report if the files of all workers are there, and no other worker has."""
+    files = [train_file(folder, worker, conf.workers) for worker in range(conf.workers)]
+    files.append(folder / HELD_OUT_FILE)
+    if missing := sum(not file.exists() for file in files):
+        log.info("%d files of other workers are missing; the last one reports", missing)
+        return
+    acquire_lock(folder, timeout_s=REPORT_TIMEOUT_S)  # several may be the last
+    if (folder / REPORT_FILE).exists():
+        return
+    coverage = describe_coverage(folder, load_tokenizer(conf.target)) if conf.has_target else ""
+    num_excluded = {file: len(texts) for file, texts in excluded.items()}
+    write_prepare_report(folder, files, sources, num_excluded, coverage)
     log.info("prepared: %s", folder / REPORT_PAGE_FILE)
     upload_results(conf.log, folder, collect_results(folder))
 

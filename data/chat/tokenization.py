@@ -16,7 +16,6 @@ from data.chat.answer_spans import (
     find_assistant_turns,
     find_last_answer,
 )
-from data.chat.mask_check import check_documents
 from data.chat.processes import map_in_order
 from data.chat.template import CharSpan, ChatTemplate, Message
 from data.config import DataConf, DemoAnswersConf, TurnSelection
@@ -44,18 +43,8 @@ def iter_documents(
     """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
     `vocab_size` is the number of the target's embeddings. The number of processes changes nothing
-    but the time. Raises UserError for a row of token ids beyond the vocabulary, and if a category's
-    masks are all wrong: after its first 1,000 documents, or at the end of the data.
+    but the time. Raises UserError for a row of token ids beyond the vocabulary.
     """
-    documents = iter_unchecked_documents(conf, tokenizer, skipped, vocab_size, processes=processes)
-    return check_documents(documents, skipped)
-
-
-def iter_unchecked_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str],
-    vocab_size: int | None = None, *, processes: int = 1,
-) -> Iterator[TokenizedDocument]:  # fmt: skip
-    """Yield every document of the data without the mask check, for inspection of the masks."""
     rows = read_training_rows(conf, skipped)
     tokenize = partial(documents_from_row, conf=conf, tokenizer=tokenizer, vocab_size=vocab_size)
     for documents, rejected in map_in_order(tokenize, rows, processes=processes):

@@ -14,7 +14,6 @@ from data.sources.prepared_rows import (
     PreparedRow,
     RecordedDocument,
     SamplingInfo,
-    batch_records,
     read_prepared_rows,
     write_prepared_rows,
 )
@@ -102,12 +101,6 @@ def test_workers_without_a_row_write_empty_files(tmp_path):
         out = prepare(tmp_path, "workers=4", f"worker={worker}", a="a.jsonl")
     assert (report(out)["train"], len(asked(out))) == (2, 2)
     assert len(list(out.glob("train-*-of-00004.parquet"))) == 4
-
-
-def test_memory_holds_so_many_rows_or_so_much_text():
-    small, large = ({"id": "1", "text": "a" * n, "documents": []} for n in (1, 2**22))
-    assert [len(batch) for batch in batch_records([small] * 600)] == [256, 256, 88]
-    assert [len(batch) for batch in batch_records([large] * 5)] == [2, 2, 1]
 
 
 def test_shares_are_exact_and_summed_up(tmp_path):

@@ -74,13 +74,6 @@ def test_a_fault_is_that_of_one_process(tmp_path, fault):
     assert read_fault(conf, 3) == read_fault(conf, 1)
 
 
-def test_few_rows_start_no_process(tmp_path, monkeypatch):
-    monkeypatch.delattr(processes, "ProcessPoolExecutor")
-    conf = written(tmp_path, count=300)
-    one, four = (read_documents(replace(conf, processes=n), tokenizer(), SIZE) for n in (1, 4))
-    assert_equal(one, four)
-
-
 def test_each_cpu_that_this_process_may_use_takes_part(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6}, raising=False)
     assert default_processes() == 3

@@ -83,12 +83,6 @@ def test_what_best_fit_cannot_fill_is_as_the_page_says(least, most, fill):
     assert round(sizes.sum() / (rows * 2048), 2) == fill
 
 
-def test_each_piece_goes_where_it_leaves_least_room():
-    """6 and 5 begin rows of 4 and 5 left; 4 fits the first exactly, 3 then takes the second."""
-    assert best_fit(np.array([3, 6, 4, 5]), 10).tolist() == [1, 0, 0, 1]
-    assert best_fit(np.array([10, 1]), 10).tolist() == [0, 1]
-
-
 def test_no_document_sees_another():
     packed, _ = pack_documents(made(piece(2, 3), piece(1, 2, 200)), 10)
     sees = packed.batch([0]).attention_mask()[0, 0]
