@@ -171,8 +171,9 @@ class _AnswerJob:
         slots = asyncio.Semaphore(self.conf.rows_in_flight)
         if self.journal.offsets:
             log.info("answers: %s rows are already answered", f"{len(self.journal.offsets):,}")
-        # Rows finish in any order: each takes one step of the bar.
-        finished = iter(track_progress(range(total - len(self.journal.offsets)), "answers"))
+        # Rows finish in any order: each takes one step of the bar, which the first `next` shows.
+        steps: Any = iter(track_progress(range(total - len(self.journal.offsets)), "answers"))
+        next(steps, None)
         try:
             async with asyncio.TaskGroup() as group:
                 for row in rows:
@@ -183,11 +184,11 @@ class _AnswerJob:
                     if self.is_aborted:
                         break
                     task = group.create_task(self._answer_row(row))
-                    task.add_done_callback(lambda _: (slots.release(), next(finished, None)))
-            next(finished, None)  # ends the bar
+                    task.add_done_callback(lambda _: (slots.release(), next(steps, None)))
         except* UserError as errors:
             raise errors.exceptions[0] from None
         finally:
+            steps.close()
             await self.backend.close()
         return row_ids
 
