@@ -1,9 +1,10 @@
 """What data.show prints and writes: every token once, answers marked, nothing that steers."""
 
 import json
+import re
 import sys
 from collections import Counter
-from html.parser import HTMLParser
+from html import unescape
 
 import pytest
 
@@ -56,28 +57,6 @@ def conf(**changes) -> ShowConf:
     return ShowConf(data=data, target=TargetConf(name="target"), **changes)
 
 
-class Page(HTMLParser):
-    """The tags of a page, and the text of its tokens by class."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags, self.tokens, self.kinds = set(), [], ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        if tag == "b":
-            self.kinds = dict(attrs)["class"].split()
-
-    def handle_endtag(self, tag):
-        if tag == "b":
-            self.kinds = []
-
-    def handle_data(self, data):
-        if self.kinds:
-            self.tokens.append((data, "a" in self.kinds))
-
-
 def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
     main.__wrapped__(conf())
     printed = capsys.readouterr().out
@@ -87,10 +66,11 @@ def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
     assert "\x1b" not in printed
     written = (rows / "outputs/show/show/sample.html").read_text()
     assert "://" not in written
-    found = Page(written)
-    assert not found.tags & {"script", "link", "img", "iframe", "think"}
-    assert ("<think>", False) in found.tokens
-    answers = "".join(text for text, answer in found.tokens if answer)
+    assert not re.findall("<(script|link|img|iframe|think)", written)
+    tokens = re.findall('<b class="([^"]*)"[^>]*>(.*?)</b>', written, re.DOTALL)
+    assert "&lt;think&gt;" in [text for kinds, text in tokens if "a" not in kinds.split()]
+    answers = "".join(text for kinds, text in tokens if "a" in kinds.split())
+    answers = unescape(re.sub("<[^>]*>", "", answers))  # line breaks are marked by tags
     assert escape_unprintable(EVIL) in answers
     assert "It is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>" in answers
     assert "Oslo" not in answers

@@ -81,18 +81,6 @@ def test_each_turn_is_asked_behind_what_the_target_said(family, case):
         )
 
 
-@pytest.mark.parametrize(
-    ("family", "case"),
-    [("qwen3", "thoughts of a call"), ("mistral-v0.3", "multi"), ("gemma-3", "multi")],
-)
-def test_turns_share_a_document_while_nothing_is_rewritten(family, case):
-    tokenizer, case = FAMILIES[family].tokenizer(family), FAMILIES[family].cases[case]
-    _, row, prompts = answered(
-        tokenizer, case.says, in_other_words(case.messages), case.tools, case.template
-    )
-    assert [len(document.spans) for document in row.documents] == [len(prompts)]
-
-
 def test_old_thoughts_are_not_shown_where_the_template_drops_them():
     family = FAMILIES["qwen3"]
     case = family.cases["thoughts"]

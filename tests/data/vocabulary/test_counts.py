@@ -18,7 +18,6 @@ from data.vocabulary.counts import (
     compute_coverage,
     count_answer_tokens,
     describe_coverage,
-    detect_language,
     render_markdown_table,
     sizes_around,
     sizes_below,
@@ -88,11 +87,6 @@ def test_each_language_is_told_from_its_text(documents, tokenizer):
 def test_what_the_row_says_of_its_language_is_believed(tokenizer):
     told = document(tokenizer, TEXTS["de"], language="nds")
     assert set(count_answer_tokens([told], len(tokenizer), tokenizer).languages) == {"nds"}
-
-
-@pytest.mark.parametrize("text", ["", "1 2 3 4", "x[0] += {}", "OK."])
-def test_what_speaks_for_no_language_is_of_none(text):
-    assert detect_language(text) == "und"
 
 
 def test_coverage_of_the_groups_adds_up_to_that_of_all(documents, tokenizer):
