@@ -39,8 +39,8 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from conf.drafts import list_options
 import models.device  # noqa: F401  limits what torch autoloads, before a command imports it
+from conf.drafts import list_options
 from conf.error_lines import reword_message, unknown_key_message, unreadable_message
 from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text

@@ -10,7 +10,7 @@ import shlex
 import sys
 
 from conf.entry import entry_point
-from data.features.config import CaptureConf
+from data.config import CaptureConf
 from models.console import setup_logging
 
 

@@ -1,6 +1,7 @@
 """Capture the features that a draft needs of its target, shard by shard, into a store."""
 
 import logging
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,21 +11,25 @@ import xxhash
 from torch import Tensor
 
 from conf.entry import config_to_yaml
-from data.config import DataConf, DataSource
-from data.features.capture_progress import GB, CaptureProgress
-from data.features.config import CaptureConf
-from data.features.manifest import DOCUMENTS_FILE, FileRecord, StoreSpec, shard_name
+from data.config import CaptureConf, DataSource
+from data.document_cache import read_cached_documents
+from data.features.manifest import (
+    DOCUMENTS_FILE,
+    FileRecord,
+    Manifest,
+    StoreSpec,
+    shard_name,
+)
 from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
-from data.packing.document_cache import read_cached_documents
 from data.preview import check_and_read_first_rows, preview_rows
-from data.progress import RowProgress
 from models.checkpoint import tokenizer_fingerprint
+from models.console import track_progress
 from models.device.device import Device
 from models.device.graph_budget import Graph
 from models.errors import require
-from models.files import atomic_path, partial_directory, report_disk_errors, write_text_atomically
+from models.files import atomic_path, report_disk_errors, write_text_atomically
 from models.lock import acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 from models.target.loading import load_target
@@ -32,7 +37,7 @@ from models.target.precision import build_device
 from models.target.pretrained import check_pretrained, load_tokenizer, read_vocab_size
 
 log = logging.getLogger("data.capture")
-DEMO_FOLDER = Path("outputs/prepare/demo")
+GB = 10**9
 RESUME_HINT = "make room and repeat the command: it resumes with the missing files"
 MAX_ZEROED_SHARE = 0.1  # of a layer's values; int8 rounds 1 % of normally distributed values to 0
 
@@ -42,12 +47,10 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
 
     `command` is recorded in the manifest as the command that resumes this capture.
     """
-    conf.data.check_target(conf.target)
-    conf = replace(conf, data=resolve_demo_data(conf.data))
     require(
-        conf.data.source is not DataSource.captured,
-        "data.source: must be documents, got captured, which are features already; give "
-        "data=prepared",
+        conf.data.source not in (DataSource.demo, DataSource.captured),
+        f"data.source: must be documents, got {conf.data.source.value}; run `python -m "
+        "data.prepare` and give data=prepared data.path=outputs/prepare/RUN",
     )
     rows = check_and_read_first_rows(
         conf.data,
@@ -60,36 +63,19 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     meta_target = build_meta_target(conf.target, device.dtype)
     tokenizer = load_tokenizer(conf.target)
     plan = plan_capture(conf, meta_target, tokenizer)
-    spec = build_store_spec(plan, conf, device, tokenizer_fingerprint(tokenizer))
-    progress = CaptureProgress(conf, spec, plan.packed.documents, command)
-    missing = progress.missing_files()
-    progress.check_disk_space(plan)
+    folder = Path(conf.output_dir) / conf.run_name
+    manifest = build_manifest(plan, conf, device, tokenizer_fingerprint(tokenizer), command)
+    manifest = manifest.resume(folder)
+    missing = list_missing_files(manifest, folder, checksums=conf.checksums)
     if missing:
-        with report_disk_errors(progress.folder):
-            progress.folder.mkdir(parents=True, exist_ok=True)
-            acquire_lock(progress.folder)
-            write_text_atomically(progress.folder / "config.yaml", config_to_yaml(conf))
-        write_missing_files(missing, plan, progress, conf, device)
-    log_rounding(progress.manifest.files)
-    log.info(
-        "store: %s; train from it with data=captured data.path=%s", progress.folder, progress.folder
-    )
-    return progress.folder
-
-
-def resolve_demo_data(data: DataConf) -> DataConf:
-    """Return the settings, with data.prepare's folder in place of the demo's prompts.
-
-    Raise UserError if that folder does not exist.
-    """
-    if data.source is not DataSource.demo:
-        return data
-    require(
-        DEMO_FOLDER.exists(),
-        f"data.source: the demo must be prepared first, got no {DEMO_FOLDER}; run `python -m "
-        "data.prepare`, then this command again",
-    )
-    return replace(data, source=DataSource.prepared, path=str(DEMO_FOLDER))
+        with report_disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            acquire_lock(folder)
+            write_text_atomically(folder / "config.yaml", config_to_yaml(conf))
+        write_missing_files(missing, plan, manifest, conf, device)
+    log_rounding(manifest.files)
+    log.info("store: %s; train from it with data=captured data.path=%s", folder, folder)
+    return folder
 
 
 def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> CapturePlan:
@@ -109,84 +95,90 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
         overlap=conf.data.overlap, batch=conf.batch, shard_mb=conf.shard_mb,
     )  # fmt: skip
     log.info("data: %s", report)
-    tokens, supervised = plan.shard_token_counts.sum(0)
-    bytes_per_token = plan.total_bytes / tokens
+    tokens, supervised = plan.shard_token_counts.sum(0).tolist()
     log.info(
-        "store: %.4g GB in %d shards, %.0f bytes per token (%.3f of four bf16 hidden states at "
-        "every token); %.0f%% of the tokens are supervised",
-        plan.total_bytes / GB, len(plan.shard_token_counts), bytes_per_token,
-        # Four values of 2 bytes.
-        bytes_per_token / (8 * meta_target.hidden_size), 100 * supervised / tokens,
+        "store: %.4g GB in %d shards, %.0f bytes per token; %.0f%% of the tokens are supervised",
+        plan.feature_bytes / GB, len(plan.shard_token_counts), plan.feature_bytes / tokens,
+        100 * supervised / tokens,
     )  # fmt: skip
     return plan
 
 
-def build_store_spec(
-    plan: CapturePlan, conf: CaptureConf, device: Device, tokenizer_hash: str
-) -> StoreSpec:
+def build_manifest(
+    plan: CapturePlan, conf: CaptureConf, device: Device, tokenizer_hash: str, command: str
+) -> Manifest:
+    """Return the manifest of a capture that has written no file."""
     documents = plan.packed.documents
     tokens, supervised = plan.shard_token_counts.sum(0).tolist()
-    return StoreSpec(
-        target_sha256="",  # set once the target is loaded
+    spec = StoreSpec(
         tokenizer_sha256=tokenizer_hash, computed_in=str(device.dtype).removeprefix("torch."),
-        layout=plan.schema, length=conf.data.row_length, overlap=conf.data.overlap,
+        schema=plan.schema, length=conf.data.row_length, overlap=conf.data.overlap,
         batch=conf.batch, documents=len(documents), tokens=tokens, supervised=supervised,
-        documents_xxh3=documents.content_hash(),
-        shards=len(plan.shard_token_counts),
+        documents_xxh3=documents.content_hash(), shards=len(plan.shard_token_counts),
+    )  # fmt: skip
+    return Manifest(
+        spec=spec, target=conf.target.path or conf.target.name, method=conf.draft.method,
+        command=command, categories=documents.categories, languages=documents.languages,
     )  # fmt: skip
 
 
+def list_missing_files(manifest: Manifest, folder: Path, *, checksums: bool) -> list[str]:
+    """Return the names of the files still to be written; log a warning for damaged ones."""
+    damaged = dict(manifest.find_damaged(folder, checksums=checksums))
+    for name, damage in damaged.items():
+        log.warning("%s is %s: capturing it again", folder / name, damage)
+    return [n for n in manifest.file_names if n in damaged or n not in manifest.files]
+
+
 def write_missing_files(
-    missing: list[str],
-    plan: CapturePlan,
-    progress: CaptureProgress,
-    conf: CaptureConf,
-    device: Device,
+    missing: list[str], plan: CapturePlan, manifest: Manifest, conf: CaptureConf, device: Device
 ) -> None:
-    """Write the missing files, one after another, and record each in the manifest."""
-    target = load_target(conf.target, device)
-    progress.set_target(target.fingerprint)
-    if DOCUMENTS_FILE in missing:
-        write_store_file(progress, DOCUMENTS_FILE, plan.document_tensors(), {})
+    """Write the missing files, one after another, and record each in the manifest.
+
+    Raises UserError if the disk lacks space for them, or if the other files are of another target.
+    """
+    folder = Path(conf.output_dir) / conf.run_name
     shards = [n for n in range(len(plan.shard_token_counts)) if shard_name(n) in missing]
+    needed = sum(plan.schema.num_bytes(*plan.shard_token_counts[n].tolist()) for n in shards)
+    free = shutil.disk_usage(folder).free
+    require(
+        needed <= free,
+        f"output_dir: must have room for {needed / GB:.4g} GB, got {free / GB:.4g} GB free in "
+        f"{folder}; take fewer documents by data.limit, dtype=int8 or teacher=topk, or choose "
+        "another output_dir",
+    )
+    target = load_target(conf.target, device)
+    require(
+        manifest.target_sha256 in ("", target.fingerprint),
+        f"run_name: must name a new store or one of this target, got {folder}, whose target has "
+        "other weights; choose another run_name",
+    )
+    manifest = replace(manifest, target_sha256=target.fingerprint)
+    if DOCUMENTS_FILE in missing:
+        write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
     graphs = device.choose_graphs(
         whole=[Graph("look")], parts=[Graph("features", (conf.batch, plan.packed.length))]
     )
     builder = ShardBuilder(target, plan, batch=conf.batch)
-    bar = RowProgress("capture", total=sum(len(plan.shard_rows(shard)) for shard in shards))
-    with device.expect_graphs(graphs, log.info), bar:
-        for shard in shards:
-            tensors, rounding = builder.build_shard(
-                shard, lambda rows, tokens: bar.count(done=rows, tokens=tokens)
-            )
-            write_store_file(progress, shard_name(shard), tensors, rounding)
-            log.info(
-                "capture: %s written, %.4g of %.4g GB",
-                shard_name(shard), progress.manifest.total_bytes / GB, plan.total_bytes / GB,
-            )  # fmt: skip
+    with device.expect_graphs(graphs, log.info):
+        for shard in track_progress(shards, "capture"):
+            write_store_file(manifest, folder, shard_name(shard), *builder.build_shard(shard))
 
 
 def write_store_file(
-    progress: CaptureProgress,
-    name: str,
-    tensors: dict[str, Tensor],
+    manifest: Manifest, folder: Path, name: str, tensors: dict[str, Tensor],
     rounding: dict[str, dict[str, float]],
-) -> None:
-    """Write one file atomically and record its checksum."""
+) -> None:  # fmt: skip
+    """Write one file atomically, then record its checksum: the file is valid from now on."""
     # save_file would write under a temporary name of its own, which a kill leaves behind.
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    with report_disk_errors(progress.folder, remedy=RESUME_HINT):
-        with (
-            partial_directory(progress.partial_dir) as partial_dir,
-            atomic_path(progress.folder / name, partial_dir=partial_dir) as partial,
-        ):
+    with report_disk_errors(folder, remedy=RESUME_HINT):
+        with atomic_path(folder / name) as partial:
             partial.write_bytes(data)
-        progress.record(
-            name,
-            FileRecord(
-                bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), rounding=rounding
-            ),
+        manifest.files[name] = FileRecord(
+            bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), rounding=rounding
         )
+        manifest.write(folder)
 
 
 def log_rounding(files: dict[str, FileRecord]) -> None:

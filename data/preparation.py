@@ -1,48 +1,47 @@
 """Build one folder of training data from prompts of many sources, resuming where it stopped."""
 
 import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import yaml
 from datasets import Dataset
 
 from conf.entry import config_to_yaml
 from data.answers.answering import AnswersReport, answer_rows
-from data.answers.config import AnswerSource
 from data.answers.dialogue import AnswerBackend
 from data.answers.endpoint import EndpointAnswerBackend, ServedModel, check_endpoint
-from data.eval_prompts.contamination import prompt_hashes
-from data.mixture.config import PrepareConf
-from data.mixture.filters import FilterRules, check_prompt_ids, read_first_turns
-from data.mixture.gather import check_source, ingest_source
-from data.mixture.provenance import (
-    check_provenance,
-    claim_folder,
-    collect_provenance,
-    discard_empty_folder,
-    release_worker_dir,
-)
+from data.chat.prepared_prompts import check_prompt_ids
+from data.mixture.filters import FilterRules, read_first_turns
+from data.mixture.gather import SourceReport, check_source, ingest_source
 from data.mixture.report import (
     REPORT_FILE,
     REPORT_PAGE_FILE,
-    TRAIN,
-    SourceReport,
-    list_part_files,
-    part_file_path,
+    collect_results,
+    train_file,
     write_prepare_report,
 )
 from data.mixture.select import select_splits
-from data.mixture.tracked import collect_results
+from data.prepare_config import AnswerSource, PrepareConf
 from data.sources.files import TABLE_BATCH_ROWS
-from data.sources.prepared_rows import PreparedRow, row_from_columns, write_prepared_rows
-from data.vocabulary.counts import write_token_counts
-from models.errors import UserError
-from models.files import report_disk_errors, write_text_atomically
-from models.target.config import TargetConf
+from data.sources.prepared_rows import (
+    HELD_OUT,
+    TRAIN,
+    PreparedRow,
+    row_from_columns,
+    write_prepared_rows,
+)
+from data.sources.text_hashes import prompt_hashes
+from data.vocabulary.counts import describe_coverage
+from models.errors import require
+from models.files import PARTIAL_SUFFIX, report_disk_errors, write_text_atomically
+from models.lock import acquire_lock
 from models.target.loading import load_target
 from models.target.precision import build_device
 from models.target.pretrained import (
@@ -53,22 +52,25 @@ from models.target.pretrained import (
 )
 from models.tracking import upload_results
 
+CONFIG_FILE, HELD_OUT_FILE = "config.yaml", f"{HELD_OUT}-00000-of-00001.parquet"
+IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows
+    r"run_name|output_dir|worker|device\..*|log\..*"
+    r"|answers\.(url|api_key_env|concurrency|retries|timeout_s|skip_failed|batch)"
+)
+REPORT_TIMEOUT_S = 3600.0  # for another worker that writes the report
 log = logging.getLogger("data.prepare")
 
 
 def prepare_rows(conf: PrepareConf) -> None:
-    """Write this worker's files of the folder and, if it is the last one, the report."""
+    """Write this worker's file of the folder and, if all files are there, the report."""
     folder = Path(conf.output_dir) / conf.run_name
-    worker_dir = folder / "work" / f"worker-{conf.worker:05d}"  # only this process writes here
-    provenance = collect_provenance(conf, conf.mixture)
-    check_provenance(folder, provenance)
+    check_same_settings(folder, conf)
     if (folder / REPORT_FILE).exists():
-        release_worker_dir(worker_dir)  # left by a run that was killed just before its end
         log.info("already prepared: %s", folder / REPORT_PAGE_FILE)
         return
     served = (
         check_endpoint(conf.answers, conf.target)
-        if conf.target is not None and conf.answers.source is AnswerSource.endpoint
+        if conf.answers.source is AnswerSource.endpoint
         else None
     )
     if conf.answers.source is AnswerSource.target:
@@ -78,20 +80,60 @@ def prepare_rows(conf: PrepareConf) -> None:
     excluded = {file: read_first_turns(file) for file in conf.mixture.exclude}
     rules = build_filter_rules(conf, chain.from_iterable(excluded.values()), served)
     with report_disk_errors(folder):
-        claim_folder(folder, provenance, worker_dir)
-        write_text_atomically(folder / "config.yaml", config_to_yaml(conf), partial_dir=worker_dir)
-        splits, sources = build_splits(conf, rules, folder, worker_dir)
-        for split, rows in splits.items():
-            write_split_part(conf, served, split, rows, folder, worker_dir)
-        if missing := sum(not file.exists() for file in list_part_files(folder, conf.workers)):
-            log.info(
-                "%d files of other workers are missing; the last worker writes the report", missing
-            )
-        else:
-            finish_folder(conf, sources, excluded, folder, worker_dir)
-        release_worker_dir(worker_dir)
-    if not missing:
-        upload_results(conf.log, folder, collect_results(folder))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent, suffix=PARTIAL_SUFFIX) as candidates:
+            splits, sources = build_splits(conf, rules, Path(candidates))
+            folder.mkdir(exist_ok=True)
+            acquire_lock(folder, f"lock-{conf.worker:05d}")
+            if conf.worker == 0:
+                write_text_atomically(folder / CONFIG_FILE, config_to_yaml(conf))
+            write_files(conf, served, splits, folder)
+        report_finished_folder(conf, sources, excluded, folder)
+
+
+def report_finished_folder(
+    conf: PrepareConf, sources: dict[str, SourceReport], excluded: dict[str, list[str]],
+    folder: Path,
+) -> None:  # fmt: skip
+    """Write the report if the files of all workers are there, and no other worker has."""
+    files = [train_file(folder, worker, conf.workers) for worker in range(conf.workers)]
+    files.append(folder / HELD_OUT_FILE)
+    if missing := sum(not file.exists() for file in files):
+        log.info("%d files of other workers are missing; the last one reports", missing)
+        return
+    acquire_lock(folder, timeout_s=REPORT_TIMEOUT_S)  # several may be the last
+    if (folder / REPORT_FILE).exists():
+        return
+    coverage = describe_coverage(folder, load_tokenizer(conf.target)) if conf.has_target else ""
+    num_excluded = {file: len(texts) for file, texts in excluded.items()}
+    write_prepare_report(folder, files, sources, num_excluded, coverage)
+    log.info("prepared: %s", folder / REPORT_PAGE_FILE)
+    upload_results(conf.log, folder, collect_results(folder))
+
+
+def check_same_settings(folder: Path, conf: PrepareConf) -> None:
+    """Raise UserError if the folder was begun with settings that give other rows."""
+    if not (folder / CONFIG_FILE).exists():
+        return
+    recorded, ours = (
+        dict(_flatten_keys(yaml.safe_load(text)))
+        for text in ((folder / CONFIG_FILE).read_text(), config_to_yaml(conf))
+    )
+    for key in recorded | ours:
+        require(
+            recorded.get(key) == ours.get(key) or bool(IGNORED_SETTINGS.fullmatch(key)),
+            f"{key}: must be {recorded.get(key)} as in {folder}, got {ours.get(key)}; "
+            "choose another run_name, or remove the folder",
+        )
+
+
+def _flatten_keys(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each setting under its whole key, as in `mixture.held_out`."""
+    if not isinstance(value, dict):
+        yield prefix.removesuffix("."), value
+        return
+    for key, part in value.items():
+        yield from _flatten_keys(part, f"{prefix}{key}.")
 
 
 def build_filter_rules(
@@ -103,7 +145,7 @@ def build_filter_rules(
     """
     replace_answers = conf.answers.source is not AnswerSource.none
     check_prompt = None
-    if conf.target is not None:
+    if conf.has_target:
         limits = [conf.mixture.max_prompt_tokens, read_context_length(conf.target)]
         if replace_answers:
             limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
@@ -121,103 +163,81 @@ def build_filter_rules(
 
 
 def build_splits(
-    conf: PrepareConf, rules: FilterRules, folder: Path, worker_dir: Path
+    conf: PrepareConf, rules: FilterRules, candidates: Path
 ) -> tuple[dict[str, Dataset], dict[str, SourceReport]]:
     """Return the rows of each split, and a report per source with its rejected rows.
 
-    On a UserError a folder without answers is removed, so that its name stays free.
+    The rows stay in files of the folder `candidates`.
     """
-    try:
-        stats = {
-            name: ingest_source(name, source, rules, worker_dir / f"source-{number:03d}.arrow")
-            for number, (name, source) in enumerate(conf.mixture.sources.items())
-        }
-        splits, dropped = select_splits(sorted(worker_dir.glob("source-*.arrow")), conf.mixture)
-    except UserError:
-        discard_empty_folder(folder, worker_dir)
-        raise
-    return splits, {
-        name: SourceReport(
-            path=source.path, read=stats[name].read, share_asked=source.share,
-            dropped=stats[name].dropped + dropped[name], examples=stats[name].examples,
-        )
+    files = {
+        name: candidates / f"{number:03d}.arrow" for number, name in enumerate(conf.mixture.sources)
+    }
+    sources = {
+        name: ingest_source(name, source, rules, files[name])
         for name, source in conf.mixture.sources.items()
-    }  # fmt: skip
+    }
+    splits, dropped = select_splits([*files.values()], conf.mixture)
+    for name, report in sources.items():
+        report.dropped.update(dropped[name])
+    return splits, sources
 
 
-def write_split_part(
-    conf: PrepareConf,
-    served: ServedModel | None,
-    split: str,
-    table: Dataset,
-    folder: Path,
-    worker_dir: Path,
+def write_files(
+    conf: PrepareConf, served: ServedModel | None, splits: dict[str, Dataset], folder: Path
 ) -> None:
-    """Write this worker's part of a split, with answers if it trains; keep an existing file.
+    """Write this worker's share of the rows to train on, answered if so configured.
 
-    The footer of the file has the row counts by source and license.
+    Worker 0 writes the held-out rows, which nobody answers. Existing files are kept.
     """
-    file = part_file_path(folder, split, conf.worker, conf.workers)
+    held_out_file = folder / HELD_OUT_FILE
+    if conf.worker == 0 and not held_out_file.exists():
+        write_counted_rows(held_out_file, iter_rows(splits[HELD_OUT]), AnswersReport())
+    file = train_file(folder, conf.worker, conf.workers)
     if file.exists():
         return
-    is_empty = len(table) <= conf.worker  # `shard` cannot make an empty part
-    part = table.select([]) if is_empty else table.shard(num_shards=conf.workers, index=conf.worker)
-    arrow_part: Any = part.with_format("arrow")  # with one batch in memory at a time
-    rows = (
-        row_from_columns(columns)
-        for batch in arrow_part.iter(batch_size=TABLE_BATCH_ROWS)
-        for columns in batch.to_pylist()
-    )
-    report = AnswersReport()
-    needs_answers = split == TRAIN and conf.answers.source is not AnswerSource.none
-    if needs_answers and conf.target is not None and len(part):
-        backend, tokenizer = build_answer_backend(conf, conf.target, served)
+    train = splits[TRAIN]
+    begin, end = (len(train) * n // conf.workers for n in (conf.worker, conf.worker + 1))
+    part = train.select(range(begin, end) or [])  # `select` refuses an empty range
+    rows, report = iter_rows(part), AnswersReport()
+    journal = folder / f"answers-{conf.worker:05d}-of-{conf.workers:05d}.jsonl"
+    if conf.answers.source is not AnswerSource.none and len(part):
+        backend, tokenizer = build_answer_backend(conf, served)
         rows = answer_rows(
-            rows, backend, tokenizer, conf.answers, worker_dir / "answers.jsonl",
-            report=report, total=len(part),
-        )  # fmt: skip
-    license_counts: dict[str, Counter[str]] = defaultdict(Counter)
+            rows, backend, tokenizer, conf.answers, journal, report=report, total=len(part)
+        )
+    write_counted_rows(file, rows, report)
+    journal.unlink(missing_ok=True)
+    log.info("%s: %s", file, "; ".join(report.summary_lines()) or f"{len(part):,} rows")
+
+
+def iter_rows(table: Dataset) -> Iterator[PreparedRow]:
+    """Yield the rows of a table, with one batch in memory at a time."""
+    arrow: Any = table.with_format("arrow")
+    for batch in arrow.iter(batch_size=TABLE_BATCH_ROWS):
+        yield from map(row_from_columns, batch.to_pylist())
+
+
+def write_counted_rows(file: Path, rows: Iterable[PreparedRow], report: AnswersReport) -> None:
+    """Write rows to a file whose footer has their counts by source and license, and the report."""
+    licenses: dict[str, Counter[str]] = defaultdict(Counter)
 
     def count_licenses() -> Iterator[PreparedRow]:
         for row in rows:
-            license_counts[row.source][row.license] += 1
+            licenses[row.source][row.license] += 1
             yield row
 
-    def build_footer() -> dict[str, Any]:
-        return {"licenses": license_counts, "dropped": report.dropped, **report.to_dict()}
-
-    write_prepared_rows(file, count_licenses(), build_footer)
-    summary = "; ".join(report.summary_lines()) if report.rows else f"{len(part):,} rows"
-    log.info("%s: %s", file, summary)
-
-
-def finish_folder(
-    conf: PrepareConf, sources: dict[str, SourceReport], excluded: dict[str, list[str]],
-    folder: Path,
-    worker_dir: Path,
-) -> None:  # fmt: skip
-    """Count the tokens of all workers' files and write the report."""
-    coverage = (
-        write_token_counts(folder, load_tokenizer(conf.target), worker_dir)
-        if conf.target is not None
-        else ""
-    )
-    write_prepare_report(
-        folder, conf.workers, sources, {file: len(texts) for file, texts in excluded.items()},
-        worker_dir, coverage,
-    )  # fmt: skip
-    log.info("prepared: %s", folder / REPORT_PAGE_FILE)
+    write_prepared_rows(file, count_licenses(), lambda: {"licenses": licenses, **vars(report)})
 
 
 def build_answer_backend(
-    conf: PrepareConf, target: TargetConf, served: ServedModel | None
+    conf: PrepareConf, served: ServedModel | None
 ) -> tuple[AnswerBackend, Any]:
     """Return the backend that answers prompts, and the target's tokenizer."""
     if served is not None:
-        tokenizer = load_tokenizer(target)
-        return EndpointAnswerBackend(conf.answers, served, target, tokenizer), tokenizer
+        tokenizer = load_tokenizer(conf.target)
+        return EndpointAnswerBackend(conf.answers, served, conf.target, tokenizer), tokenizer
     # Commands stand above the packages, so this one may import infer; only this branch needs it.
     from infer.engine.answer_backend import TargetAnswerBackend
 
-    built_target = load_target(target, build_device(conf.device, target))
-    return TargetAnswerBackend(built_target, conf.answers), built_target.tokenizer
+    target = load_target(conf.target, build_device(conf.device, conf.target))
+    return TargetAnswerBackend(target, conf.answers), target.tokenizer

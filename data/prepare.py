@@ -12,7 +12,7 @@ The same command resumes a run that was killed and keeps its finished answers.
 """
 
 from conf.entry import entry_point
-from data.mixture.config import PrepareConf
+from data.prepare_config import PrepareConf
 from models.console import setup_logging
 
 

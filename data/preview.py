@@ -13,7 +13,7 @@ from typing import Any
 from data.chat.answer_spans import find_assistant_turns
 from data.chat.tokenization import check_row_ids, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
-from data.sources.row_formats import Conversation, ParsedRow, PlainText, TokenizedDocument
+from data.sources.rows import Conversation, ParsedRow, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data_exists, read_training_rows
 from models.errors import UserError, run_checks
 from models.target.config import TargetConf

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from infer.checkpoint_paths import resolve_target, run_names
 from infer.config import EvalConf, EvaluationConf
-from infer.measure.context_limits import check_prompts
+from infer.measure.context_limits import check_prompts, resolve_prompts
 from infer.measure.eval_modes import DraftUnderTest
-from infer.measure.prompt_choice import resolve_prompts
 from infer.memory_check import DecodingSize, check_memory
 from models import checkpoint, checkpoint_files
 from models.device.config import DeviceConf

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from data.eval_prompts.prompts import EvalPrompt
-from data.mixture.held_out_rows import SELECTION_FILE
+from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
+from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts
 from infer.checkpoint_paths import find_tracked_run, resolve_target, run_names
 from infer.command_inputs import load_checkpoint_target
-from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
 from infer.memory_check import DecodingSize
 from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf

@@ -69,25 +69,28 @@ def track_progress(
 ) -> Iterable[Item]:
     """Return the items, and show on the main process how far the work on them is.
 
-    A terminal shows a bar. Elsewhere work that takes longer than LOG_INTERVAL_S prints lines with
-    the time left, which need the number of items.
+    A terminal shows a bar. Elsewhere work that takes longer than LOG_INTERVAL_S prints lines, with
+    the time left if the number of items is known.
     """
     if SHOWS_BARS:
         return track(items, description, total=total, console=CONSOLE)
     if total is None and isinstance(items, Sized):
         total = len(items)
-    return items if total is None else log_progress(items, description, total)
+    return log_progress(items, description, total)
 
 
-def log_progress(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
+def log_progress(items: Iterable[Item], description: str, total: int | None) -> Iterator[Item]:
     """Yield the items; log a line between two of them when one is due."""
     start = last_line = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
         if done and now - last_line > LOG_INTERVAL_S:
             last_line = now
-            left = timedelta(seconds=round((total - done) * (now - start) / done))
-            log.info("%s %s/%s  %s left", description, f"{done:,}", f"{total:,}", left)
+            count = f"{done:,}"
+            if total is not None:
+                left = timedelta(seconds=round((total - done) * (now - start) / done))
+                count += f"/{total:,}  {left} left"
+            log.info("%s %s", description, count)
         yield item
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from data.answers.config import AnswersConf
+from data.prepare_config import AnswersConf
 from infer.engine.answer_backend import TargetAnswerBackend
 from infer.report.number_format import Table
 from models.device.config import DeviceConf, Precision

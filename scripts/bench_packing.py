@@ -16,7 +16,7 @@ import numpy as np
 
 from data.packing.documents import Documents
 from data.packing.pack import best_fit, pack_documents
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import document_from_pair
 
 MEDIAN, SIGMA, SHORTEST = 800, 1.05, 8
 WINDOW = 2048  # documents that are packed together in windowed packing

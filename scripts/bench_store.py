@@ -11,25 +11,23 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers.utils import logging
 
 from conf.entry import compose
+from data.config import CaptureConf
 from data.demo.prompts import training_prompts
-from data.feature_capture import build_store_spec, plan_capture, write_store_file
-from data.features.capture_progress import CaptureProgress
-from data.features.config import CaptureConf
+from data.feature_capture import build_manifest, plan_capture, write_store_file
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from data.features.reader import FeatureStore
-from data.features.target_pass import features
-from data.features.writer import ShardBuilder
+from data.features.writer import ShardBuilder, features
 from data.packing.documents import Packed
 from data.packing.pack import pack_documents
 from data.packing.sampler import RowOrder
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import document_from_pair
 from infer.report.tables import Table
 from models.device.opening import open_device
 from models.drafts.base import Draft
@@ -76,7 +74,7 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
         needs=draft.needs, dtype=target.device.dtype,
     )  # fmt: skip
     rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
-    read_s, spec = epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.made
+    read_s, spec = epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.spec
     trained, wait = learn(train, target, draft, store, rows)
     size = sum(file.stat().st_size for file in store_folder.iterdir()) / spec.tokens
     return [
@@ -93,11 +91,11 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
     A plain target pass is timed before each shard.
     """
     plan = plan_capture(conf, build_meta_target(conf.target, target.device.dtype), target.tokenizer)
-    spec = build_store_spec(plan, conf, target.device, target.tokenizer_fingerprint)
-    progress = CaptureProgress(conf, spec, plan.packed.documents, command="")
-    progress.folder.mkdir(parents=True)
-    progress.set_target(target.fingerprint)
-    write_store_file(progress, DOCUMENTS_FILE, plan.document_tensors(), {})
+    manifest = build_manifest(plan, conf, target.device, target.tokenizer_fingerprint, command="")
+    manifest = replace(manifest, target_sha256=target.fingerprint)
+    folder = Path(conf.output_dir) / conf.run_name
+    folder.mkdir(parents=True)
+    write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
     builder, timed = ShardBuilder(target, plan, batch=conf.batch), Timed()
     for number in range(len(plan.shard_token_counts)):
         began = time.perf_counter()
@@ -105,12 +103,10 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
             with torch.no_grad():
                 features(target, plan.schema.layers, plan.packed.batch(row_ids.tolist()))
         pass_ended = time.perf_counter()
-        write_store_file(
-            progress, shard_name(number), *builder.build_shard(number, lambda *_: None)
-        )
+        write_store_file(manifest, folder, shard_name(number), *builder.build_shard(number))
         timed.target_pass_s += pass_ended - began
         timed.capture_s += time.perf_counter() - pass_ended
-    return timed, progress.folder
+    return timed, folder
 
 
 def epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:

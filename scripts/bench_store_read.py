@@ -14,18 +14,16 @@ from pathlib import Path
 
 import torch
 
-from conf.entry import compose
+from data.config import Dtype, TeacherKind
 from data.feature_capture import write_store_file
-from data.features.capture_progress import CaptureProgress
-from data.features.config import CaptureConf, Dtype, TeacherKind
-from data.features.manifest import DOCUMENTS_FILE, StoreSpec, shard_name
+from data.features.manifest import DOCUMENTS_FILE, Manifest, StoreSpec, shard_name
 from data.features.plan import CapturePlan
 from data.features.reader import FeatureStore
 from data.features.schema import FeatureSchema
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.packing.sampler import RowOrder
-from data.sources.row_formats import TokenizedDocument
+from data.sources.rows import TokenizedDocument
 from infer.report.tables import Table
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
@@ -60,8 +58,8 @@ def documents() -> Documents:
 
 def write_random_store(
     needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden: int, folder: Path
-) -> CaptureProgress:
-    """Write a complete store of random features."""
+) -> Manifest:
+    """Write a complete store of random features into a folder, and return its manifest."""
     schema = FeatureSchema(
         layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=dtype,
         teacher=teacher, top_k=TOP_K, hidden_size=hidden, vocab_size=VOCAB,
@@ -70,22 +68,23 @@ def write_random_store(
         documents(), schema, length=LENGTH, overlap=None, batch=8, shard_mb=512.0
     )
     tokens, supervised = plan.shard_token_counts.sum(0).tolist()
-    conf = compose("capture", CaptureConf, [f"output_dir={folder}", "run_name=random"])
-    progress = CaptureProgress(conf, StoreSpec(
-        target_sha256="", tokenizer_sha256="", computed_in="bfloat16", layout=schema,
-        length=LENGTH, overlap=None, batch=8, documents=DOCUMENTS_READ, tokens=tokens,
-        supervised=supervised, documents_xxh3="", shards=len(plan.shard_token_counts),
-    ), plan.packed.documents, command="")  # fmt: skip
-    progress.folder.mkdir()
-    write_store_file(progress, DOCUMENTS_FILE, plan.document_tensors(), {})
+    manifest = Manifest(
+        spec=StoreSpec(
+            tokenizer_sha256="", computed_in="bfloat16", schema=schema, length=LENGTH,
+            overlap=None, batch=8, documents=DOCUMENTS_READ, tokens=tokens, supervised=supervised,
+            documents_xxh3="", shards=len(plan.shard_token_counts),
+        ),
+        target="", method="", command="", categories=[""], languages=[""],
+    )  # fmt: skip
+    write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
     for number, (tokens, supervised) in enumerate(plan.shard_token_counts.tolist()):
-        write_store_file(progress, shard_name(number), {
+        write_store_file(manifest, folder, shard_name(number), {
             spec.name: torch.randint(
                 100, (tokens if spec.per_token else supervised, *spec.shape), dtype=torch.uint8
             ).to(spec.dtype)
             for spec in schema.tensor_specs
         }, {})  # fmt: skip
-    return progress
+    return manifest
 
 
 def measure(
@@ -93,11 +92,11 @@ def measure(
 ) -> list[str]:
     """Return one row of the table."""
     with tempfile.TemporaryDirectory() as temporary:
-        progress = write_random_store(needs, dtype, teacher, hidden, Path(temporary))
-        spec = progress.manifest.made
-        size = sum(file.stat().st_size for file in progress.folder.iterdir()) / spec.tokens
+        folder = Path(temporary)
+        spec = write_random_store(needs, dtype, teacher, hidden, folder).spec
+        size = sum(file.stat().st_size for file in folder.iterdir()) / spec.tokens
         store = FeatureStore.open(
-            progress.folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16,
+            folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16,
             checksums=False,
         )  # fmt: skip
         rows, _ = pack_documents(store.documents, LENGTH, overlap=None)

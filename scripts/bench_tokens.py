@@ -25,8 +25,8 @@ import psutil
 from transformers import AutoTokenizer
 
 from conf.entry import compose
+from data import document_cache
 from data.config import DataConf, DataSource
-from data.packing import document_cache
 from infer.report.number_format import Table
 from models.device.opening import open_device
 from scripts.bench_tables import machine, show, write

@@ -17,8 +17,7 @@ from torch import nn
 
 from conf.entry import compose
 from data.config import DEMO
-from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from infer.measure.prompt_choice import load_calibration_prompts
+from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load_eval_prompts
 from models.drafts.base import Draft
 from models.drafts.registry import build_draft, load_draft
 from models.files import write_text_atomically

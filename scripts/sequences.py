@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.entry import compose
 from conf.sequences import list_sequences
-from data.answers.config import AnswersConf
+from data.prepare_config import AnswersConf
 from scripts.bench_tables import replaced
 from train.config.run import TrainPlanConf
 from train.planning.run_plan import MachinePlan, plan_run

@@ -12,8 +12,8 @@ import pytest
 from conf.drafts import list_options
 from conf.entry import CONF_DIR, USER_ERRORS, compose, entry_point, error_to_line
 from conf.typed_text import quote_typed_text
-from data.features.config import CaptureConf
-from data.mixture.config import PrepareConf
+from data.config import CaptureConf
+from data.prepare_config import PrepareConf
 from infer.config import DecodePlanConf
 from models.errors import UserError
 from train.config.run import TrainConf

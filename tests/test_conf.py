@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
-from data.mixture.config import PrepareConf
+from data.prepare_config import PrepareConf
 from infer.config import EvalConf
 from models.drafts.options import METHODS
 from models.speculate.config import TreeConf

@@ -17,7 +17,7 @@ import train.plan
 from conf.entry import CONF_DIR, compose
 from conf.sequences import list_sequences
 from data.config import DataSource
-from data.mixture.config import PrepareConf
+from data.prepare_config import PrepareConf
 from infer.config import OWN_TARGET, EvalConf
 from infer.tuning.config import TuneConf
 from train.config.run import TrainConf, TrainPlanConf

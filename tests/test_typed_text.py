@@ -7,9 +7,8 @@ import pytest
 
 from conf.entry import compose, config_to_yaml, read_config
 from conf.typed_text import PATH_KEYS
-from data.config import ShowConf
-from data.features.config import CaptureConf
-from data.mixture.config import PrepareConf
+from data.config import CaptureConf, ShowConf
+from data.prepare_config import PrepareConf
 from infer.config import DecodePlanConf, EvalConf, GenerateConf
 from infer.tree_file import TreeFileConf
 from infer.tuning.config import TuneConf

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from data.eval_prompts.held_out_files import check_held_out_unchanged, write_held_out
 from data.preview import Preview
 from infer.command_inputs import load_draft_under_test
 from infer.measure.evaluate import evaluate_drafts
@@ -23,7 +24,7 @@ from train.loop import Trainer
 from train.model_card import write_model_card
 from train.planning.device_fit import fit_run
 from train.quick_eval import build_quick_eval
-from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
+from train.rows.held_out import resolve_evaluation
 from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
 from train.run import check_disk_space, known_steps, open_run, report_full_disk
 from train.state import RunState
@@ -104,7 +105,7 @@ def train_draft(
     if parallel.is_main:
         write_held_out(held_out, run.folder)
         write_prompt_hashes(rows, target.tokenizer, run.folder)
-    choose_vocabulary(draft, target, rows, conf.data, run.folder if parallel.is_main else None)
+    choose_vocabulary(draft, target, rows, run.folder if parallel.is_main else None)
     tree, selection_prompts = conf.tree.build(), [row["ids"] for row in held_out.selection]
     if tree.depth > draft.trained_depth:
         log.warning(

@@ -10,7 +10,6 @@ from typing import Any
 from conf.entry import list_typed_overrides
 from data.config import DataConf, DataSource, RowFormat
 from data.preview import Preview
-from data.sources.training_rows import count_training_rows
 from infer.tuning.config import format_overrides
 from models.target.config import TargetConf
 from train.config.run import TrainConf
@@ -45,14 +44,13 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
 
 
 def describe_data(data: DataConf, preview: Preview) -> str:
-    """Describe the rows in a line: source, number, contents and packing."""
+    """Describe the rows in a line: source, contents and packing."""
     source = data.path or "the embedded demo"
     parts = [data.subset, data.split] if data.source is DataSource.dataset else []
     if any(parts) and not Path(source).is_file():
         source += f" ({', '.join(filter(None, parts))})"
-    num_rows = count_training_rows(data)
     contents = [
-        source, f"{num_rows:,} rows" if num_rows else "", preview.kind, preview.turns,
+        source, preview.kind, preview.turns,
         f"chat template with {data.template}" if data.template else "",
     ]  # fmt: skip
     return "; ".join([*filter(None, contents), f"packed into rows of {data.row_length:,} tokens"])

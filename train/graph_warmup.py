@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from data.config import DataSource
+from data.eval_prompts.held_out_files import write_held_out
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import document_from_pair
 from infer.command_inputs import load_draft_under_test
 from infer.graph_warmup import compile_eval_graphs
 from models.drafts.registry import build_draft
@@ -21,7 +22,7 @@ from train.distributed.parallel import Parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.planning.device_fit import fit_run
-from train.rows.held_out import has_external_prompts, resolve_evaluation, write_held_out
+from train.rows.held_out import has_external_prompts, resolve_evaluation
 from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.state import RunState, flatten_config
 
@@ -51,7 +52,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
     else:  # some graphs depend on the lengths of the held-out prompts
         rows, held_out, store = load_training_rows(conf, target, draft, parallel)
         write_held_out(held_out, folder)
-    choose_vocabulary(draft, target, rows, conf.data, folder=None)
+    choose_vocabulary(draft, target, rows, folder=None)
     state = RunState(folder, flatten_config(conf))
     Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,

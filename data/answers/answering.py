@@ -14,14 +14,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.answers.config import AnswersConf
 from data.answers.dialogue import AnswerBackend, Dialogue, UnansweredError
-from data.progress import RowProgress
+from data.prepare_config import AnswersConf
 from data.sources.prepared_rows import PreparedRow, row_from_columns, row_to_columns
-from data.sources.row_formats import RowRejectedError
+from data.sources.rows import RowRejectedError
+from models.console import track_progress
 from models.errors import UserError, require
 from models.files import report_disk_errors
-from models.lock import try_lock
 
 log = logging.getLogger(__name__)
 # Give up after this many consecutive permanent failures, or as many as there are rows in flight if
@@ -30,18 +29,13 @@ MIN_FAILURES_TO_ABORT = 8
 
 
 class Journal:
-    """An append-only file of one record per finished row, which one process at a time may open.
+    """An append-only file of one record per finished row, written by one process at a time.
 
     A killed process leaves complete lines and at most one torn line at the end. Opening the journal
     again removes the torn line, so its row is answered again.
     """
 
     def __init__(self, path: Path, file: BinaryIO):
-        require(
-            try_lock(file),
-            f"run_name: must have one process per worker, got a second one that writes {path}; "
-            "wait until it ends, or give each process its own worker",
-        )
         self._folder, self._file = path.parent, file
         self.offsets: dict[str, int] = {}  # where the line of each finished row begins
         self._end = 0
@@ -92,25 +86,14 @@ class AnswersReport:
             self.dropped[record["source"]][record["dropped"]] += 1
             return
         answers = record["row"]["answers"]
-        self.merge_dict(
-            {
-                "rows": 1,
-                "tokens": sum(answer["tokens"] for answer in answers),
-                "retokenized": sum(answer["retokenized"] for answer in answers),
-                "finished": [answer["finish_reason"] for answer in answers],
-                "ended": [record["ended"]] if record["ended"] else [],
-            }
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts for a file's footer and the report.
-
-        `dropped` is missing because the report has it per source.
-        """
-        return {name: value for name, value in vars(self).items() if name != "dropped"}
+        self.rows += 1
+        self.tokens += sum(answer["tokens"] for answer in answers)
+        self.retokenized += sum(answer["retokenized"] for answer in answers)
+        self.finished.update(answer["finish_reason"] for answer in answers)
+        self.ended.update([record["ended"]] if record["ended"] else [])
 
     def merge_dict(self, counts: dict[str, Any]) -> None:
-        """Add counts as `to_dict` returns them, such as those in the footer of a worker's file."""
+        """Add the fields of another report, such as those in the footer of a worker's file."""
         self.rows += counts["rows"]
         self.tokens += counts["tokens"]
         self.retokenized += counts["retokenized"]
@@ -119,6 +102,8 @@ class AnswersReport:
 
     def summary_lines(self) -> list[str]:
         """Return the summary for the log and the report page, line by line."""
+        if not self.rows:
+            return []
         return [
             f"{self.finished.total():,} answers of {self.tokens:,} tokens in {self.rows:,} rows",
             *(
@@ -138,7 +123,7 @@ def answer_rows(
     journal: Path,
     *,
     report: AnswersReport,
-    total: int | None = None,
+    total: int,
 ) -> Iterator[PreparedRow]:
     """Answer the rows and yield them in their order; `report` is filled with the counts.
 
@@ -146,8 +131,7 @@ def answer_rows(
     failures are listed in a file beside the journal. Raises UserError if there are any and
     `conf.skip_failed` is false; the same call then retries only the failed rows.
     """
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    with journal.open("a+b") as file:  # closing it releases the lock
+    with journal.open("a+b") as file:
         records = Journal(journal, file)
         job = _AnswerJob(backend=backend, tokenizer=tokenizer, conf=conf, journal=records)
         # Runner.run would delay Ctrl-C until a batch is decoded.
@@ -178,36 +162,37 @@ class _AnswerJob:
     consecutive_failures: int = 0  # permanent failures since the last finished row
     is_aborted: bool = False  # True after too many consecutive failures: the rest is skipped
 
-    async def answer_all(self, rows: Iterable[PreparedRow], total: int | None) -> list[str]:
+    async def answer_all(self, rows: Iterable[PreparedRow], total: int) -> list[str]:
         """Answer every row that the journal lacks, `conf.rows_in_flight` at a time.
 
         Return the ids of all rows.
         """
         row_ids = []
         slots = asyncio.Semaphore(self.conf.rows_in_flight)
+        if self.journal.offsets:
+            log.info("answers: %s rows are already answered", f"{len(self.journal.offsets):,}")
+        # Rows finish in any order: each takes one step of the bar, which the first `next` shows.
+        steps: Any = iter(track_progress(range(total - len(self.journal.offsets)), "answers"))
+        next(steps, None)
         try:
-            with RowProgress(
-                "answers", total=total, already_done=len(self.journal.offsets),
-                longest=self.conf.max_new_tokens,
-            ) as progress:  # fmt: skip
-                self.backend.on_tokens = progress.count
-                async with asyncio.TaskGroup() as group:
-                    for row in rows:
-                        row_ids.append(row.id)
-                        if row.id in self.journal.offsets:
-                            continue
-                        await slots.acquire()
-                        if self.is_aborted:
-                            break
-                        task = group.create_task(self._answer_row(row, progress))
-                        task.add_done_callback(lambda _: slots.release())
+            async with asyncio.TaskGroup() as group:
+                for row in rows:
+                    row_ids.append(row.id)
+                    if row.id in self.journal.offsets:
+                        continue
+                    await slots.acquire()
+                    if self.is_aborted:
+                        break
+                    task = group.create_task(self._answer_row(row))
+                    task.add_done_callback(lambda _: (slots.release(), next(steps, None)))
         except* UserError as errors:
             raise errors.exceptions[0] from None
         finally:
+            steps.close()
             await self.backend.close()
         return row_ids
 
-    async def _answer_row(self, row: PreparedRow, progress: RowProgress) -> None:
+    async def _answer_row(self, row: PreparedRow) -> None:
         """Answer one row, and record it in the journal or, if it fails, in `failures`."""
         dialogue = Dialogue(row=row, backend=self.backend, tokenizer=self.tokenizer, conf=self.conf)
         try:
@@ -220,7 +205,6 @@ class _AnswerJob:
             self.is_aborted |= self.consecutive_failures >= max(
                 MIN_FAILURES_TO_ABORT, self.conf.rows_in_flight
             )
-            progress.count(failed=1)
             return
         except RowRejectedError as error:
             self.journal.write(row.id, {"source": row.source, "dropped": str(error)})
@@ -229,7 +213,6 @@ class _AnswerJob:
                 row.id, {"ended": dialogue.end_reason, "row": row_to_columns(answered)}
             )
         self.consecutive_failures = 0
-        progress.count(done=1)
 
     def report_failures(self, file: Path) -> None:
         """Write the permanent failures to `file`, or remove it if there are none.

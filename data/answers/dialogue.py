@@ -15,10 +15,10 @@ from data.answers.answer_parsing import (
     message_from_text,
     parse_tool_calls,
 )
-from data.answers.config import AnswersConf
 from data.chat.template import ChatTemplate, Message
+from data.prepare_config import AnswersConf
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, SamplingInfo
-from data.sources.row_formats import RowRejectedError, require_row
+from data.sources.rows import RowRejectedError, require_row
 
 DIFFERENT_TOOL_CALL = "the target did not call the tool that the data calls"
 UNEXPECTED_TOOL_CALL = "the target called a tool that the data does not call"
@@ -46,22 +46,11 @@ class Answer:
     retokenized: bool = False  # ids were made from text and may differ from the generated ones
 
 
-class OnTokens(Protocol):
-    """A function that is told of work on answers that are not finished yet."""
-
-    def __call__(self, *, prompts: int, tokens: int) -> None: ...
-
-
-def ignore_tokens(*, prompts: int, tokens: int) -> None:
-    """Count nothing."""
-
-
 @runtime_checkable
 class AnswerBackend(Protocol):
     """A backend that generates the target's answers."""
 
     max_prompt_tokens: int
-    on_tokens: OnTokens  # called with the prompts that were read and the tokens that came
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         """Generate the answer to a prompt; `key` seeds the sampling. Raises UnansweredError."""

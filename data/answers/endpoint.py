@@ -18,8 +18,8 @@ from typing import Any
 
 import openai
 
-from data.answers.config import NO_API_KEY, AnswersConf
-from data.answers.dialogue import Answer, OnTokens, UnansweredError, ignore_tokens
+from data.answers.dialogue import Answer, UnansweredError
+from data.prepare_config import NO_API_KEY, AnswersConf
 from models.errors import UserError, require
 from models.target.config import TargetConf
 from models.target.pretrained import read_context_length, read_eos_ids
@@ -108,7 +108,6 @@ class EndpointAnswerBackend:
         self.eos_ids = read_eos_ids(target)
         self.end_token_id = find_end_of_turn_id(tokenizer, self.eos_ids)
         self.client = openai.AsyncOpenAI(**_build_client_options(conf))
-        self.on_tokens: OnTokens = ignore_tokens
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         """Request the answer to a prompt; retry as `conf` allows. Raises UnansweredError."""
@@ -119,9 +118,7 @@ class EndpointAnswerBackend:
         while True:
             try:
                 reply = await self.client.completions.with_raw_response.create(**request)
-                answer = self._parse_answer(_parse_choice(reply))
-                self.on_tokens(prompts=1, tokens=len(answer.ids))
-                return answer
+                return self._parse_answer(_parse_choice(reply))
             except openai.OpenAIError as error:
                 raise UnansweredError(
                     _classify_error(error), _redact_error(error, self.conf)

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 
 from data.chat.template import CharSpan, ChatTemplate, Message, find_added_tokens
-from data.sources.row_formats import require_row
+from data.sources.rows import require_row
 from models.errors import UserError
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")

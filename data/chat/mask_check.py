@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from data.sources.row_formats import TokenizedDocument
+from data.sources.rows import TokenizedDocument
 from models.errors import require
 
 EARLY_CHECK_DOCUMENTS = 1000  # documents of a category after which its masks are first checked

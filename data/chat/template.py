@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from data.sources.files import first_line
-from data.sources.row_formats import RowRejectedError
+from data.sources.rows import RowRejectedError
 from models.errors import require
 
 if TYPE_CHECKING:  # prompts are checked before transformers is imported, which takes seconds
@@ -64,20 +64,11 @@ class ChatTemplate:
             "tokenizer without one; use plain text (data.format=text) or ids "
             "(data.format=tokens)",
         )
-        templates: Any = self.tokenizer.chat_template
-        require(
-            isinstance(templates, str)
-            or not {"default", *(["tool_use"] if self.arguments.get("tools") else [])}.isdisjoint(
-                templates
-            ),
-            "target: one of several named chat templates must be the default, got "
-            f"{', '.join(templates)}; save the one to use as chat_template.jinja in the target's "
-            "folder",
-        )
 
     @property
     def source(self) -> str:
-        return self.tokenizer.get_chat_template(tools=self.arguments.get("tools"))
+        with _reject_on_template_error():  # such as several templates of which none is the default
+            return self.tokenizer.get_chat_template(tools=self.arguments.get("tools"))
 
     def render(
         self, messages: list[Message], *, add_generation_prompt: bool = False, **switches: bool

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,82 +16,40 @@ from data.chat.answer_spans import (
     find_assistant_turns,
     find_last_answer,
 )
-from data.chat.mask_check import check_documents
 from data.chat.processes import map_in_order
 from data.chat.template import CharSpan, ChatTemplate, Message
 from data.config import DataConf, DemoAnswersConf, TurnSelection
 from data.demo.prompts import training_prompts
-from data.progress import RowProgress
-from data.sources.row_formats import (
-    REASONING_KEYS,
+from data.sources.row_formats import REASONING_KEYS
+from data.sources.rows import (
     Conversation,
     ParsedRow,
     PlainText,
     RowRejectedError,
     TokenizedDocument,
+    check_has_prompt,
+    document_from_pair,
+    require_embeddings,
 )
 from data.sources.text_hashes import hash_first_question
-from data.sources.tokenized import check_has_prompt, document_from_pair, require_embeddings
 from data.sources.training_rows import read_training_rows
 from models.errors import UserError, require
 
 
-class TokenizedRow(NamedTuple):
-    """The documents of a row, and the counts of what was left out up to it, by reason."""
-
-    documents: list[TokenizedDocument]
-    unusable: Counter[str]  # rows since the row before
-    rejected: Counter[str]  # documents of this row
-
-
 def iter_documents(
     conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str],
-    vocab_size: int | None = None, *, processes: int = 1, progress: RowProgress | None = None,
+    vocab_size: int | None = None, *, processes: int = 1,
 ) -> Iterator[TokenizedDocument]:  # fmt: skip
     """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
     `vocab_size` is the number of the target's embeddings. The number of processes changes nothing
-    but the time. Raises UserError for a row of token ids beyond the vocabulary, and if a category's
-    masks are all wrong: after its first 1,000 documents, or at the end of the data.
+    but the time. Raises UserError for a row of token ids beyond the vocabulary.
     """
-    documents = iter_unchecked_documents(
-        conf, tokenizer, skipped, vocab_size, processes=processes, progress=progress
-    )
-    return check_documents(documents, skipped)
-
-
-def iter_unchecked_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str],
-    vocab_size: int | None = None, *, processes: int = 1, progress: RowProgress | None = None,
-) -> Iterator[TokenizedDocument]:  # fmt: skip
-    """Yield every document of the data without the mask check, for inspection of the masks."""
-    unusable: Counter[str] = Counter()
-    # Rows are read ahead of those that are tokenized: their counts wait for their turn.
-    rows = ((row, _take_counts(unusable)) for row in read_training_rows(conf, unusable))
-    tokenize = partial(_tokenize_row, conf=conf, tokenizer=tokenizer, vocab_size=vocab_size)
-    for row in map_in_order(tokenize, rows, processes=processes):
-        skipped.update(row.unusable)
-        skipped.update(row.rejected)
-        if progress is not None:
-            tokens = sum(len(document.ids) for document in row.documents)
-            progress.count(done=1 + row.unusable.total(), tokens=tokens)
-        yield from row.documents
-    skipped.update(unusable)
-
-
-def _take_counts(counts: Counter[str]) -> Counter[str]:
-    taken = counts.copy()
-    counts.clear()
-    return taken
-
-
-def _tokenize_row(
-    row_and_unusable: tuple[ParsedRow, Counter[str]], *, conf: DataConf,
-    tokenizer: PreTrainedTokenizerBase, vocab_size: int | None,
-) -> TokenizedRow:  # fmt: skip
-    row, unusable = row_and_unusable
-    documents, rejected = documents_from_row(row, conf, tokenizer, vocab_size)
-    return TokenizedRow(documents, unusable, rejected)
+    rows = read_training_rows(conf, skipped)
+    tokenize = partial(documents_from_row, conf=conf, tokenizer=tokenizer, vocab_size=vocab_size)
+    for documents, rejected in map_in_order(tokenize, rows, processes=processes):
+        skipped.update(rejected)
+        yield from documents
 
 
 def iter_demo_documents(

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from data.eval_prompts.prompts import EvalPrompt
-from data.sources.text_hashes import hash_prompt, hash_text, normalize_text
+from data.sources.text_hashes import prompt_hashes
 
 PROMPT_HASHES_FILE = "training_prompts.npy"  # uint64, beside report.json and checkpoint/
-ANSWER_START_CHARS = 64  # shorter beginnings are too common to identify a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +47,3 @@ def check_contamination(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Cont
         )
     ]
     return Contamination(checked=True, count=len(ids), ids=ids)
-
-
-def prompt_hashes(prompt: str, answer: str) -> list[int]:
-    """Return hashes of a prompt's whole text, and of the beginning of a long enough answer.
-
-    >>> prompt_hashes("Two  words", "") == prompt_hashes("two words ", "a short answer")
-    True
-    """
-    start = normalize_text(answer)[:ANSWER_START_CHARS]
-    start_hashes = [hash_text("answer", start)] if len(start) == ANSWER_START_CHARS else []
-    return [hash_prompt(prompt), *start_hashes]

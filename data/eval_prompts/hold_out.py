@@ -85,21 +85,14 @@ def split_held_out(
 
 
 def prompt_lengths(documents: Documents) -> Int[np.ndarray, " documents"]:
-    """Count the tokens of each document's prompt."""
+    """Count the tokens before each first answer token, or the first few tokens of a plain text."""
     return np.array(
-        [prompt_length(documents.answer[i:j]) for i, j in pairwise(documents.starts.tolist())],
+        [_prompt_length(documents.answer[i:j]) for i, j in pairwise(documents.starts.tolist())],
         np.int64,
     )
 
 
-def prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:
-    """Count the tokens before the first answer token, or the first few tokens of a plain text.
-
-    >>> prompt_length(np.array([False, False, True, True]))
-    2
-    >>> prompt_length(np.arange(100) > 0)
-    16
-    """
+def _prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:
     answer_start = int(answer.argmax()) if len(answer) else 0
     return answer_start if answer_start > 1 else min(len(answer), TEXT_PROMPT_TOKENS)
 

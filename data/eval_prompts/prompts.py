@@ -1,17 +1,15 @@
 """Held-out prompts that evaluate a draft: the demo's, a prompt file, or a dataset.
 
-A run writes its own prompt file (`data/mixture/held_out_rows.py`), whose rows name the data that
-they were held out from.
+A run writes its own prompt file (held_out_files.py), whose rows name the data that they were held
+out from.
 """
 
 import hashlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,15 @@ from data.sources.prompt_formats import (
     open_prompt_rows,
     prompt_from_row,
 )
-from data.sources.row_formats import (
-    RowRejectedError,
-    parse_prompt_messages,
-    require_row,
-    require_unicode,
-)
+from data.sources.row_formats import parse_prompt_messages
+from data.sources.rows import RowRejectedError, require_embeddings, require_row, require_unicode
 from data.sources.text_hashes import hash_first_question
-from data.sources.tokenized import require_embeddings
 from models.errors import UserError, require
 
-log = logging.getLogger(__name__)
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
+# The seed of the demo's calibration prompts. It differs from the default of data.seed (0), which
+# selects the prompts that drafts are trained on.
+CALIBRATION_SEED = 24
 TURN_SEPARATOR = "\n\n"  # between turns without a chat template
 
 
@@ -88,6 +83,20 @@ def load_eval_prompts(
         _build_first_turn(tokenizer, row, key, vocab_size)
         for category in categories
         for row in [row for row in rows if row["category"] == category][:limit]
+    ]
+
+
+def load_calibration_prompts(
+    tokenizer: Any, path: str, count: int, vocab_size: int | None = None
+) -> list[EvalPrompt]:
+    """Load the prompts of a file, or `count` of the demo's training prompts for `demo`."""
+    if path != DEMO:
+        return load_eval_prompts(tokenizer, path, limit=None, key="prompts", vocab_size=vocab_size)
+    from data.demo.prompts import training_prompts
+
+    return [
+        EvalPrompt(id=p.id, category=p.category, ids=tokenizer(p.text)["input_ids"])
+        for p in training_prompts(count, seed=CALIBRATION_SEED)
     ]
 
 
@@ -152,7 +161,7 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
         from data.demo.prompts import held_out_prompts
 
         return [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
-    rows, num_answered = [], 0
+    rows = []
     for number, (location, raw, reason, detail) in enumerate(open_prompt_rows(str(source), key), 1):
         if raw is None:
             raise UserError(
@@ -162,31 +171,20 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
             row = prompt_from_row(raw, number)
         except ValueError as error:
             raise UserError(f"{key}: {error} at {location}") from error
-        if row is not None:
-            messages = row.get("messages", [])
-            with _report_rejection(key, location):
-                _clean_row(row)
-            num_answered += len(row.get("messages", [])) < len(messages)
         if row is None:
             raise UserError(
                 f"{key}: every line must have the columns of a known format, got "
                 f"{', '.join(raw) or 'no columns'} at {location}; known formats are "
                 f"{describe_prompt_formats()}"
             )
+        with _report_rejection(key, location):
+            _clean_row(row)
         if "held_out_of" in raw:  # written by a run, with the hash that its ids do not show
             row["held_out_of"] = str(raw["held_out_of"])
             row["first_question"] = int(str(raw.get("first_question_hash", "0")), 16)
         rows.append(row)
     require(bool(rows), f"{key}: must hold at least one prompt, got {source}")
-    if num_answered:
-        _log_once(f"{key}: {num_answered} prompts end in an answer, which is left out")
     return rows
-
-
-@cache
-def _log_once(line: str) -> None:
-    """Log a line the first time: a command reads its prompts for a check, and again to use them."""
-    log.info(line)
 
 
 @contextmanager

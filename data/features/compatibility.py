@@ -4,8 +4,7 @@ from pathlib import Path
 
 import torch
 
-from data.config import DataConf, DataSource
-from data.features.config import TeacherKind
+from data.config import DataConf, DataSource, TeacherKind
 from data.features.manifest import Manifest, read_manifest
 from models.checkpoint import tokenizer_fingerprint
 from models.distill.config import LossConf
@@ -53,7 +52,7 @@ def check_captured_data(
     )  # fmt: skip
     manifest.check_undamaged(folder, checksums=False)  # checksums follow once the target is loaded
     require(
-        manifest.made.layout.teacher is not TeacherKind.topk or loss.temperature == 1,
+        manifest.spec.schema.teacher is not TeacherKind.topk or loss.temperature == 1,
         f"loss.temperature: must be 1 with a store of teacher=topk, got {loss.temperature}; "
         "the mass of the tokens outside the top k is known only at temperature 1",
     )

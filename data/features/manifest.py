@@ -6,13 +6,12 @@ recorded.
 
 import hashlib
 import json
-import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import xxhash
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from data.features.schema import FeatureSchema
 from models.console import track_progress
@@ -27,12 +26,11 @@ DOCUMENTS_FILE = "documents.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSpec:
-    """The inputs that determine a store: captures with equal specs write the same files."""
+    """What determines the files of a store, besides its target and the documents' tokens."""
 
-    target_sha256: str
     tokenizer_sha256: str
     computed_in: str  # the target's precision
-    layout: FeatureSchema
+    schema: FeatureSchema
     length: int  # tokens of the rows that the target read
     overlap: int | None  # tokens shared by neighboring pieces of a split document
     batch: int  # rows in each pass of the target
@@ -41,16 +39,6 @@ class StoreSpec:
     supervised: int
     documents_xxh3: str  # hash of token ids, answer flags and document starts
     shards: int
-
-    def describe_differences(self, other: "StoreSpec") -> list[str]:
-        """Return a phrase with both values for each field in which `other` differs."""
-        ours, theirs = (vars(spec) | vars(spec.layout) | {"layout": ""} for spec in (self, other))
-        return [
-            f"{name} {getattr(theirs[name], 'value', theirs[name])} instead of "
-            f"{getattr(value, 'value', value)}"
-            for name, value in ours.items()
-            if value != theirs[name]
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +56,9 @@ class FileRecord:
 class Manifest:
     """The description of a store: the inputs of its capture, and the files written so far."""
 
-    made: StoreSpec
+    spec: StoreSpec
     target: str  # the target's name or path at the time of the capture
+    target_sha256: str = ""  # known once the target is loaded
     method: str  # the draft's method
     command: str  # resumes the capture, and captures damaged shards again
     categories: list[str]
@@ -85,11 +74,33 @@ class Manifest:
     @property
     def file_names(self) -> list[str]:
         """List every file of a finished store."""
-        return [DOCUMENTS_FILE, *map(shard_name, range(self.made.shards))]
+        return [DOCUMENTS_FILE, *map(shard_name, range(self.spec.shards))]
 
     @property
     def total_bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
+
+    def resume(self, folder: Path) -> "Manifest":
+        """Return this manifest with the files that an earlier run of the capture has written.
+
+        Raises UserError if the folder holds a different capture.
+        """
+        if not (folder / MANIFEST_FILE).exists():
+            return self
+        recorded = read_manifest(folder)
+        ours, theirs = ({**vars(m.spec), **vars(m.spec.schema)} for m in (self, recorded))
+        differences = [
+            f"{name} {getattr(theirs[name], 'value', theirs[name])} instead of "
+            f"{getattr(value, 'value', value)}"
+            for name, value in ours.items()
+            if name != "schema" and value != theirs[name]
+        ]
+        require(
+            not differences,
+            f"run_name: must name a new store or the same capture, got {folder}, which "
+            f"has {', '.join(differences[:3])}; choose another run_name",
+        )
+        return replace(self, files=recorded.files, target_sha256=recorded.target_sha256)
 
     def check_serves(
         self, folder: Path, *, needs: Needs, tokenizer_hash: str | None = None,
@@ -102,17 +113,17 @@ class Manifest:
         done, total = len(self.files.keys() & set(self.file_names)), len(self.file_names)
         require(
             done == total,
-            f"data.path: must be a finished store, got {folder} with {done} of {total} files; to "
-            f"finish it run `{resume_command(folder, self.command)}`",
+            f"data.path: must be a finished store, got {folder} with {done} of {total} files; "
+            f"{self._describe_command(folder)} finishes it",
         )
         for kind, stored, expected in (
-            ("tokenizer", self.made.tokenizer_sha256, tokenizer_hash),
+            ("tokenizer", self.spec.tokenizer_sha256, tokenizer_hash),
             (
                 "target",
-                f"hidden size {self.made.layout.hidden_size}",
+                f"hidden size {self.spec.schema.hidden_size}",
                 None if hidden_size is None else f"hidden size {hidden_size}",
             ),
-            ("target", self.made.target_sha256, target_hash),
+            ("target", self.target_sha256, target_hash),
         ):
             if expected not in (None, stored):
                 raise UserError(  # 18 characters hold a hidden size, or tell hashes apart.
@@ -120,7 +131,7 @@ class Manifest:
                     f"which is for a different one ({stored[:18]}, captured from {self.target}); "
                     f"capture again for this {kind} under another run_name"
                 )
-        missing = self.made.layout.describe_missing(needs)
+        missing = self.spec.schema.describe_missing(needs)
         require(
             missing is None,
             f"data.path: must hold what the draft reads, {missing} in {folder}, captured for "
@@ -136,8 +147,12 @@ class Manifest:
         """Build the error for a damaged file, with the command that rewrites it."""
         return UserError(
             f"data.path: every file must be as it was written, got {folder / name}, which is "
-            f"{damage}; `{resume_command(folder, self.command)}` rewrites only this file"
+            f"{damage}; {self._describe_command(folder)} rewrites only this file"
         )
+
+    def _describe_command(self, folder: Path) -> str:
+        """Return the command that continues the capture, even if the store was moved."""
+        return f"`{self.command}` with output_dir={folder.parent} run_name={folder.name}"
 
     def find_damaged(self, folder: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
         """Yield the name of each damaged file and a description of its damage."""
@@ -152,17 +167,6 @@ class Manifest:
                 yield name, f"{kind}: {size:,} of {file.bytes:,} bytes"
             elif checksums and hash_file(path) != file.xxh3_128:
                 yield name, "changed: its checksum differs"
-
-
-def resume_command(folder: Path, command: str) -> str:
-    """Return a capture's command, changed to resume in `folder` even if the store was moved.
-
-    >>> resume_command(Path("disk/chat"), "python -m data.capture run_name=chat draft=demo")
-    'python -m data.capture draft=demo output_dir=disk run_name=chat'
-    """
-    location = {"output_dir": folder.parent, "run_name": folder.name}
-    words = [word for word in shlex.split(command) if word.partition("=")[0] not in location]
-    return shlex.join([*words, *(f"{key}={value}" for key, value in location.items())])
 
 
 def shard_name(number: int) -> str:
@@ -186,10 +190,7 @@ def read_manifest(folder: Path) -> Manifest:
             )
         return TypeAdapter(Manifest).validate_python(saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = str(error)
-        if isinstance(error, ValidationError):  # whose text has several lines
-            first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = " ".join(str(error).split())  # pydantic's has several lines
         raise UserError(
             f"data.path: must have a manifest as it was written, got {path} ({reason}); remove it "
             "and capture again, which rewrites all of its files"

@@ -1,8 +1,8 @@
 """Plan of a capture: the rows that the target reads, their shards, and where each token lies.
 
 Documents keep their order. The target reads them packed into rows, and a shard holds the tokens of
-a fixed number of rows one after another. A segment is a run of tokens that are contiguous in the
-documents and in their shard.
+a fixed number of rows one after another. A segment is a range of tokens that are contiguous in
+the documents and in their shard.
 
     documents    0 0 0 0 0 1 1 1 2 2 2 2 2 2      three segments
     row 0        2 2 2 2 2 2 1 1 1                shard 0 = rows 0, 1, ...
@@ -28,7 +28,6 @@ from data.packing.pack import BEGIN, DOCUMENT, END, PackReport, pack_documents
 DOCUMENT_FIELDS = (
     "ids", "answer", "starts", "category", "language", "conversation", "first_question",
 )  # fmt: skip
-HEADER_BYTES = 2048  # upper bound of a file's header
 MB = 10**6
 
 
@@ -36,17 +35,17 @@ MB = 10**6
 class SegmentIndex:
     """The segments of a store, and where their features begin in their shard."""
 
-    first: Int[np.ndarray, " runs"]  # int64: index of the first token in all documents end to end
-    tokens: Int[np.ndarray, " runs"]  # int32: number of tokens
-    shard: Int[np.ndarray, " runs"]  # int32
-    token: Int[np.ndarray, " runs"]  # int64: first row in the tensors that have one per token
-    row: Int[np.ndarray, " runs"]  # int64: first row in the tensors of supervised tokens
+    first: Int[np.ndarray, " segments"]  # int64: first token, in all documents end to end
+    tokens: Int[np.ndarray, " segments"]  # int32: number of tokens
+    shard: Int[np.ndarray, " segments"]  # int32
+    token: Int[np.ndarray, " segments"]  # int64: first row in the tensors that have one per token
+    row: Int[np.ndarray, " segments"]  # int64: first row in the tensors of supervised tokens
 
 
 def find_supervised_tokens(documents: Documents) -> Bool[np.ndarray, " tokens"]:
     """Return a mask of answer tokens and the tokens right before them, which are all losses use.
 
-    >>> from data.sources.row_formats import TokenizedDocument
+    >>> from data.sources.rows import TokenizedDocument
     >>> first = TokenizedDocument(ids=[1, 2, 3, 4], answer=[False, False, True, False])
     >>> second = TokenizedDocument(ids=[5, 6], answer=[True, False])
     >>> find_supervised_tokens(Documents.from_documents([first, second])).astype(int)
@@ -196,14 +195,15 @@ class CapturePlan:
         order = np.argsort(self.segment_index.first)  # for binary search
         arrays = (
             {name: getattr(self.packed.documents, name) for name in DOCUMENT_FIELDS}
-            | {f"runs.{name}": values[order] for name, values in vars(self.segment_index).items()}
+            | {
+                f"segments.{name}": values[order]
+                for name, values in vars(self.segment_index).items()
+            }
             | {"supervised": self.supervised_mask}
         )
         return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
 
     @property
-    def total_bytes(self) -> int:
-        """Return an estimate of the bytes of the store, a little above its size."""
-        feature_bytes = self.schema.num_bytes(*self.shard_token_counts.sum(0).tolist())
-        document_bytes = sum(tensor.nbytes for tensor in self.document_tensors().values())
-        return feature_bytes + document_bytes + HEADER_BYTES * (1 + len(self.shard_token_counts))
+    def feature_bytes(self) -> int:
+        """Return the bytes of all features."""
+        return self.schema.num_bytes(*self.shard_token_counts.sum(0).tolist())

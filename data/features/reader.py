@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from data.features.config import TeacherKind
+from data.config import TeacherKind
 from data.features.manifest import DOCUMENTS_FILE, Manifest, read_manifest, shard_name
 from data.features.plan import DOCUMENT_FIELDS, Segment, SegmentIndex, find_segments
 from data.features.schema import SCALE_SUFFIX, dequantize, widen_fp8
@@ -32,7 +32,7 @@ SEGMENT_FIELDS = list(SegmentIndex.__annotations__)
 DOCUMENT_TENSORS = [  # of the documents file
     *DOCUMENT_FIELDS,
     "supervised",
-    *(f"runs.{name}" for name in SEGMENT_FIELDS),
+    *(f"segments.{name}" for name in SEGMENT_FIELDS),
 ]
 
 
@@ -41,13 +41,13 @@ class FeatureStore:
 
     def __init__(self, folder: Path, manifest: Manifest, needs: Needs, dtype: torch.dtype):
         self.manifest, self.needs, self.dtype = manifest, needs, dtype
-        self.tensor_specs = {spec.name: spec for spec in manifest.made.layout.tensor_specs}
+        self.tensor_specs = {spec.name: spec for spec in manifest.spec.schema.tensor_specs}
         arrays: dict[str, Any] = {
             name: tensor.numpy()
             for name, tensor in self._map_tensors(folder, DOCUMENTS_FILE, DOCUMENT_TENSORS).items()
         }
         self.segment_index = SegmentIndex(
-            **{name: arrays.pop(f"runs.{name}") for name in SEGMENT_FIELDS}
+            **{name: arrays.pop(f"segments.{name}") for name in SEGMENT_FIELDS}
         )
         self.supervised_mask: Bool[np.ndarray, " tokens"] = arrays.pop("supervised")
         self.documents = Documents(
@@ -55,7 +55,7 @@ class FeatureStore:
         )
         self.shards = [
             self._map_tensors(folder, shard_name(number), list(self.tensor_specs))
-            for number in range(manifest.made.shards)
+            for number in range(manifest.spec.shards)
         ]
 
     @classmethod
@@ -90,7 +90,7 @@ class FeatureStore:
         Positions that are not stored are 0; they have no weight in any loss.
         """
         segments, shape = self._locate_rows(rows, length), (len(rows), length)
-        is_topk = self.manifest.made.layout.teacher is TeacherKind.topk
+        is_topk = self.manifest.spec.schema.teacher is TeacherKind.topk
         return TargetOutput(
             captured=self._read_hidden_states("captured", segments, shape)
             if self.needs.layers
@@ -142,7 +142,7 @@ class FeatureStore:
         Positions that are not stored get a valid distribution, k tokens of probability 1 / (2k) and
         1/2 for the rest: a loss that is not finite would stay so when multiplied by its weight, 0.
         """
-        k = self.manifest.made.layout.top_k
+        k = self.manifest.spec.schema.top_k
         positions = np.concatenate(
             [positions[segment.supervised_mask] for segment, positions in segments]
         )
@@ -158,7 +158,7 @@ class FeatureStore:
             values[torch.from_numpy(positions)] = torch.cat(stored).to(values.dtype)
         return TopKLogits(
             **{name: values.unflatten(0, shape) for name, values in tensors.items()},
-            vocab_size=self.manifest.made.layout.vocab_size,
+            vocab_size=self.manifest.spec.schema.vocab_size,
         )
 
 

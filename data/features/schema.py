@@ -32,7 +32,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from data.features.config import CaptureConf, Dtype, TeacherKind
+from data.config import CaptureConf, Dtype, TeacherKind
 from models.drafts.base import Needs
 from models.errors import require
 

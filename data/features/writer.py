@@ -1,7 +1,7 @@
 """Builder of shards: the target's features of packed rows, quantized and in the order of the plan.
 
-The target's pass is the one of training (data/features/target_pass.py). Its output is quantized on
-the device, so that only a fraction of it is copied to the host. The batches of a shard depend only
+The target's pass is the one of training, so that both use one graph. Its output is quantized on the
+device, so that only a fraction of it is copied to the host. The batches of a shard depend only
 on the plan, so a shard that is captured again has the same bytes.
 """
 
@@ -12,17 +12,34 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from data.features.config import TeacherKind
+from data.config import TeacherKind
 from data.features.plan import CapturePlan
 from data.features.schema import SCALE_SUFFIX, FeatureSchema, dequantize, quantize, rounding_error
-from data.features.target_pass import build_target_pass
+from models.batch import Batch
 from models.distill.distributions import TopKLogits
-from models.drafts.base import Batch
 from models.errors import require
+from models.target.language_model import TargetOutput
 from models.target.target import Target
 
 ROUNDING_SUFFIX = ".rounding"  # follows the name of the rounded tensor; not stored
 LOGITS_CHUNK = 256  # positions whose logits are in memory at a time
+FROZEN_PREFIXES = ("target.decoder.",)  # weights of the frozen target: see Device.compile
+
+TargetPass = Callable[[Target, list[int], Batch], TargetOutput]
+
+
+def features(target: Target, layers: list[int], batch: Batch) -> TargetOutput:
+    """Return the target's captured layers and final hidden states on a batch of packed rows."""
+    return target.forward_hidden(
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=layers
+    )
+
+
+def build_target_pass(target: Target, *, compiled: bool) -> TargetPass:
+    """Return `features`, as one compiled graph if `compiled`."""
+    if not compiled:
+        return features
+    return target.device.compile_part(features, frozen_names=FROZEN_PREFIXES)
 
 
 class ShardBuilder:
@@ -61,13 +78,8 @@ class ShardBuilder:
             for name, dtype in dtypes.items()
         }
 
-    def build_shard(
-        self, number: int, report_progress: Callable[[int, int], None]
-    ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-        """Return the tensors of a shard, and its rounding errors by layer.
-
-        `report_progress` is called after each batch with the numbers of its rows and tokens.
-        """
+    def build_shard(self, number: int) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+        """Return the tensors of a shard, and its rounding errors by layer."""
         specs = self.plan.schema.tensor_specs
         tokens, supervised = self.plan.shard_token_counts[number].tolist()
         shard = {
@@ -92,7 +104,6 @@ class ShardBuilder:
                 if name + ROUNDING_SUFFIX in features:
                     errors = features[name + ROUNDING_SUFFIX][index].double()
                     error_sums[name] = error_sums[name] + errors.sum(0)
-            report_progress(len(batch_rows), len(token_index))
         mean_errors = {name: error_sums[name] / len(values) for name, values in shard.items()}
         return shard, self._rounding_by_layer(mean_errors)
 

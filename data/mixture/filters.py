@@ -9,30 +9,24 @@ depends only on a hash of the first prompt, so a row never changes its split whe
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
 
-from data.chat.template import ChatTemplate
 from data.config import CONTENT_COLUMNS
-from data.eval_prompts.contamination import prompt_hashes
 from data.eval_prompts.prompts import read_prompt_rows
-from data.mixture.config import MixtureConf, SourceConf
+from data.prepare_config import MixtureConf, SourceConf
 from data.sources.prepared_rows import INPUT_SCHEMA, PreparedRow, row_from_columns, row_to_columns
-from data.sources.row_formats import (
-    ANSWER_COLUMNS,
+from data.sources.row_formats import ANSWER_COLUMNS, has_content, parse_row
+from data.sources.rows import (
     Conversation,
     PlainText,
     RowRejectedError,
     TokenizedDocument,
-    has_content,
-    parse_row,
     require_row,
     require_unicode,
 )
-from data.sources.text_hashes import hash_text, normalize_text
-from data.sources.tokenized import require_embeddings
+from data.sources.text_hashes import hash_text, normalize_text, prompt_hashes
 from models.errors import require
 
 ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
@@ -167,31 +161,3 @@ def _extract_first_turn(row: dict[str, Any]) -> str:
     if "messages" not in row:
         return row["text"] if "text" in row else (row["turns"] or [""])[0]
     return next(m["content"] for m in row["messages"] if m["role"] == "user")
-
-
-def check_prompt_ids(
-    row: PreparedRow, *, tokenizer: Any, max_tokens: int | None, vocab_size: int
-) -> None:
-    """Raise RowRejectedError if the target cannot read the first prompt.
-
-    The prompt must be rendered by the chat template, have at most `max_tokens` tokens, and an
-    embedding for each. Raises UserError for a conversation if the tokenizer has no chat template.
-    """
-    if row.text is not None:
-        ids = tokenizer(row.text, verbose=False)["input_ids"]
-    else:
-        require(
-            tokenizer.chat_template is not None,
-            "target.name: must have a chat template for conversations, got none; "
-            "map a column of plain text by +mixture.sources.NAME.columns.text=COLUMN",
-        )
-        chat = ChatTemplate(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
-        ids = chat.render_prompt_ids(extract_first_prompt(row))
-    require_embeddings(ids, vocab_size)
-    if max_tokens is not None and len(ids) > max_tokens:
-        raise RowRejectedError(f"a prompt of more than {max_tokens:,} tokens")
-
-
-def extract_first_prompt(row: PreparedRow) -> list[dict[str, Any]]:
-    """Return the messages before the first answer."""
-    return list(takewhile(lambda message: message["role"] != "assistant", row.messages or []))

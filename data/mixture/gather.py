@@ -1,6 +1,5 @@
 """Reading a source to its end: each row goes to disk or is counted under one reason."""
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -12,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 
 from data.config import DEMO
-from data.mixture.config import SourceConf
 from data.mixture.filters import CANDIDATE_SCHEMA, FilterRules, filter_row, map_columns
-from data.progress import RowProgress
+from data.prepare_config import SourceConf
 from data.sources.files import RawRow
 from data.sources.open_rows import open_rows
 from data.sources.prepared_rows import batch_records
-from data.sources.row_formats import RowRejectedError, parse_row
+from data.sources.row_formats import parse_row
+from data.sources.rows import RowRejectedError
+from models.console import track_progress
 from models.errors import require
-from models.files import atomic_path, write_text_atomically
 
 DEMO_PROMPTS = 1536
 CHECKED_ROWS = 100  # first rows of a source, of which at least one must have a known format
@@ -30,12 +29,18 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class IngestStats:
-    """Counts of a source's rows: rows read, and rows dropped by reason."""
+class SourceReport:
+    """The row counts of one source; at the end read = train + held_out + dropped."""
 
+    path: str
+    share_asked: float | None = None
     read: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)  # by reason
     examples: dict[str, str] = field(default_factory=dict)  # by reason: the first location
+    train: int = 0
+    held_out: int = 0
+    share: float = 0.0
+    licenses: Counter[str] = field(default_factory=Counter)
 
     def drop(self, reason: str, location: str, detail: str) -> None:
         """Count a dropped row; keep the first location of each reason."""
@@ -113,43 +118,33 @@ def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
     return islice(rows, source.limit)
 
 
-def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> IngestStats:
-    """Write all candidate rows of the source to `file`, unless a finished file exists.
+def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> SourceReport:
+    """Write all candidate rows of the source to `file`; return the counts of its rows.
 
-    Return the counts of its rows. Raises UserError if no row can be used.
+    Raises UserError if no row can be used.
     """
-    stats_file = file.with_suffix(".json")  # written last: it marks a finished file
-    stats = IngestStats()
-    if stats_file.exists():
-        fields = json.loads(stats_file.read_text())
-        stats = IngestStats(**{**fields, "dropped": Counter(fields["dropped"])})
-    else:
-        with (
-            RowProgress(name, total=None) as progress,
-            atomic_path(file) as partial,
-            pa.ipc.new_stream(partial, CANDIDATE_SCHEMA) as table,
-        ):
-            for batch in batch_records(_iter_candidates(name, source, rules, stats)):
-                table.write(pa.RecordBatch.from_pylist(batch, CANDIDATE_SCHEMA))
-                progress.count(done=len(batch))
-        write_text_atomically(stats_file, json.dumps(vars(stats)))
-    log.info("%s: %s", name, stats)
+    report = SourceReport(path=source.path, share_asked=source.share)
+    candidates = _iter_candidates(name, source, rules, report)
+    with pa.ipc.new_stream(file, CANDIDATE_SCHEMA) as table:
+        for batch in batch_records(track_progress(candidates, name)):
+            table.write(pa.RecordBatch.from_pylist(batch, CANDIDATE_SCHEMA))
+    log.info("%s: %s", name, report)
     require(
-        stats.read > stats.dropped.total(),
-        f"mixture.sources.{name}: must hold a row that can be used, got {stats}; "
+        report.read > report.dropped.total(),
+        f"mixture.sources.{name}: must hold a row that can be used, got {report}; "
         "remove the source, or map its columns by the source's `columns`",
     )
-    return stats
+    return report
 
 
 def _iter_candidates(
-    name: str, source: SourceConf, rules: FilterRules, stats: IngestStats
+    name: str, source: SourceConf, rules: FilterRules, report: SourceReport
 ) -> Iterator[dict[str, Any]]:
     for location, raw, reason, detail in open_source_rows(name, source):
-        stats.read += 1
+        report.read += 1
         try:
             if raw is None:
                 raise RowRejectedError(reason, detail)
             yield filter_row(raw, name, source, rules)
         except RowRejectedError as error:
-            stats.drop(str(error), location, error.detail)
+            report.drop(str(error), location, error.detail)

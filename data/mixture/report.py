@@ -2,19 +2,19 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Template
 
 from data.answers.answering import AnswersReport
-from data.mixture.filters import extract_first_prompt
-from data.mixture.gather import IngestStats
-from data.sources.prepared_rows import PreparedRow, read_prepared_metadata, read_prepared_rows
+from data.chat.prepared_prompts import prompt_row_from_prepared
+from data.mixture.gather import SourceReport
+from data.sources.prepared_rows import HELD_OUT, TRAIN, read_prepared_metadata, read_prepared_rows
 from models.files import write_text_atomically
+from models.tracking import TrackedResults
 
-HELD_OUT, TRAIN = SPLITS = ("held_out", "train")
+COUNTS = ("read", TRAIN, HELD_OUT, "dropped")
 REPORT_FILE, REPORT_PAGE_FILE, PROMPTS_FILE = "report.json", "report.md", "held_out.jsonl"
 PAGE_TEMPLATE = Template(  # Markdown, so that nothing is escaped for HTML
     r"""# Prepared data: {{ name }}
@@ -57,64 +57,41 @@ Answers by the target:
 )
 
 
-@dataclass(kw_only=True)
-class SourceReport(IngestStats):
-    """The row counts of one source at the end: read = train + held_out + dropped."""
-
-    path: str
-    train: int = 0
-    held_out: int = 0
-    share_asked: float | None = None
-    share: float = 0.0
-    licenses: Counter[str] = field(default_factory=Counter)
-
-
-def part_file_path(folder: Path, split: str, worker: int, workers: int) -> Path:
-    """Return the path of one worker's file of a split."""
-    return folder / f"{split}-{worker:05d}-of-{workers:05d}.parquet"
-
-
-def list_part_files(folder: Path, workers: int) -> list[Path]:
-    """List the files that all workers together write."""
-    return [
-        part_file_path(folder, split, worker, workers)
-        for split in SPLITS
-        for worker in range(workers)
-    ]
+def train_file(folder: Path, worker: int, workers: int) -> Path:
+    """Return the path of one worker's rows to train on."""
+    return folder / f"{TRAIN}-{worker:05d}-of-{workers:05d}.parquet"
 
 
 def write_prepare_report(
-    folder: Path, workers: int, sources: dict[str, SourceReport], excluded: dict[str, int],
-    worker_dir: Path, coverage_section: str,
+    folder: Path, files: list[Path], sources: dict[str, SourceReport], excluded: dict[str, int],
+    coverage_section: str,
 ) -> None:  # fmt: skip
-    """Add the counts of all workers' files; write the report and the held-out prompts.
+    """Add the counts of all files; write the report and the held-out prompts.
 
-    Each file is written atomically, and the report last: it marks a finished folder.
-    `coverage_section` is the report's section on draft vocabularies.
+    The report is written last: it marks a finished folder. `coverage_section` is the report's
+    section on draft vocabularies.
     """
-    answers = _add_file_counts(sources, list_part_files(folder, workers))
+    answers = _add_file_counts(sources, files)
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())
     content = {
         "schema_version": 1,
-        "read": sum(source.read for source in sources.values()),
-        "train": sum(source.train for source in sources.values()),
-        "held_out": sum(source.held_out for source in sources.values()),
+        **{name: sum(vars(source)[name] for source in sources.values()) for name in COUNTS[:3]},
         "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped.most_common()),
         "sources": {name: vars(source) for name, source in sources.items()},
-        "excluded_prompts": excluded, "answers": answers.to_dict(),
+        "excluded_prompts": excluded,
+        # `dropped` is counted in the sources
+        "answers": {name: n for name, n in vars(answers).items() if name != "dropped"},
     }  # fmt: skip
     prompts = map(prompt_row_from_prepared, read_prepared_rows(folder, HELD_OUT))
     lines = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts)
-    write_text_atomically(folder / PROMPTS_FILE, lines, partial_dir=worker_dir)
+    write_text_atomically(folder / PROMPTS_FILE, lines)
     page = PAGE_TEMPLATE.render(
         name=folder.name, sources=sources, excluded=excluded, answers=answers,
         coverage_section=coverage_section, row=_format_table_row,
     )  # fmt: skip
-    write_text_atomically(folder / REPORT_PAGE_FILE, page, partial_dir=worker_dir)
-    write_text_atomically(
-        folder / REPORT_FILE, json.dumps(content, indent=1), partial_dir=worker_dir
-    )
+    write_text_atomically(folder / REPORT_PAGE_FILE, page)
+    write_text_atomically(folder / REPORT_FILE, json.dumps(content, indent=1))
 
 
 def _add_file_counts(sources: dict[str, SourceReport], files: list[Path]) -> AnswersReport:
@@ -135,14 +112,23 @@ def _add_file_counts(sources: dict[str, SourceReport], files: list[Path]) -> Ans
     return answers
 
 
-def prompt_row_from_prepared(row: PreparedRow) -> dict[str, Any]:
-    """Return the first prompt of the row as a row of a prompt file."""
-    prompt = {"text": row.text} if row.messages is None else {"messages": extract_first_prompt(row)}
-    optional = {"category": row.category, "tools": row.tools, "template": row.template}
-    return {"id": row.id, **prompt, **{name: value for name, value in optional.items() if value}}
-
-
 def _format_table_row(*cells: str | int) -> str:
     """Format a row of a Markdown table; escape what would break it."""
     texts = [f"{cell:,}" if isinstance(cell, int) else cell for cell in cells]
     return "| " + " | ".join(" ".join(text.split()).replace("|", "\\|") for text in texts) + " |"
+
+
+def collect_results(folder: Path) -> TrackedResults:
+    """Return the results of a finished folder for W&B: counts, sources and page."""
+    report = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))
+    page = (folder / REPORT_PAGE_FILE).read_text(encoding="utf-8")
+    return TrackedResults(
+        prefix="prepare_report",
+        figures={name: report[name] for name in COUNTS},
+        columns=["source", "path", "read", "train", "held_out"],
+        rows=[
+            [name, *(str(source[key]) for key in ("path", "read", "train", "held_out"))]
+            for name, source in report["sources"].items()
+        ],
+        page=f"<pre>{escape(page)}</pre>",  # Markdown, which is readable as it is
+    )

@@ -5,15 +5,14 @@ The order within a source therefore does not depend on the other sources.
 """
 
 from collections import Counter
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
 from jaxtyping import Int, UInt64
 
-from data.mixture.config import MixtureConf
-from data.mixture.report import HELD_OUT, TRAIN
+from data.prepare_config import MixtureConf
+from data.sources.prepared_rows import HELD_OUT, TRAIN
 from models.errors import UserError
 
 
@@ -64,7 +63,7 @@ def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, in
 
     Raises UserError for a source with too few rows for its share.
     """
-    shares = {name: Fraction(str(s.share)) for name, s in conf.sources.items() if s.share}
+    shares = {name: source.share for name, source in conf.sources.items() if source.share}
     if not shares:
         return available
     if empty := [name for name in shares if not available[name]]:
@@ -73,12 +72,11 @@ def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, in
             "only duplicates; remove the source"
         )
     total = sum(shares.values())
-    shares = {name: share / total for name, share in shares.items()}
-    max_rows = min(int(available[name] / share) for name, share in shares.items())
-    while any(n > available[name] for name, n in _apportion_rows(shares, max_rows).items()):
+    max_rows = int(min(available[name] * total / share for name, share in shares.items()))
+    while any(n > available[name] for name, n in _split_rows(shares, max_rows).items()):
         max_rows -= 1  # rounding up a fraction of a row exceeded what a source has
     rows = max_rows if conf.rows is None else conf.rows
-    quotas = _apportion_rows(shares, rows)
+    quotas = _split_rows(shares, rows)
     if rows <= max_rows:
         return quotas
     name = next(name for name, share in shares.items() if quotas[name] > available[name])
@@ -89,10 +87,8 @@ def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, in
     )
 
 
-def _apportion_rows(shares: dict[str, Fraction], rows: int) -> dict[str, int]:
-    """Split `rows` by the shares into whole rows (largest-remainder method)."""
-    exact = {name: share * rows for name, share in shares.items()}
-    quotas = {name: int(share) for name, share in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: quotas[name] - exact[name])
-    raised = by_remainder[: rows - sum(quotas.values())]
-    return {name: quota + (name in raised) for name, quota in quotas.items()}
+def _split_rows(shares: dict[str, float], rows: int) -> dict[str, int]:
+    """Split `rows` by the shares into whole rows, each within a row of its exact share."""
+    ends = np.cumsum(list(shares.values()))
+    quotas = np.diff(np.rint(ends * (rows / ends[-1])).astype(int), prepend=0)
+    return dict(zip(shares, quotas.tolist(), strict=True))

@@ -8,7 +8,6 @@ Nothing is padded in storage; `Packed.batch` builds padded tensors on demand.
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -17,15 +16,9 @@ import numpy as np
 import torch
 import xxhash
 from jaxtyping import Bool, Int, UInt64
-from transformers import PreTrainedTokenizerBase
 
-from data.chat import tokenization
-from data.chat.processes import default_processes
-from data.config import DataConf
-from data.progress import RowProgress
-from data.sources.row_formats import TokenizedDocument
-from data.sources.training_rows import count_training_rows
-from models.drafts.base import Batch
+from data.sources.rows import TokenizedDocument
+from models.batch import Batch
 
 
 @dataclass(kw_only=True)
@@ -114,22 +107,6 @@ def hash_arrays(*arrays: np.ndarray) -> str:
     for values in arrays:
         values_hash.update(np.ascontiguousarray(values).data)
     return values_hash.hexdigest()
-
-
-def read_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
-) -> Documents:
-    """Read and tokenize the configured data in `conf.processes`; report the progress.
-
-    `vocab_size` is the number of the target's embeddings; token ids beyond them are refused.
-    """
-    skipped: Counter[str] = Counter()
-    with RowProgress("tokenize", total=count_training_rows(conf)) as progress:
-        documents = tokenization.iter_documents(
-            conf, tokenizer, skipped, vocab_size,
-            processes=conf.processes or default_processes(), progress=progress,
-        )  # fmt: skip
-        return replace(Documents.from_documents(documents), skipped=skipped)
 
 
 class DocumentPiece(NamedTuple):

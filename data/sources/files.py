@@ -26,7 +26,6 @@ JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), 
 ByteStream = BufferedReader | gzip.GzipFile
 GZIP_MAGIC = b"\x1f\x8b"
 VALUE_START = re.compile(rb"\[|\{|\[\s*\{.*", re.DOTALL)  # a first line that goes on in the next
-MAX_LINE_BYTES = 64 * 2**20  # longer lines are not read into memory
 TABLE_BATCH_ROWS = 32  # rows read from a table at a time; each may take megabytes
 
 
@@ -87,7 +86,7 @@ def _read_json(file: Path) -> Iterator[RawRow]:
                 if file.name.endswith((".json", ".json.gz")):
                     raise
                 stream.seek(0)
-        lines = enumerate(_read_lines(stream), 1)
+        lines = enumerate(stream, 1)
         yield from (_parse_line(f"{file}:{n}", line) for n, line in lines if line.strip())
 
 
@@ -96,7 +95,7 @@ def _may_be_one_value(stream: ByteStream, file: Path) -> bool:
 
     The stream is rewound.
     """
-    lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in _read_lines(stream))
+    lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in stream)
     first, second = islice(chain(filter(None, lines), (b"", b"")), 2)
     stream.seek(0)
     is_array = first.startswith(b"[") and file.name.endswith((".json", ".json.gz"))
@@ -132,22 +131,8 @@ def _find_row_list(value: dict[str, Any]) -> str | None:
     return lists[0] if is_row_list and value[lists[0]] else None
 
 
-def _read_lines(stream: Any) -> Iterator[bytes]:
-    """Yield the lines of a binary stream; of a line that is too long, only the beginning."""
-    while line := stream.readline(MAX_LINE_BYTES):
-        yield line
-        while _is_cut(line):
-            line = stream.readline(MAX_LINE_BYTES)
-
-
-def _is_cut(line: bytes) -> bool:
-    return len(line) == MAX_LINE_BYTES and not line.endswith(b"\n")
-
-
 def _parse_line(location: str, line: bytes) -> RawRow:
     """Return the line's row, or a row that holds the reason why it cannot be parsed."""
-    if _is_cut(line):
-        return RawRow(location, None, "a line that is too long", f"over {MAX_LINE_BYTES:,} bytes")
     try:
         return _check_object(location, json.loads(line.removeprefix(codecs.BOM_UTF8).decode()))
     except UnicodeDecodeError as error:

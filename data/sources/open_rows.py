@@ -32,6 +32,8 @@ from models.errors import UserError, require
 
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
 DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".arrow")
+# Prompts to evaluate on should be held-out data.
+SPLIT_PREFERENCE = ("test", "validation", "train")
 LOCAL_REMEDY = (
     "without a network give a local path by {key}=FILE: a .jsonl, .json, .parquet or .arrow file, "
     "or a directory written by save_to_disk"
@@ -50,13 +52,6 @@ class FileSlice:
         rows = chain.from_iterable(read_file_rows(file, key) for file in self.files)
         return islice(rows, self.begin, self.end)
 
-    def count(self, key: str) -> int | None:
-        """Count the rows; return None if that takes parsing them."""
-        if self.end is not None:
-            return self.end - self.begin
-        counts = [count_rows(file, key) for file in self.files]
-        return None if None in counts else sum(filter(None, counts))
-
 
 def open_rows(
     source: str, *, key: str, subset: str | None = None, split: str = "train",
@@ -71,15 +66,6 @@ def open_rows(
         return chain.from_iterable(part.read(key) for part in slices)
     dataset = load_dataset_split(source, key=key, subset=subset, split=split, revision=revision)
     return read_dataset_rows(dataset, source)
-
-
-def count_source_rows(source: str, *, key: str, subset: str | None, split: str) -> int | None:
-    """Count the rows that `open_rows` reads; return None if that takes parsing them."""
-    slices = _list_slices(source, key, subset, split)
-    if not slices:
-        return len(load_dataset_split(source, key=key, subset=subset, split=split))
-    counts = [part.count(key) for part in slices]
-    return None if None in counts else sum(filter(None, counts))
 
 
 def _list_slices(source: str, key: str, subset: str | None, split: str) -> list[FileSlice]:
@@ -168,14 +154,17 @@ def _find_splits(path: Path) -> list[str]:
 
 
 def load_dataset_split(
-    source: str, *, key: str, subset: str | None, split: str, revision: str | None = None
-) -> Any:
+    source: str, *, key: str, subset: str | None, split: str | None, revision: str | None = None,
+    split_key: str = "",
+) -> Any:  # fmt: skip
     """Return one split of a Hugging Face dataset: a hub name, a saved directory or a data file.
 
-    Raises UserError, which begins with the setting `key`, if the split cannot be loaded.
+    Without `split`, return the first of SPLIT_PREFERENCE that the dataset has. Raises UserError,
+    which begins with the setting `key`, if the split cannot be loaded; `split_key` names the split
+    there.
     """
     path = Path(source)
-    split_key = _split_key(key)
+    split_key = split_key or _split_key(key)
     check_source_path(source, key)
     from datasets import get_dataset_split_names, load_dataset, load_from_disk
     from datasets.exceptions import DatasetsError
@@ -183,19 +172,21 @@ def load_dataset_split(
     try:
         if any((path / name).is_file() for name in SAVED_DATASET_FILES):
             saved: Any = load_from_disk(str(path))
-            return select_split(
-                saved if isinstance(saved, dict) else {"train": saved}, split, split_key
-            )
-        if path.is_file():  # the only files that `list_data_files` leaves to the library
-            arrow: Any = load_dataset("arrow", data_files=str(path))
-            return select_split(arrow, split, split_key)
-        if path.is_dir():
+            tables: Any = saved if isinstance(saved, dict) else {"train": saved}
+        elif path.is_file():  # the only files that `list_data_files` leaves to the library
+            tables = load_dataset("arrow", data_files=str(path))
+        elif path.is_dir():
             names = get_dataset_split_names(str(path), subset)
-            split = rename_single(split, names)
+            split = rename_single(split or "train", names)
             check_split_names(split, names, split_key)
             return load_dataset(str(path), name=subset, split=split)
-        check_hub_dataset(source, key)
-        return _load_from_hub(source, subset, split, revision)
+        else:
+            check_hub_dataset(source, key)
+            tables = _load_from_hub(source, subset, split, revision)
+            if split is not None:
+                return tables
+        preferred = next(name for name in (*SPLIT_PREFERENCE, *tables) if name in tables)
+        return select_split(tables, split or preferred, split_key)
     except (DatasetsError, OSError, ValueError) as error:
         raise UserError(
             f"{key}: must be a dataset that can be loaded, got {source!r} "
@@ -206,7 +197,7 @@ def load_dataset_split(
 
 
 @lru_cache(maxsize=2)  # a run opens its data several times, and the hub limits requests
-def _load_from_hub(name: str, subset: str | None, split: str, revision: str | None) -> Any:
+def _load_from_hub(name: str, subset: str | None, split: str | None, revision: str | None) -> Any:
     from datasets import load_dataset
 
     return load_dataset(name, name=subset, split=split, revision=revision)

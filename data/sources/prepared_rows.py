@@ -20,14 +20,20 @@ from pyarrow import parquet
 from conf.entry import command_that_writes
 from data.config import TurnSelection
 from data.sources.open_rows import slice_files
-from data.sources.row_formats import Conversation, PlainText, TokenizedDocument, require_row
+from data.sources.row_formats import truncate_to_last_answer
+from data.sources.rows import (
+    Conversation,
+    PlainText,
+    TokenizedDocument,
+    document_from_spans,
+)
 from data.sources.splits import list_split_names
 from data.sources.text_hashes import hash_first_question
-from data.sources.tokenized import document_from_spans
 from models.errors import require
 from models.files import atomic_path
 
 BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
+HELD_OUT, TRAIN = "held_out", "train"  # splits of a prepared folder
 METADATA_KEY = b"prepared"  # in the footer of a file
 PREPARED_VERSION = 2  # of the files; a file of version 1 records no version
 
@@ -146,13 +152,10 @@ def parse_prepared_row(
     elif row.text is not None:
         yield PlainText(text=row.text, **labels)
     else:
-        messages = row.messages or []
-        end = max((n for n, m in enumerate(messages, 1) if m["role"] == "assistant"), default=0)
-        require_row(end > 0, "no assistant turn")
-        # Messages after the last answer hold nothing to train on.
-        yield Conversation(
-            messages=messages[:end], tools=row.tools, template=row.template, **labels
+        conversation = Conversation(
+            messages=row.messages or [], tools=row.tools, template=row.template, **labels
         )
+        yield truncate_to_last_answer(conversation)
 
 
 def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

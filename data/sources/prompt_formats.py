@@ -11,48 +11,47 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.sources.files import (
     JSON_SUFFIXES,
     PARQUET_SUFFIXES,
     RawRow,
-    first_line,
     read_dataset_rows,
     read_file_rows,
 )
-from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, query_hub
-from data.sources.splits import select_split
-from models.errors import UserError, require
+from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, load_dataset_split
+from models.errors import require
 
 PromptRow = dict[str, Any]
 MESSAGE_TEXT = re.compile(r'\s*\{\s*"')  # the start of an object, as JSON
-# The first of these splits that a dataset has is read: prompts should be held-out data.
-SPLIT_PREFERENCE = ("test", "validation", "train")
 NO_CATEGORY = "all"  # the category of prompts without one
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptFormat:
-    """The columns that rows of a format have, and the conversion of a row to a prompt."""
+class PromptFormat(NamedTuple):
+    """The columns that rows of a format have; the last one holds the prompt."""
 
     columns: tuple[str, ...]
-    to_prompt: Callable[[PromptRow], PromptRow]
-    optional_columns: tuple[str, ...] = ()
     id_column: str = "id"
-    default_category: str = NO_CATEGORY
+    category: str = NO_CATEGORY  # of rows without one
 
 
-def _prompt_from_instruction(row: PromptRow) -> PromptRow:
-    return {"turns": ["\n\n".join(filter(None, (row["instruction"], row.get("input"))))]}
-
-
-def _prompt_from_messages(row: PromptRow) -> PromptRow:
-    """Return the `prompt` column as messages, or an empty row if it holds no list."""
-    return {"messages": row["prompt"]} if isinstance(row["prompt"], list) else {}
+# The first format whose columns a row has wins, so formats with more columns stand first.
+PROMPT_FORMATS = {
+    "messages": PromptFormat(("messages",)),
+    "Spec-Bench, MT-Bench": PromptFormat(("question_id", "turns"), id_column="question_id"),
+    "HumanEval": PromptFormat(("task_id", "prompt"), id_column="task_id", category="humaneval"),
+    "GSM8K": PromptFormat(("answer", "question"), category="gsm8k"),
+    "question": PromptFormat(("question",)),
+    "problem": PromptFormat(("problem",)),
+    "Alpaca": PromptFormat(("instruction",), category="alpaca"),
+    "text": PromptFormat(("text",)),
+    "prompt": PromptFormat(("prompt",)),
+    # This is the last format because other datasets use `ids` for the names of their rows.
+    "token ids": PromptFormat(("ids",)),
+}
 
 
 def _is_message_list(value: Any) -> bool:
@@ -83,82 +82,21 @@ def _parse_text(text: Any) -> Any:
     return text
 
 
-def _template_inputs(row: PromptRow) -> PromptRow:
-    """Return the columns that data.prepare writes for the chat template beside the messages."""
-    kinds = {"tools": list, "template": dict}
-    return {name: row[name] for name, kind in kinds.items() if isinstance(row.get(name), kind)}
+def _is_list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
 
 
-TEXT_CHECK = (lambda value: isinstance(value, str), "a string")
-MESSAGES_CHECK = (_is_message_list, "a list of messages, each with `role` and `content`")
-MESSAGE_COLUMNS = ("messages", "prompt")
-# Each column that prompts are built from has a check of its value, and its rule in words.
+MESSAGES_RULE = "a list of messages, each with `role` and `content`"
+# The check of a column's value, and its rule in words; other columns hold a string.
 COLUMN_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "text": TEXT_CHECK,
-    "question": TEXT_CHECK,
-    "problem": TEXT_CHECK,
-    "instruction": TEXT_CHECK,
-    "input": TEXT_CHECK,
-    "turns": (
-        lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value),
-        "a list of strings",
-    ),
-    "messages": MESSAGES_CHECK,
-    "ids": (
-        lambda value: isinstance(value, list) and all(type(i) is int and i >= 0 for i in value),
-        "a list of token ids",
-    ),
-    "prompt": (
-        lambda value: isinstance(value, str) or _is_message_list(value),
-        f"a string or {MESSAGES_CHECK[1]}",
-    ),
-}
-
-# The first format whose columns a row has wins, so formats with more columns stand first.
-PROMPT_FORMATS = {
-    "messages": PromptFormat(
-        columns=("messages",),
-        to_prompt=lambda row: {"messages": row["messages"], **_template_inputs(row)},
-    ),
-    "Spec-Bench, MT-Bench": PromptFormat(
-        columns=("question_id", "turns"),
-        to_prompt=lambda row: {"turns": row["turns"]},
-        id_column="question_id",
-    ),
-    "HumanEval": PromptFormat(
-        columns=("task_id", "prompt"),
-        to_prompt=lambda row: _prompt_from_messages(row) or {"turns": [row["prompt"]]},
-        id_column="task_id",
-        default_category="humaneval",
-    ),
-    "GSM8K": PromptFormat(
-        columns=("question", "answer"),
-        to_prompt=lambda row: {"turns": [row["question"]]},
-        default_category="gsm8k",
-    ),
-    "question": PromptFormat(
-        columns=("question",), to_prompt=lambda row: {"turns": [row["question"]]}
-    ),
-    "problem": PromptFormat(
-        columns=("problem",), to_prompt=lambda row: {"turns": [row["problem"]]}
-    ),
-    "Alpaca": PromptFormat(
-        columns=("instruction",),
-        optional_columns=("input",),
-        to_prompt=_prompt_from_instruction,
-        default_category="alpaca",
-    ),
-    "text": PromptFormat(columns=("text",), to_prompt=lambda row: {"text": row["text"]}),
-    "prompt": PromptFormat(
-        columns=("prompt",),
-        to_prompt=lambda row: _prompt_from_messages(row) or {"text": row["prompt"]},
-    ),
-    # This is the last format because other datasets use `ids` for the names of their rows.
-    "token ids": PromptFormat(
-        columns=("ids",),
-        to_prompt=lambda row: {"ids": row["ids"], "chat_template": bool(row.get("chat_template"))},
-    ),
-}
+    "turns": (_is_list_of(str), "a list of strings"),
+    "messages": (_is_message_list, MESSAGES_RULE),
+    "ids": (lambda value: _is_list_of(int)(value) and min(value, default=0) >= 0,
+            "a list of token ids"),
+    "prompt": (lambda value: isinstance(value, str) or _is_message_list(value),
+               f"a string or {MESSAGES_RULE}"),
+}  # fmt: skip
+TEXT_CHECK = (lambda value: isinstance(value, str), "a string")
 
 
 def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
@@ -172,23 +110,44 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     >>> prompt_from_row({"instruction": "Add.", "input": "1 2", "output": "3"}, 7)
     {'id': '7', 'category': 'alpaca', 'turns': ['Add.\\n\\n1 2']}
     """
-    row = {
-        name: parse_message_texts(value) if name in MESSAGE_COLUMNS else value
-        for name, value in row.items()
+    row = row | {
+        name: parse_message_texts(row[name]) for name in ("messages", "prompt") if name in row
     }
-    for prompt_format in PROMPT_FORMATS.values():
-        if all(row.get(column) is not None for column in prompt_format.columns):
-            for column in prompt_format.columns + prompt_format.optional_columns:
-                check, rule = COLUMN_CHECKS.get(column, (None, ""))
-                if check and row.get(column) is not None and not check(row[column]):
-                    raise ValueError(f"`{column}` must be {rule}, got {shortened(row[column])}")
-            row_id = row.get(prompt_format.id_column)
+    for columns, id_column, category in PROMPT_FORMATS.values():
+        if all(row.get(column) is not None for column in columns):
+            row_id = row.get(id_column)
             return {
                 "id": str(number if row_id is None else row_id),
-                "category": str(row.get("category") or prompt_format.default_category),
-                **prompt_format.to_prompt(row),
+                "category": str(row.get("category") or category),
+                **_build_content(row, columns),
             }
     return None
+
+
+def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
+    """Return what is asked. Raises ValueError if a column holds a value of the wrong type."""
+    column = columns[-1]
+    value, context = row[column], row.get("input") if column == "instruction" else None
+    for name, checked in ((column, value), ("input", context)):
+        is_valid, rule = COLUMN_CHECKS.get(name, TEXT_CHECK)
+        if checked is not None and not is_valid(checked):
+            raise ValueError(f"`{name}` must be {rule}, got {shortened(checked)}")
+    match column:
+        case "messages":  # with the columns that data.prepare writes for the chat template
+            kinds = {"tools": list, "template": dict}
+            inputs = {
+                name: row[name] for name, kind in kinds.items() if type(row.get(name)) is kind
+            }
+            return {"messages": value, **inputs}
+        case "prompt" if isinstance(value, list):
+            return {"messages": value}
+        case "ids":
+            return {"ids": value, "chat_template": bool(row.get("chat_template"))}
+        case "turns" | "text":
+            return {column: value}
+        case "prompt" if len(columns) == 1:
+            return {"text": value}
+    return {"turns": ["\n\n".join(filter(None, (value, context)))]}
 
 
 def describe_prompt_formats() -> str:
@@ -206,38 +165,18 @@ def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
     setting that named the source.
     """
     path = Path(source)
-    if path.is_dir() and any((path / name).exists() for name in SAVED_DATASET_FILES):
-        return _open_dataset(str(path), key, saved=True)
-    if path.exists():
+    is_saved = any((path / name).exists() for name in SAVED_DATASET_FILES)
+    if path.exists() and not is_saved:
         files = list_data_files(path, "test")
         require(bool(files), f"{key}: must hold JSONL, JSON or Parquet files, got none in {path}")
         return (raw for file in files for raw in read_file_rows(file, key))
-    name = source.partition(":")[0]
+    name, subset, split = (source, "", "") if is_saved else (source + "::").split(":")[:3]
     is_path = name.startswith(("/", ".", "~")) or name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
     require(
-        name.count("/") == 1 and not is_path,
+        is_saved or (name.count("/") == 1 and not is_path),
         f"{key}: must be a readable JSONL file, got {source}; `demo` stands for the demo's prompts",
     )
-    return _open_dataset(source, key)
-
-
-def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[RawRow]:
-    from datasets import Dataset, load_dataset, load_from_disk
-
-    name, _, suffix = source.partition(":")  # NAME[:SUBSET[:SPLIT]]
-    subset, _, split = suffix.partition(":")
-    try:
-        if saved:
-            dataset: Any = load_from_disk(source)
-        else:
-            query_hub(name)
-            dataset = load_dataset(name, subset or None)
-    except Exception as error:  # the hub and its client raise many types
-        raise UserError(
-            f"{key}: must be a dataset that can be loaded, got {source!r} "
-            f"({first_line(error)}); without a network give a local path"
-        ) from error
-    if not isinstance(dataset, Dataset):
-        split = split or next(name for name in (*SPLIT_PREFERENCE, *dataset) if name in dataset)
-        dataset = select_split(dataset, split, f"{key}: split")
+    dataset = load_dataset_split(
+        name, key=key, subset=subset or None, split=split or None, split_key=f"{key}: the split"
+    )
     return read_dataset_rows(dataset, source)

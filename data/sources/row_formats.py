@@ -6,82 +6,20 @@ A row that cannot be parsed raises RowRejectedError with the reason under which 
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from data.config import RowFormat
 from data.sources.prompt_formats import parse_message_texts, prompt_from_row
-
-
-@dataclass(kw_only=True)
-class LabeledRow:
-    """The labels by which metrics are grouped; empty if the row has no label.
-
-    `conversation` is the number of the row that a chat template renders; all documents of one
-    conversation share it. It is None for plain texts and for token ids. `first_question` is a hash,
-    0 if unknown, and `location` is for errors.
-    """
-
-    category: str = ""
-    language: str = ""
-    conversation: int | None = None
-    first_question: int = 0
-    location: str = field(default="", compare=False)
-
-
-@dataclass(kw_only=True)
-class Conversation(LabeledRow):
-    """The messages of a conversation, and the other inputs of its chat template."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
-    # turns before the first question, which are left out
-    num_left_out: int = field(default=0, compare=False)
-
-
-@dataclass(kw_only=True)
-class PlainText(LabeledRow):
-    """A plain text without roles."""
-
-    text: str
-
-
-@dataclass(kw_only=True)
-class TokenizedDocument(LabeledRow):
-    """Token ids, with a flag for each that is True for answer tokens."""
-
-    ids: list[int]
-    answer: list[bool]
-
-
-ParsedRow = Conversation | PlainText | TokenizedDocument
-
-
-class RowRejectedError(Exception):
-    """The error of a row that cannot be used; `str(error)` is the reason it is counted under."""
-
-    def __init__(self, reason: str, detail: str = ""):
-        super().__init__(reason)
-        self.detail = detail
-
-
-def require_row(holds: bool, reason: str, detail: str = "") -> None:
-    """Raise RowRejectedError with `reason` unless the condition holds."""
-    if not holds:
-        raise RowRejectedError(reason, detail)
-
-
-def require_unicode(value: Any) -> None:
-    """Raise RowRejectedError for half of a surrogate pair anywhere in the value.
-
-    JSON can escape one, but neither tokenizers nor files take it.
-    """
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError as error:
-        raise RowRejectedError("half of a surrogate pair", error.reason) from error
-
+from data.sources.rows import (
+    Conversation,
+    ParsedRow,
+    PlainText,
+    RowRejectedError,
+    TokenizedDocument,
+    require_row,
+    require_unicode,
+)
 
 FORMAT_COLUMNS = {
     RowFormat.messages: "messages",
@@ -147,6 +85,20 @@ def parse_row(
     if not isinstance(row, TokenizedDocument):
         require_unicode(vars(row))
     return row
+
+
+def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
+    """Cut a conversation after its last answer, because later messages hold nothing to train on.
+
+    Other rows are returned unchanged. Raises RowRejectedError for a conversation without an
+    assistant turn, or with an empty one.
+    """
+    if not isinstance(row, Conversation):
+        return row
+    answer_ends = [end for end, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
+    require_row(bool(answer_ends), "no assistant turn")
+    require_row(all(map(has_content, row.messages)), "an empty turn")
+    return replace(row, messages=row.messages[: answer_ends[-1]])
 
 
 def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRow]:
@@ -314,8 +266,7 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
     require_row("user" in roles, "no user turn")
     # Nobody asked for an answer before the first question, and templates reject it.
     first = roles.index("user")
-    asked = [m for m in messages[:first] if m["role"] == "system"] + messages[first:]
-    num_left_out, messages = len(messages) - len(asked), asked
+    messages = [m for m in messages[:first] if m["role"] == "system"] + messages[first:]
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
     if system and "system" not in roles:
         messages = [{"role": "system", "content": system}, *messages]
@@ -327,9 +278,7 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
         "tools that are not a list of objects",
     )
     require_row(isinstance(template, dict | None), "a template that is not an object")
-    return Conversation(
-        messages=messages, tools=tools or None, template=template or {}, num_left_out=num_left_out
-    )
+    return Conversation(messages=messages, tools=tools or None, template=template or {})
 
 
 def _is_json_list(value: Any) -> bool:

@@ -4,6 +4,8 @@ import hashlib
 import unicodedata
 from typing import Any
 
+ANSWER_START_CHARS = 64  # shorter beginnings are too common to identify a text
+
 
 def normalize_text(text: str) -> str:
     r"""Return the text casefolded, in Unicode NFC, with each run of whitespace as one space.
@@ -30,3 +32,14 @@ def hash_first_question(messages: list[dict[str, Any]]) -> int:
     The system prompt does not count: it may hold a date or a name, and the question is the same.
     """
     return next((hash_prompt(m["content"]) for m in messages if m["role"] == "user"), 0)
+
+
+def prompt_hashes(prompt: str, answer: str) -> list[int]:
+    """Return hashes of a prompt's whole text, and of the beginning of a long enough answer.
+
+    >>> prompt_hashes("Two  words", "") == prompt_hashes("two words ", "a short answer")
+    True
+    """
+    start = normalize_text(answer)[:ANSWER_START_CHARS]
+    start_hashes = [hash_text("answer", start)] if len(start) == ANSWER_START_CHARS else []
+    return [hash_prompt(prompt), *start_hashes]

@@ -4,11 +4,10 @@ A row that cannot be used is skipped and counted by its reason, never silently.
 """
 
 import hashlib
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,25 +20,16 @@ from data.sources.files import RawRow
 from data.sources.open_rows import (
     check_hub_dataset,
     check_source_path,
-    count_source_rows,
     list_source_files,
     load_dataset_split,
     open_rows,
 )
 from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
-from data.sources.row_formats import (
-    Conversation,
-    ParsedRow,
-    RowRejectedError,
-    has_content,
-    parse_row,
-    require_row,
-)
+from data.sources.row_formats import parse_row, truncate_to_last_answer
+from data.sources.rows import Conversation, ParsedRow, RowRejectedError
 from models.errors import UserError, require, run_checks
 from models.target.config import ModelSource
 from models.target.load_errors import check_hub
-
-log = logging.getLogger(__name__)
 
 
 def check_local_data(conf: DataConf) -> None:
@@ -69,31 +59,19 @@ def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
 
     Raise one UserError for all that are missing.
     """
-    run_checks(
-        *(partial(check_hub, source) for source in models), partial(check_reachable_data, conf)
-    )
-
-
-def check_reachable_data(conf: DataConf) -> None:
-    """Check local data, or ask the hub for it; raise UserError otherwise."""
-    check_local_data(conf)
-    is_hub = conf.source is DataSource.dataset and not Path(str(conf.path)).exists()
-    if is_hub and not constants.HF_HUB_OFFLINE:
-        check_hub_dataset(str(conf.path), "data.path")
+    run_checks(*(partial(check_hub, source) for source in models), partial(check_data_exists, conf))
 
 
 def check_data_exists(conf: DataConf) -> None:
     """Check that the data exists, on the hub too, without a download; raise UserError otherwise."""
-    check_reachable_data(conf)
-    if (
-        conf.source not in (DataSource.dataset, DataSource.jsonl)
-        or conf.path is None
-        or Path(conf.path).exists()
-    ):
+    check_local_data(conf)
+    if conf.source is not DataSource.dataset or Path(str(conf.path)).exists():
         return
-    if conf.source is DataSource.jsonl or constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         # The dataset is in the cache, or the error of opening it names what is missing.
         read_training_rows(conf, Counter())
+    else:
+        check_hub_dataset(str(conf.path), "data.path")
 
 
 def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
@@ -111,14 +89,6 @@ def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
         yield str(file.relative_to(path.parent)), digest.hexdigest()
 
 
-def count_training_rows(conf: DataConf) -> int | None:
-    """Count the rows, including unusable ones; return None if that takes reading them all."""
-    if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
-        return None
-    count = count_source_rows(conf.path, **_source_options(conf))
-    return count if count is None or conf.limit is None else min(count, conf.limit)
-
-
 def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
     """Return a lazy iterator over the rows of the data.
 
@@ -129,11 +99,8 @@ def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Parsed
         raise ValueError("the demo has prompts, not rows")
     if conf.source is DataSource.prepared:
         return _read_prepared(Path(conf.path), conf, skipped)
-    return _parse_rows(open_rows(conf.path, **_source_options(conf)), conf, skipped)
-
-
-def _source_options(conf: DataConf) -> dict[str, Any]:
-    return {"key": "data.path", "subset": conf.subset, "split": conf.split}
+    rows = open_rows(conf.path, key="data.path", subset=conf.subset, split=conf.split)
+    return _parse_rows(rows, conf, skipped)
 
 
 def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
@@ -160,7 +127,7 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
 def _parse_rows(
     raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str]
 ) -> Iterator[ParsedRow]:
-    num_rows, num_shortened, details = 0, 0, {}
+    num_rows, details = 0, {}
     for location, raw, reason, detail in islice(raw_rows, conf.limit):
         if raw is None:
             raise UserError(
@@ -175,34 +142,12 @@ def _parse_rows(
             continue
         if isinstance(row, Conversation):
             row.conversation = num_rows
-            num_shortened += row.num_left_out > 0
         row.location = location
         num_rows += 1
         yield row
-    if num_shortened:
-        _log_shortened_rows(str(conf.path), num_shortened)
     if not num_rows:
         reasons = ", ".join(f"{key}{details[key]}: {n}" for key, n in skipped.most_common(3))
         raise UserError(
             f"data.format: some row must have the format {conf.format.value}, "
             f"got none in {conf.path} ({reasons or 'no rows'}); set data.format and data.column"
         )
-
-
-@cache  # once a process: a preview reads small files to their end too
-def _log_shortened_rows(path: str, num_rows: int) -> None:  # noqa: ARG001
-    log.info("data: %d rows begin with an answer, which is left out", num_rows)
-
-
-def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
-    """Cut a conversation after its last answer, because later messages hold nothing to train on.
-
-    Other rows are returned unchanged. Raises RowRejectedError for a conversation without an
-    assistant turn, or with an empty one.
-    """
-    if not isinstance(row, Conversation):
-        return row
-    answer_ends = [end for end, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
-    require_row(bool(answer_ends), "no assistant turn")
-    require_row(all(map(has_content, row.messages)), "an empty turn")
-    return replace(row, messages=row.messages[: answer_ends[-1]])

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from data.chat.mask_check import MaskStats, check_mask_stats, track_mask_stats
-from data.chat.tokenization import iter_demo_documents, iter_unchecked_documents
+from data.chat.tokenization import iter_demo_documents, iter_documents
 from data.config import DataSource, ShowConf
 from data.packing.documents import Documents
 from data.viewer.documents import (
@@ -41,7 +41,7 @@ def show_documents(conf: ShowConf) -> None:
     documents = (
         iter_demo_documents(conf.data.answers, tokenizer, seed=conf.seed)
         if conf.data.source is DataSource.demo
-        else iter_unchecked_documents(conf.data, tokenizer, skipped, read_vocab_size(conf.target))
+        else iter_documents(conf.data, tokenizer, skipped, read_vocab_size(conf.target))
     )
     stream = track_mask_stats(islice(documents, conf.read), stats)
     if conf.packed:

@@ -5,7 +5,7 @@ terminal nor hide in it.
 """
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, groupby, islice, zip_longest
 from operator import itemgetter
@@ -19,7 +19,7 @@ from data.chat.template import find_added_tokens
 from data.config import DataConf
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
-from data.sources.row_formats import TokenizedDocument
+from data.sources.rows import TokenizedDocument
 
 NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
 ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers if there is no color
@@ -161,17 +161,12 @@ def sample_documents(
     seed: int,
 ) -> list[DocumentView]:  # fmt: skip
     """Sample documents from the categories in turn, uniformly within each category."""
-    rng = random.Random(seed)
-    reservoirs: defaultdict[str, list[tuple[int, TokenizedDocument]]] = defaultdict(list)
-    sizes: Counter[str] = Counter()
+    by_category: defaultdict[str, list[tuple[int, TokenizedDocument]]] = defaultdict(list)
     for number, document in enumerate(documents):
-        reservoir = reservoirs[document.category]
-        sizes[document.category] += 1
-        if len(reservoir) < count:
-            reservoir.append((number, document))
-        elif (index := rng.randrange(sizes[document.category])) < count:
-            reservoir[index] = (number, document)
-    in_turn = filter(None, chain.from_iterable(zip_longest(*reservoirs.values())))
+        by_category[document.category].append((number, document))
+    rng = random.Random(seed)
+    shuffled = [rng.sample(members, len(members)) for members in by_category.values()]
+    in_turn = filter(None, chain.from_iterable(zip_longest(*shuffled)))
     return [
         DocumentView(
             f"document {number:,}",

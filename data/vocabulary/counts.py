@@ -6,33 +6,26 @@
 Counting needs token ids only: no forward pass of the target.
 """
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from data.config import DataConf, TurnSelection
-from data.packing.documents import Documents
-from data.progress import RowProgress
+from data.config import TurnSelection
 from data.sources.prepared_rows import parse_recorded_documents, read_prepared_rows
-from data.sources.row_formats import TokenizedDocument
-from models.checkpoint import tokenizer_fingerprint
-from models.checkpoint_files import TOKENIZER_HASH_KEY
+from data.sources.rows import TokenizedDocument
+from models.console import track_progress
 from models.errors import require
-from models.files import atomic_path
 from models.speculate.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 
-TOKEN_COUNTS_FILE = "token_counts.safetensors"  # in a prepared folder
 UNNAMED_CATEGORY = "unnamed"  # category of documents without a category
 UNKNOWN_LANGUAGE = "und"  # ISO 639-3 for undetermined: code, numbers, a word or two
 LANGUAGE_SAMPLE_TOKENS = 128  # first tokens of a document's answers, to detect its language
@@ -67,19 +60,6 @@ class TokenCounts:
             if rest := [token_counts for _, token_counts in largest[MAX_TABLE_GROUPS:]]:
                 groups[f"{kind}: {len(rest)} others"] = torch.from_numpy(np.sum(rest, axis=0))
         return groups
-
-    def subtract(self, part: "TokenCounts") -> "TokenCounts":
-        """Return the counts without those of `part`, which are of some of these documents."""
-        remaining: dict[str, dict[str, np.ndarray]] = {
-            kind: {name: counts - vars(part)[kind].get(name, 0) for name, counts in groups.items()}
-            for kind, groups in vars(self).items()
-        }
-        return TokenCounts(
-            **{
-                kind: {name: counts for name, counts in groups.items() if counts.any()}
-                for kind, groups in remaining.items()
-            }
-        )
 
 
 def count_answer_tokens(
@@ -133,57 +113,6 @@ def _load_language_identifier() -> Any:
     )
 
 
-def count_training_tokens(
-    conf: DataConf, documents: Documents, training: Int[np.ndarray, " training"], vocab_size: int,
-    tokenizer: PreTrainedTokenizerBase | None, tokenizer_hash: str,
-) -> TokenCounts:  # fmt: skip
-    """Count the answer tokens of the training documents; `training` holds their numbers.
-
-    Counts stored with the data are used if they cover all documents; the counts of held-back
-    documents are then subtracted.
-    """
-    stored = (
-        load_token_counts(Path(conf.path) / TOKEN_COUNTS_FILE, vocab_size, tokenizer_hash)
-        if conf.path is not None and conf.limit is None and conf.turns is not TurnSelection.last
-        else None
-    )
-    held_back = np.setdiff1d(np.arange(len(documents)), training)
-    numbers = (training if stored is None else held_back).tolist()
-    counts = count_answer_tokens((documents[n] for n in numbers), vocab_size, tokenizer)
-    return counts if stored is None else stored.subtract(counts)
-
-
-def save_token_counts(
-    counts: TokenCounts, file: Path, tokenizer_hash: str, *, partial_dir: Path | None = None
-) -> None:
-    """Write one row of counts per category and per language; the metadata holds their names."""
-    names = {kind: json.dumps(list(groups)) for kind, groups in vars(counts).items()}
-    metadata = names | {TOKENIZER_HASH_KEY: tokenizer_hash}
-    tensors = {kind: np.stack(list(groups.values())) for kind, groups in vars(counts).items()}
-    with atomic_path(file, partial_dir=partial_dir) as partial:
-        partial.write_bytes(safetensors.numpy.save(tensors, metadata=metadata))
-
-
-def load_token_counts(file: Path, vocab_size: int, tokenizer_hash: str) -> TokenCounts | None:
-    """Load the counts of a file; return None if it is missing or of a different tokenizer."""
-    if not file.exists():
-        return None
-    with safetensors.safe_open(file, "numpy") as tensors:
-        metadata = tensors.metadata()
-        names = {kind: json.loads(metadata[kind]) for kind in ("categories", "languages")}
-        counts = {kind: tensors.get_tensor(kind) for kind in names}
-    if metadata[TOKENIZER_HASH_KEY] != tokenizer_hash:
-        return None
-    # A target's vocabulary may be padded past the tokens of its tokenizer.
-    padding = ((0, 0), (0, max(0, vocab_size - counts["categories"].shape[1])))
-    return TokenCounts(
-        **{
-            kind: dict(zip(names[kind], np.pad(rows[:, :vocab_size], padding), strict=True))
-            for kind, rows in counts.items()
-        }
-    )
-
-
 def sizes_around(size: int, min_size: int, max_size: int) -> list[int]:
     """Return half the size, the size and its double, as far as they lie within the bounds."""
     return [n for n in (size // 2, size, 2 * size) if min_size <= n <= max_size]
@@ -227,32 +156,18 @@ def render_markdown_table(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
-def write_token_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, worker_dir: Path) -> str:
-    """Write the counts to the folder and return the coverage section of its report.
-
-    The section is empty, and no file is written, if the target gave no answers. The file is
-    written in `worker_dir` first because another worker may write the same file concurrently.
-    """
+def describe_coverage(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a section on the answers of a prepared folder; empty if the target gave none."""
+    documents = (
+        document
+        for row in track_progress(read_prepared_rows(folder), "tokens")
+        for document in parse_recorded_documents(row, TurnSelection.all)
+    )
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    counts = count_answer_tokens(_iter_answered_documents(folder), vocab_size, tokenizer)
+    counts = count_answer_tokens(documents, vocab_size, tokenizer)
     if not counts.categories:
         return ""
-    save_token_counts(
-        counts, folder / TOKEN_COUNTS_FILE, tokenizer_fingerprint(tokenizer),
-        partial_dir=worker_dir,
-    )  # fmt: skip
     required_ids = required_token_ids(tokenizer)
-    coverage = build_coverage_table(
-        counts, sizes_below(len(required_ids), vocab_size), required_ids
-    )
-    return (
-        f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{render_markdown_table(coverage)}"
-    )
-
-
-def _iter_answered_documents(folder: Path) -> Iterator[TokenizedDocument]:
-    """Yield the recorded documents of the rows that the target answered."""
-    with RowProgress("tokens", total=None) as progress:
-        for row in read_prepared_rows(folder):
-            yield from parse_recorded_documents(row, TurnSelection.all)
-            progress.count(done=1)
+    sizes = sizes_below(len(required_ids), vocab_size)
+    table = render_markdown_table(build_coverage_table(counts, sizes, required_ids))
+    return f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{table}"

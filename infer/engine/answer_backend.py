@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Iterator
 
-from data.answers.config import AnswersConf
-from data.answers.dialogue import Answer, OnTokens, ignore_tokens
-from data.sources.tokenized import require_embeddings
+from data.answers.dialogue import Answer
+from data.prepare_config import AnswersConf
+from data.sources.rows import require_embeddings
 from infer.engine.admission import pad_length
 from infer.engine.decode import Decoder
 from infer.engine.requests import Request
@@ -30,7 +30,6 @@ class TargetAnswerBackend:
         self.waiting: list[Request] = []
         self.answer_futures: dict[Request, asyncio.Future[Answer]] = {}
         self.serve_task: asyncio.Task[None] | None = None
-        self.on_tokens: OnTokens = ignore_tokens
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         require_embeddings(ids, self.target.vocab_size)
@@ -82,10 +81,6 @@ class TargetAnswerBackend:
             self.target, sampling=self.conf.sampling, slots=longest + max_new_tokens, batch=batch
         )
 
-        def count_token(request: Request) -> None:  # one at a time: there is no draft
-            self.on_tokens(prompts=int(not request.generation.rounds), tokens=1)
-
         return decoder.stream(
-            take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=self.target.eos_ids,
-            on_tokens=count_token,
-        )  # fmt: skip
+            take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=self.target.eos_ids
+        )

@@ -1,11 +1,43 @@
-"""Checks that prompts and answers fit in the context of a target."""
+"""The prompts and lengths of an evaluation, and checks that they fit in a target's context."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from data.config import DEMO
+from data.eval_prompts.held_out_files import FINAL_FILE, find_held_out_file
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.config import EvaluationConf
+from infer.config import DEFAULT_NEW_TOKENS, DEMO_NEW_TOKENS, EvaluationConf
 from models.errors import require
 from models.target.config import TargetConf
 from models.target.pretrained import load_tokenizer, read_context_length, read_vocab_size
 from models.target.target import Target
+
+
+def resolve_prompts(
+    conf: EvaluationConf, directories: Sequence[Path], target: TargetConf
+) -> EvaluationConf:
+    """Return `conf` with its prompts and its limit of new tokens filled in; load no model.
+
+    Raise UserError if no prompts can be chosen.
+    """
+    prompts = conf.prompts or find_held_out_file(
+        directories, target, FINAL_FILE, key="evaluation.prompts"
+    )
+    max_new_tokens = max_answer_tokens(conf, read_context_length(target), demo=prompts == DEMO)
+    return replace(conf, prompts=prompts, max_new_tokens=max_new_tokens)
+
+
+def max_answer_tokens(conf: EvaluationConf, context: int | None, *, demo: bool) -> int:
+    """Return the limit of an answer in tokens.
+
+    This is the configured limit, else the default or half of the target's `context`, whichever is
+    less.
+    """
+    if conf.max_new_tokens is not None:
+        return conf.max_new_tokens
+    default = DEMO_NEW_TOKENS if demo else DEFAULT_NEW_TOKENS
+    return default if context is None else min(default, context // 2)
 
 
 def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:

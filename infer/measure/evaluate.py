@@ -14,6 +14,7 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from data.eval_prompts.contamination import check_contamination
+from data.eval_prompts.held_out_files import read_longest_row
 from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
 from infer.config import EvaluationConf
 from infer.engine.admission import bucket_length
@@ -34,7 +35,6 @@ from infer.measure.eval_modes import (
 from infer.measure.exactness import compare_answers, measure_tolerance
 from infer.measure.intervals import bootstrap_t
 from infer.measure.metrics import estimate_metric, sum_by_question
-from infer.measure.prompt_choice import read_longest_row
 from infer.measure.records import (
     AdaptedTarget,
     DraftResult,

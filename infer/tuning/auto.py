@@ -15,12 +15,11 @@ from subprocess import SubprocessError
 import numpy as np
 import torch
 
+from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
 from data.eval_prompts.hold_out import spread_over_categories
-from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from data.mixture.held_out_rows import SELECTION_FILE
+from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load_eval_prompts
 from infer.config import EvaluationConf
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
-from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
 from infer.tuning.candidates import USER_TREE, TreeCandidate
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock

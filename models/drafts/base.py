@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models import checkpoint, checkpoint_files
+from models.batch import Batch
 from models.distill.config import LossConf
 from models.drafts.options import DraftConf
 from models.speculate.growth import Proposal
@@ -21,31 +22,6 @@ from models.target.target import Target
 
 DraftState = dict[str, Any]  # tensors of fixed shapes; only the method interprets them
 Extras = dict[str, Tensor]  # further arguments of `Draft.loss` by name; tensors of fixed shapes
-
-
-@dataclass(kw_only=True)
-class Batch:
-    """Packed training rows: each holds several documents or pieces of documents."""
-
-    input_ids: Int[Tensor, "rows length"]
-    answer_mask: Bool[Tensor, "rows length"]  # input_ids[t] is a token of an answer
-    document_ids: Int[Tensor, "rows length"]  # number of the document within its row, -1 = padding
-    positions: Int[Tensor, "rows length"]  # restart at 0 in each document
-    # The context at the start of a later piece: its tokens are trained with the piece before.
-    context_mask: Bool[Tensor, "rows length"] | None = None
-
-    def to(self, device: torch.device) -> "Batch":
-        """Return a copy whose tensors are on `device`."""
-        return Batch(**{name: x.to(device) for name, x in vars(self).items() if x is not None})
-
-    def attention_mask(self) -> Bool[Tensor, "rows 1 length length"]:
-        """Return a causal mask within documents.
-
-        Padding attends to earlier padding and itself, so that no query is without a key.
-        """
-        same_document = self.document_ids[:, :, None] == self.document_ids[:, None, :]
-        place = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
-        return (same_document & (place <= place[:, None]))[:, None]
 
 
 @dataclass(kw_only=True)

@@ -12,10 +12,10 @@ import pytest
 from datasets import DatasetInfo, Features, SplitDict, SplitInfo, Value
 from datasets.arrow_writer import ArrowWriter
 
+from data import document_cache
 from data.config import DataConf, DataSource, TurnSelection
-from data.packing import document_cache
-from data.packing.document_cache import fingerprint_documents, read_cached_documents
-from data.packing.documents import Documents, read_documents
+from data.document_cache import fingerprint_documents, read_cached_documents, read_documents
+from data.packing.documents import Documents
 from models.errors import UserError
 from tests.support.tiny import byte_tokenizer
 
@@ -99,19 +99,6 @@ def test_of_a_folder_every_file_counts(conf, tmp_path):
     before = fingerprint_documents(conf, tokenizer(), SIZE)
     (folder / "b.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes())
     assert fingerprint_documents(conf, tokenizer(), SIZE) != before
-
-
-def test_what_an_interrupted_start_left_is_written_again(conf, tmp_path, monkeypatch):
-    def stop(documents, folder):
-        (folder / "ids.npy").write_text("half")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(document_cache, "save_documents", stop)
-        with pytest.raises(KeyboardInterrupt):
-            read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
-    found = read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
-    assert_equal(found, read_documents(conf, tokenizer(), SIZE))
 
 
 def test_data_that_cannot_be_read_is_refused_each_time(conf, tmp_path):

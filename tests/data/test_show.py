@@ -1,20 +1,19 @@
 """What data.show prints and writes: every token once, answers marked, nothing that steers."""
 
 import json
+import re
 import sys
 from collections import Counter
-from html.parser import HTMLParser
+from html import unescape
 
 import pytest
-from rich.console import Console
 
 from conf.entry import compose
 from data.chat.mask_check import MaskStats
 from data.config import DataConf, DataSource, ShowConf, TurnSelection
 from data.packing.documents import Documents
 from data.show import main
-from data.sources.row_formats import TokenizedDocument
-from data.sources.tokenized import document_from_pair
+from data.sources.rows import TokenizedDocument, document_from_pair
 from data.viewer.documents import (
     DocumentView,
     escape_unprintable,
@@ -58,28 +57,6 @@ def conf(**changes) -> ShowConf:
     return ShowConf(data=data, target=TargetConf(name="target"), **changes)
 
 
-class Page(HTMLParser):
-    """The tags of a page, and the text of its tokens by class."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags, self.tokens, self.kinds = set(), [], ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        if tag == "b":
-            self.kinds = dict(attrs)["class"].split()
-
-    def handle_endtag(self, tag):
-        if tag == "b":
-            self.kinds = []
-
-    def handle_data(self, data):
-        if self.kinds:
-            self.tokens.append((data, "a" in self.kinds))
-
-
 def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
     main.__wrapped__(conf())
     printed = capsys.readouterr().out
@@ -89,10 +66,11 @@ def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
     assert "\x1b" not in printed
     written = (rows / "outputs/show/show/sample.html").read_text()
     assert "://" not in written
-    found = Page(written)
-    assert not found.tags & {"script", "link", "img", "iframe", "think"}
-    assert ("<think>", False) in found.tokens
-    answers = "".join(text for text, answer in found.tokens if answer)
+    assert not re.findall("<(script|link|img|iframe|think)", written)
+    tokens = re.findall('<b class="([^"]*)"[^>]*>(.*?)</b>', written, re.DOTALL)
+    assert "&lt;think&gt;" in [text for kinds, text in tokens if "a" not in kinds.split()]
+    answers = "".join(text for kinds, text in tokens if "a" in kinds.split())
+    answers = unescape(re.sub("<[^>]*>", "", answers))  # line breaks are marked by tags
     assert escape_unprintable(EVIL) in answers
     assert "It is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>" in answers
     assert "Oslo" not in answers
@@ -113,16 +91,6 @@ def test_what_a_later_piece_repeats_is_shown_as_context(tokenizer):
     first, second = sample_rows(documents, split, 2, tokenizer, seed=0)
     assert "16 tokens, 12 supervised (75.0%)" in first.description
     assert "13 tokens, 8 supervised (61.5%)" in second.description
-
-
-def test_a_terminal_without_colours_gets_marks(rows, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "data.viewer.console.CONSOLE", Console(force_terminal=True, color_system=None)
-    )
-    main.__wrapped__(conf())
-    printed = capsys.readouterr().out
-    assert "That is cold.<|im_end|>\u00bb" in printed
-    assert "\x1b" not in printed
 
 
 def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from data.demo.prompts import held_out_prompts
-from data.eval_prompts.prompts import EvalPrompt
+from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts
 from infer.engine.decode import Decoder
 from infer.measure.acceptance import AcceptanceCounter, best_first_paths, build_comb
-from infer.measure.prompt_choice import load_calibration_prompts
 from models.speculate.config import SamplingConf
 from models.speculate.tree import tree_from_paths
 from tests.support.tiny import demo_target

@@ -49,7 +49,7 @@ def peak_bytes(run: subprocess.Popen) -> int:
 def wait_for(run: subprocess.Popen, file: Path) -> int:
     """Until it is there, whole or not; the memory of the process by then."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not list(file.parent.glob(file.name)):
+    while not list(file.parents[1].glob(f"{file.parent.name}/{file.name}")):
         assert run.poll() is None, "the run ended before its moment came"
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -68,8 +68,8 @@ def prepared(tmp_path_factory):
     planted = build(folder)
     out = folder / "outputs" / "prepare" / "messy"
     first = start(folder)
-    imports = wait_for(first, out / "made_from.json")
-    wait_for(first, out / "work" / "worker-00000" / "source-002.arrow*")
+    imports = wait_for(first, out.parent / "*" / "000.arrow")
+    wait_for(first, out.parent / "*" / "002.arrow")
     kill(first)
     assert not (out / "report.json").exists()
     return out, planted, (imports, peak_bytes(start(folder)))
@@ -126,6 +126,6 @@ def test_the_files_hold_what_the_report_says(prepared):
 def test_nothing_unfinished_is_left_behind(prepared):
     out, _, _ = prepared
     assert {file.name for file in out.iterdir()} == {
-        "config.yaml", "made_from.json", "report.json", "report.md", "held_out.jsonl",
+        "config.yaml", "lock", "lock-00000", "report.json", "report.md", "held_out.jsonl",
         "train-00000-of-00001.parquet", "held_out-00000-of-00001.parquet",
     }  # fmt: skip

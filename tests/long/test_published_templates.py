@@ -16,12 +16,12 @@ from conf.entry import compose
 from data.chat.template import ChatTemplate
 from data.chat.tokenization import documents_from_row
 from data.config import DataConf, DataSource
+from data.document_cache import read_documents
+from data.eval_prompts.held_out_files import rows_from_documents
 from data.eval_prompts.hold_out import split_held_out
 from data.eval_prompts.prompts import build_next_turns, build_prompt, load_eval_prompts
-from data.mixture.held_out_rows import rows_from_documents
-from data.packing.documents import read_documents
 from data.packing.pack import pack_documents
-from data.sources.row_formats import Conversation
+from data.sources.rows import Conversation
 from data.vocabulary.counts import count_answer_tokens
 from infer.config import GenerateConf
 from infer.engine.requests import Generation
@@ -35,7 +35,7 @@ from models.speculate.draft_vocab import (
 )
 from models.target.config import TargetConf
 from models.target.pretrained import load_tokenizer, read_model_config
-from tests.data import test_template_families as rewritten
+from tests.data.chat import test_template as rewritten
 from tests.support.families import ANSWER, FAMILIES, TOOL
 from tests.support.published import (
     END,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.features.config import Dtype
+from data.config import Dtype
 from models.drafts.options import Eagle3Conf
 from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, ranks, training

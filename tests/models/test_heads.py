@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from data.features.target_pass import features
+from data.features.writer import features
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf
 from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from data.mixture.provenance import claim_folder, release_worker_dir
 from models import lock
 from models.errors import UserError
 from tests.support.tiny import CPU
@@ -48,7 +47,6 @@ def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed
     commands = {
         "train": lambda: open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[])),
         "infer": lambda: lock.claim_run_folder(run),
-        "data.prepare": lambda: claim_folder(tmp_path, {}, run),
     }
     with held_elsewhere(run) as holder:
         (run / "metrics.jsonl").write_text("of the holder")
@@ -80,14 +78,6 @@ def test_a_process_may_come_back_to_its_own_folder_and_leave_it_to_others(tmp_pa
     lock.release_lock(tmp_path)
     with held_elsewhere(tmp_path), pytest.raises(UserError, match="held by"):
         lock.acquire_lock(tmp_path)
-
-
-def test_what_was_prepared_leaves_its_worker_folder_free(tmp_path):
-    own = tmp_path / "work" / "0"
-    claim_folder(tmp_path, {}, own)
-    release_worker_dir(own)
-    with held_elsewhere(own), pytest.raises(UserError, match="held by"):
-        claim_folder(tmp_path, {}, own)
 
 
 def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path, monkeypatch, caplog):

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.config import DataConf
-from data.features.target_pass import features
+from data.features.writer import features
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from models.distill.config import LossConf, LossName

@@ -6,9 +6,8 @@ import sys
 import pytest
 
 from conf.entry import compose, config_to_yaml, entry_point, reject_windows
-from data.answers.config import AnswersConf, AnswerSource
 from data.answers.endpoint import check_endpoint
-from data.mixture.config import PrepareConf
+from data.prepare_config import AnswersConf, AnswerSource, PrepareConf
 from models.errors import UserError
 from models.secrets import find_secrets, redact
 from models.target.config import TargetConf

@@ -4,9 +4,8 @@ import json
 import random
 from pathlib import Path
 
-from data.config import DataConf, DataSource
+from data.config import CaptureConf, DataConf, DataSource
 from data.feature_capture import capture_features
-from data.features.config import CaptureConf
 from data.features.reader import FeatureStore
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.base import Needs

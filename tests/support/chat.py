@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from data.answers.config import AnswersConf
+from data.prepare_config import AnswersConf
 from data.sources.prepared_rows import PreparedRow
 from models.target.target import Target
 from tests.support.tiny import VOCAB, tiny_target

@@ -3,7 +3,7 @@
 import numpy as np
 
 from data.packing.documents import Documents, Packed
-from data.sources.row_formats import TokenizedDocument
+from data.sources.rows import TokenizedDocument
 from models.drafts.base import Batch
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.entry import compose
-from data.mixture.config import PrepareConf, SourceConf
 from data.prepare import main
+from data.prepare_config import PrepareConf, SourceConf
 from data.sources.prepared_rows import read_prepared_rows
 
 

@@ -71,7 +71,7 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     target = parallel.build_target(conf.target)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows, _, store = load_training_rows(conf, target, draft, parallel)
-    choose_vocabulary(draft, target, rows, conf.data, state.folder)
+    choose_vocabulary(draft, target, rows, state.folder)
     Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=state,

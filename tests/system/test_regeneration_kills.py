@@ -69,7 +69,7 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
     rows = asked(ROWS)
     lines = [json.dumps({"id": row.id, "messages": row.messages}) for row in rows]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    journal = tmp_path / "run" / "work" / "worker-00000" / "answers.jsonl"
+    journal = tmp_path / "run" / "answers-00000-of-00001.jsonl"
 
     def done() -> int:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
@@ -104,7 +104,7 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
     assert report["read"] == ROWS == report["train"] + report["held_out"] + report["dropped"]
     assert held_out.isdisjoint(answered)
     assert answered == as_in_one_process(rows, set(answered), tmp_path)
-    assert not journal.parent.parent.exists()
+    assert not journal.exists()
 
 
 def finished(journal: Path) -> set[str]:
@@ -125,6 +125,6 @@ def as_in_one_process(
             own[given] = PreparedRow(id=given, source="rows", messages=row.messages)
     made = answer_rows(
         own.values(), TargetAnswerBackend(target, HOW), target.tokenizer, HOW, folder / "own",
-        report=AnswersReport(),
+        report=AnswersReport(), total=len(own),
     )  # fmt: skip
     return {row.id: row for row in made}

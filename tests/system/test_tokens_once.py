@@ -12,8 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from data.config import DataConf, DataSource
-from data.packing.document_cache import read_cached_documents
-from data.packing.documents import read_documents
+from data.document_cache import read_cached_documents, read_documents
 from scripts.bench_tokens import write_conversations
 from tests.data.test_document_cache import SIZE, assert_equal, tokenizer
 

@@ -18,15 +18,23 @@ import infer.eval
 import infer.tune
 from conf.entry import compose
 from data.config import DataConf, DataSource, TurnSelection
-from data.eval_prompts.contamination import prompt_hashes
+from data.document_cache import read_documents
+from data.eval_prompts.held_out_files import (
+    FINAL_FILE,
+    SELECTION_FILE,
+    check_held_out_unchanged,
+    find_held_out_file,
+    format_data_name,
+    read_longest_row,
+    write_held_out,
+)
 from data.eval_prompts.prompts import fingerprint_prompts, load_eval_prompts
-from data.mixture.held_out_rows import FINAL_FILE, SELECTION_FILE, format_data_name
-from data.packing.documents import read_documents
 from data.sources.prepared_rows import write_prepared_rows
-from data.sources.row_formats import Conversation
+from data.sources.rows import Conversation
+from data.sources.text_hashes import prompt_hashes
 from data.sources.training_rows import read_training_rows as rows_of
 from infer.config import EvaluationConf
-from infer.measure.prompt_choice import find_held_out_file, max_answer_tokens, read_longest_row
+from infer.measure.context_limits import max_answer_tokens
 from models.errors import UserError
 from models.target.config import TargetConf
 from models.target.loading import load_target
@@ -37,7 +45,7 @@ from tests.support.tiny import CPU
 from train.__main__ import main
 from train.checks import check_run
 from train.config.run import TrainConf
-from train.rows.held_out import check_held_out_unchanged, hold_out, write_held_out
+from train.rows.held_out import hold_out
 
 FAMILY = FAMILIES["qwen3"]
 FEW = ["device.compile=false", "device.threads=1"]
@@ -272,7 +280,7 @@ def test_the_demo_keeps_its_own_prompts(tmp_path):
     with pytest.raises(UserError, match="must be named"):
         find_held_out_file([checkpoint], copy, FINAL_FILE, key="k")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("data: {source: demo, length: 128}")
+    (tmp_path / "run" / "config.yaml").write_text("data: {source: demo, row_length: 128}")
     assert find_held_out_file([checkpoint], copy, FINAL_FILE, key="k") == "demo"
     assert read_longest_row(checkpoint) == 128
 

@@ -19,8 +19,8 @@ import train.first_lines
 import train.plan
 from conf.entry import CONF_DIR, compose
 from data.config import DataSource, TurnSelection
-from data.mixture.config import PrepareConf
-from data.packing.documents import read_documents
+from data.document_cache import read_documents
+from data.prepare_config import PrepareConf
 from data.preview import check_and_read_first_rows, preview_rows
 from models.errors import UserError
 from models.target.config import TargetConf
@@ -100,7 +100,7 @@ def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(ru
     assert code == 0
     first = said.splitlines()
     assert first[0] == (
-        "training data: rows.jsonl; 24 rows; conversations; one document per turn, because the "
+        "training data: rows.jsonl; conversations; one document per turn, because the "
         "chat template rewrites earlier turns; packed into rows of 128 tokens"
     )
     assert first[1].startswith("these answers are not known to be the target's own")
@@ -323,4 +323,4 @@ def test_prepare_takes_the_path_of_a_target_alone(mixture):
     found = compose("prepare", PrepareConf, [*mixture.split(), "target.path=/models/mine"])
     assert found.target is not None
     assert found.target.location == found.target.name == "/models/mine"
-    assert compose("prepare", PrepareConf, mixture.split()).target is None
+    assert not compose("prepare", PrepareConf, mixture.split()).has_target

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from data.config import DataConf, DataSource
-from data.packing.documents import Packed, read_documents
+from data.document_cache import read_documents
+from data.packing.documents import Packed
 from data.packing.pack import pack_documents
 from data.packing.sampler import RowOrder
 from data.sources import prepared_rows

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.config import DataConf, DataSource, OnPolicyConf
-from data.features.config import Dtype, TeacherKind
+from data.config import DataConf, DataSource, Dtype, OnPolicyConf, TeacherKind
 from data.features.manifest import read_manifest
 from data.packing.pack import pack_documents
 from models.device.config import MachineConf
@@ -155,7 +154,7 @@ def test_a_plan_reads_rows_of_the_shapes_that_a_store_gives(folder, target, meth
     given = captured.opened(place, target, needs)
     rows, _ = pack_documents(given.documents, captured.LENGTH)
     real = given.read_target_output(rows.pieces([0, 1]), rows.length)
-    layout = read_manifest(place).made.layout
+    layout = read_manifest(place).spec.schema
     made = fake_stored_output(layout, needs, torch.Size([2, rows.length]), torch.float32)
     assert kinds(made) == kinds(real)
 

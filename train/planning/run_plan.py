@@ -136,7 +136,7 @@ class MachinePlan:
         phases = trace_run(
             layout.split_rows(conf), target, draft, accelerator=self.machine.is_accelerator,
             prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
-            stored_schema=store and store.made.layout,
+            stored_schema=store and store.spec.schema,
         )  # fmt: skip
         step_time = estimate_step_time(phases, layout, self.machine)
         return replace(option, phases=phases, step_time=step_time)
@@ -152,7 +152,7 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     target, draft = _build_models(conf, dtype)
     store = compatibility.read_store_manifest(conf.data, target, draft)
     if store is not None and conf.tokens is None:
-        conf = replace(conf, tokens=float(store.made.tokens))
+        conf = replace(conf, tokens=float(store.spec.tokens))
     return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
 
 
@@ -212,6 +212,6 @@ def _measure_sizes(
         draft=sum(p.numel() for p in draft.parameters()),
         trained=sum(p.numel() for p in trained_parameters(draft)),
         layers=draft.needs.layers,
-        feature_bytes=computed if store is None else round(store.total_bytes / store.made.tokens),
+        feature_bytes=computed if store is None else round(store.total_bytes / store.spec.tokens),
         disk=disk_bytes_needed(draft, target, num_states=num_states),
     )

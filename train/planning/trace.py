@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from data.features.config import TeacherKind
+from data.config import TeacherKind
 from data.features.schema import FeatureSchema
-from data.features.target_pass import features
+from data.features.writer import features
 from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.distill.chunked import map_chunks_by

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from data.features.reader import FeatureStore
-from data.features.target_pass import build_target_pass
+from data.features.writer import build_target_pass
 from data.packing.documents import Packed
+from models.batch import Batch
 from models.console import track_progress
-from models.drafts.base import Batch
 from models.errors import require
 from models.target.language_model import TargetOutput
 from models.target.target import Target

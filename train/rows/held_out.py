@@ -1,12 +1,5 @@
-"""Prompts that a run holds out from its data, and the files in its folder that contain them.
+"""Choose the prompts that a run holds out of its data, and those that its report is about."""
 
-    outputs/train/RUN/held_out.jsonl    for its report, for `infer.eval` and for its warm-up
-    outputs/train/RUN/selection.jsonl   for the choice of its checkpoint, and for `infer.tune`
-
-The demo is evaluated on separate prompts, which its data never contains, and writes no files.
-"""
-
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +8,19 @@ import numpy as np
 from jaxtyping import Int
 
 from data.config import DEMO, DataSource
-from data.eval_prompts.hold_out import HeldOutSplit, split_held_out
-from data.mixture.held_out_rows import (
-    FINAL_FILE,
-    SELECTION_FILE,
+from data.eval_prompts.held_out_files import (
     HeldOutPrompts,
     format_data_name,
     rows_from_documents,
     rows_from_prepared,
 )
+from data.eval_prompts.hold_out import HeldOutSplit, split_held_out
 from data.packing.documents import Documents
 from infer.config import EvaluationConf
-from infer.measure.prompt_choice import max_answer_tokens, resolve_prompts
+from infer.measure.context_limits import max_answer_tokens, resolve_prompts
 from models.errors import require
-from models.files import write_text_atomically
 from models.target.target import Target
 from train.config.run import TrainConf
-from train.run import report_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -122,31 +111,3 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
             conf.held_out_prompts,
             split.num_groups,
         )
-
-
-def write_held_out(prompts: HeldOutPrompts, folder: Path) -> None:
-    """Write the files of a run that is evaluated on its own data; other runs have none."""
-    for file, text in _held_out_files(prompts, folder).items():
-        with report_full_disk(folder):
-            write_text_atomically(file, text)
-
-
-def check_held_out_unchanged(prompts: HeldOutPrompts, folder: Path) -> None:
-    """Raise UserError if a continued run would be evaluated on prompts that it has trained on."""
-    for file, text in _held_out_files(prompts, folder).items():
-        require(
-            not file.exists() or file.read_text() == text,
-            "data: must hold out the conversations that the run was started with, got others "
-            f"than in {file}, because the data or evaluation.max_new_tokens has changed; "
-            "restore it, or use another run_name or resume=false",
-        )
-
-
-def _held_out_files(prompts: HeldOutPrompts, folder: Path) -> dict[Path, str]:
-    if not prompts.final:
-        return {}
-    files = {FINAL_FILE: prompts.final, SELECTION_FILE: prompts.selection}
-    return {
-        folder / name: "".join(json.dumps(row) + "\n" for row in rows)
-        for name, rows in files.items()
-    }

@@ -15,21 +15,18 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data.chat.tokenization import iter_demo_documents
-from data.config import DataConf, DataSource, DemoAnswerSource
-from data.eval_prompts.contamination import (
-    ANSWER_START_CHARS,
-    PROMPT_HASHES_FILE,
-    prompt_hashes,
-)
+from data.config import DataSource, DemoAnswerSource
+from data.document_cache import read_cached_documents
+from data.eval_prompts.contamination import PROMPT_HASHES_FILE
+from data.eval_prompts.held_out_files import HeldOutPrompts
 from data.features.reader import FeatureStore
-from data.mixture.held_out_rows import HeldOutPrompts
-from data.packing.document_cache import read_cached_documents
 from data.packing.documents import Documents, Packed
 from data.packing.pack import DOCUMENT, pack_documents
-from data.sources.row_formats import TokenizedDocument
+from data.sources.rows import TokenizedDocument
+from data.sources.text_hashes import ANSWER_START_CHARS, prompt_hashes
 from data.vocabulary.counts import (
     build_coverage_table,
-    count_training_tokens,
+    count_answer_tokens,
     render_markdown_table,
     sizes_around,
 )
@@ -157,9 +154,7 @@ def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBa
     return [*known, *prompt_hashes(prompt, answer)]
 
 
-def choose_vocabulary(
-    draft: Draft, target: Target, rows: Packed, conf: DataConf, folder: Path | None
-) -> None:
+def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path | None) -> None:
     """Let the draft choose its vocabulary by the tokens of the answers, and print its coverage.
 
     Vocabularies of about half and double the size are printed for comparison. Held-out documents
@@ -167,9 +162,9 @@ def choose_vocabulary(
 
     `folder`: where the table is also written; None in processes that print and write nothing.
     """
-    counts = count_training_tokens(
-        conf, rows.documents, rows.document_numbers, target.vocab_size,
-        None if draft.kept_ids is None else target.tokenizer, target.tokenizer_fingerprint,
+    counts = count_answer_tokens(
+        (rows.documents[number] for number in rows.document_numbers.tolist()), target.vocab_size,
+        None if draft.kept_ids is None else target.tokenizer,
     )  # fmt: skip
     required_ids = required_token_ids(target.tokenizer)
     figures = draft.fit_vocabulary(counts.total, target=target, required_ids=required_ids)

@@ -1,0 +1,111 @@
+"""Read and tokenize the data, and keep its documents in a folder: it is tokenized once.
+
+Processes and later starts map the same files into memory. A folder is named by a hash of all that
+documents depend on: the contents of the data, the options by which rows are read, tokenizer and
+template, and the code that reads them. Folders may be deleted at any time.
+"""
+
+import json
+import logging
+from collections import Counter
+from dataclasses import fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from data.chat.mask_check import check_documents
+from data.chat.processes import default_processes
+from data.chat.tokenization import iter_documents
+from data.config import DataConf
+from data.packing.documents import Documents
+from data.sources.training_rows import iter_content_hashes
+from models.console import track_progress
+from models.files import atomic_directory, report_disk_errors
+from models.lock import acquire_lock, release_lock
+
+log = logging.getLogger(__name__)
+FOLDER = "documents"  # in the output_dir of a command
+LISTS_FILE = "lists.json"  # the fields of `Documents` that are not arrays
+READ_OPTIONS = ("source", "subset", "split", "format", "column", "turns", "template", "limit")
+CODE = Path(__file__).parent
+PACKAGES = ("datasets", "tokenizers", "transformers")
+WAIT_SECONDS = 24 * 3600.0  # for another process that tokenizes the same data
+
+
+def read_cached_documents(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int, output_dir: str
+) -> Documents:
+    """Return `read_documents`, from the folder of an earlier start if there is one.
+
+    Other processes that need the same documents wait for the first one.
+    """
+    folder = Path(output_dir) / FOLDER
+    path = folder / fingerprint_documents(conf, tokenizer, vocab_size)
+    with report_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = f"{path.name}.lock"
+    acquire_lock(folder, lock, timeout_s=WAIT_SECONDS)
+    try:
+        if path.exists():
+            log.info("data: tokenized before, in %s", path)
+        else:
+            documents = read_documents(conf, tokenizer, vocab_size)
+            with report_disk_errors(folder), atomic_directory(path) as partial:
+                save_documents(documents, partial)
+    finally:
+        release_lock(folder, lock)
+    return load_documents(path)
+
+
+def read_documents(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
+) -> Documents:
+    """Read and tokenize the configured data in `conf.processes`; report the progress.
+
+    `vocab_size` is the number of the target's embeddings; token ids beyond them are refused. Raises
+    UserError if a category's masks are all wrong: after its first 1,000 documents, or at the end.
+    """
+    skipped: Counter[str] = Counter()
+    documents = iter_documents(
+        conf, tokenizer, skipped, vocab_size, processes=conf.processes or default_processes()
+    )
+    checked = check_documents(track_progress(documents, "tokenize"), skipped)
+    return replace(Documents.from_documents(checked), skipped=skipped)
+
+
+def fingerprint_documents(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int
+) -> str:
+    """Return a hash of everything that the documents depend on."""
+    backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    parts = [
+        {name: getattr(conf, name) for name in READ_OPTIONS},
+        *iter_content_hashes(conf),
+        [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.chat_template, vocab_size],
+        backend.to_str() if tokenizer.is_fast else tokenizer.get_vocab(),
+        {name: version(name) for name in PACKAGES},
+        *((str(file), file.read_text(encoding="utf-8")) for file in sorted(CODE.rglob("*.py"))),
+    ]
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, default=str).encode())
+
+
+def save_documents(documents: Documents, folder: Path) -> None:
+    """Write each array of the documents to a file, and all else to one."""
+    lists = {}
+    for field in fields(Documents):
+        value = getattr(documents, field.name)
+        if isinstance(value, np.ndarray):
+            np.save(folder / f"{field.name}.npy", value)
+        else:
+            lists[field.name] = value
+    (folder / LISTS_FILE).write_text(json.dumps(lists))
+
+
+def load_documents(folder: Path) -> Documents:
+    """Map the arrays into memory: processes share what none of them writes."""
+    arrays = {file.stem: np.load(file, mmap_mode="c") for file in folder.glob("*.npy")}
+    return Documents(**arrays, **json.loads((folder / LISTS_FILE).read_text()))

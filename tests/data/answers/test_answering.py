@@ -1,0 +1,207 @@
+"""Every row is answered once, turn by turn, whatever is decoded together and however often."""
+
+import json
+
+import pytest
+
+from data.answers.answering import AnswersReport, answer_rows
+from data.answers.dialogue import (
+    ANSWER_CUT,
+    PROMPT_TOO_LONG,
+    Answer,
+    UnansweredError,
+    derive_answer_seed,
+)
+from data.sources.prepared_rows import PreparedRow
+from infer.engine.answer_backend import TargetAnswerBackend
+from infer.engine.generate import generate_answers
+from models.errors import UserError
+from tests.support.chat import ASSISTANT, asked, chat_target, conf
+
+ROWS = 9
+
+
+@pytest.fixture(scope="module")
+def target():
+    return chat_target()
+
+
+def answered(target, journal, rows, asker=None, **changes):
+    """The rows answered, and the report."""
+    how, report = conf(**changes), AnswersReport()
+    asker = asker or TargetAnswerBackend(target, how)
+    made = answer_rows(rows, asker, target.tokenizer, how, journal, report=report, total=len(rows))
+    return list(made), report
+
+
+@pytest.fixture(scope="module")
+def made(target, tmp_path_factory):
+    """Rows answered eight at a time, and the report."""
+    return answered(target, tmp_path_factory.mktemp("made") / "journal", asked(ROWS))
+
+
+def test_answers_do_not_depend_on_the_batch(target, made, tmp_path):
+    alone, _ = answered(target, tmp_path / "1", asked(ROWS), batch=1)
+    assert alone == made[0]
+    other, _ = answered(target, tmp_path / "seed", asked(2), seed=1)
+    assert [row.documents for row in other] != [row.documents for row in alone[:2]]
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", 2), ("xla", 1)])
+def test_short_prompts_have_rows_of_their_own_unless_that_compiles_for_an_hour(
+    target, device, sizes, tmp_path, monkeypatch
+):
+    """Nine short prompts and three long ones, four at a time."""
+    texts = ["3 4 5", "3 4 5", "3 4 5", "3 " * 60] * 3
+    rows = [PreparedRow(id=str(i), source="", text=text) for i, text in enumerate(texts)]
+    forward, passes = target.forward_hidden, []
+
+    def record(input_ids, **inputs):
+        passes.append((*input_ids.shape, inputs["mask"].shape[-1]))
+        return forward(input_ids, **inputs)
+
+    monkeypatch.setattr(target, "forward_hidden", record)
+    monkeypatch.setattr(target.device, "name", device)
+    answers, _ = answered(target, tmp_path / "j", rows, batch=4)
+    assert len({slots for _, length, slots in passes if length == 1}) == sizes
+    own = sum(len(row.documents[0].ids) - row.answers[0].tokens for row in answers)
+    padded = sum(count * length for count, length, _ in passes if length > 1)
+    assert padded == own
+
+
+def test_every_answer_has_a_seed_of_its_own():
+    keys = {
+        derive_answer_seed(seed, row, turn)
+        for seed in (0, 1)
+        for row in ("1", "11")
+        for turn in (0, 1)
+    }
+    assert len(keys) == 8
+    assert max(keys) < 2**31
+    assert derive_answer_seed(0, "1", 0) == 898252347
+
+
+def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
+    """What is recorded is what the target says when it is asked for exactly that prompt."""
+    rows, report = made
+    assert [row.id for row in rows] == [row.id for row in asked(ROWS)]
+    several = 0
+    for row in rows:
+        (document,) = row.documents  # this template rewrites nothing
+        several += len(document.spans) > 1
+        for drawn, (begin, end) in zip(row.answers, document.spans, strict=True):
+            ((_, own),) = generate_answers(
+                target, [document.ids[:begin]], max_new_tokens=16, sampling=conf().sampling,
+                row_ids=[derive_answer_seed(0, row.id, drawn.turn)],
+            )  # fmt: skip
+            assert document.ids[begin:end] == own
+            assert (drawn.finish_reason == "stop") == (own[-1] == 0)
+        said = [m["content"] for m in row.messages if m["role"] == "assistant"]
+        assert "1 2 3" not in said
+        assert document.ids.count(ASSISTANT) >= len(said) == len(row.answers)
+        rendered = target.tokenizer.apply_chat_template(row.messages, return_dict=True)["input_ids"]
+        assert rendered[: len(document.ids)] == document.ids
+    assert several > 2
+    assert report.ended[ANSWER_CUT] == sum(
+        row.answers[-1].finish_reason == "length" and len(row.messages) < len(wanted.messages)
+        for row, wanted in zip(rows, asked(ROWS), strict=True)
+    )
+    assert report.rows == ROWS
+    assert report.tokens == sum(answer.tokens for row in rows for answer in row.answers)
+
+
+def test_prompts_are_continued_and_rows_that_cannot_be_asked_are_counted(target, tmp_path):
+    rows = [
+        PreparedRow(id="text", source="made", text="3 4 5"),
+        PreparedRow(id="prompt", source="made", messages=[{"role": "user", "content": "3 4 5"}]),
+        PreparedRow(id="long", source="made", text="7 " * 241),
+        PreparedRow(id="fits", source="made", text="7 " * 240),
+        PreparedRow(id="role", source="made", messages=[{"role": "poet", "content": "3"}]),
+        PreparedRow(id="empty", source="made", text=""),
+    ]
+    made, report = answered(target, tmp_path / "j", rows)
+    assert [row.id for row in made] == ["text", "prompt", "fits"]
+    assert made[0].documents[0].ids[:3] == [3, 4, 5]
+    assert made[0].documents[0].spans[0][0] == 3
+    assert [message["role"] for message in made[1].messages] == ["user", "assistant"]
+    assert report.dropped == {
+        "made": {
+            PROMPT_TOO_LONG: 1,
+            "rejected by the chat template: no such role": 1,
+            "without a token": 1,
+        }
+    }
+    assert report.rows + report.dropped["made"].total() == len(rows)
+
+
+class Unwilling:
+    """Answers with one token, and refuses some prompts."""
+
+    max_prompt_tokens = 240
+
+    def __init__(self, refused=()):
+        self.refused, self.asked = set(refused), []
+
+    async def generate_answer(self, ids, *, key):
+        self.asked.append(key)
+        if key in self.refused:
+            raise UnansweredError("status 500", "out of order")
+        return Answer(ids=[5, 0], finish_reason="stop")
+
+    async def close(self):
+        pass
+
+
+def test_what_failed_is_named_and_asked_again_alone(target, tmp_path):
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(20)]
+    bad = Unwilling(refused=[derive_answer_seed(0, "3", 0), derive_answer_seed(0, "7", 0)])
+    with pytest.raises(UserError, match=r"got 2 that failed for good \(2 status 500\), 18 done"):
+        answered(target, tmp_path / "j.jsonl", rows, bad)
+    listed = (tmp_path / "j.failed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in listed] == ["3", "7"]
+    kept, report = answered(target, tmp_path / "j.jsonl", rows, bad, skip_failed=True)
+    assert len(kept) == 18
+    assert report.dropped == {"made": {"failed: status 500": 2}}
+    good = Unwilling()
+    made, report = answered(target, tmp_path / "j.jsonl", rows, good)
+    assert len(good.asked) == 2
+    assert [row.id for row in made] == [row.id for row in rows]
+    assert report.rows == 20
+    assert not (tmp_path / "j.failed.jsonl").exists()
+
+
+def test_a_dead_endpoint_is_not_asked_for_every_row(target, tmp_path):
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(500)]
+    dead = Unwilling(refused=[derive_answer_seed(0, row.id, 0) for row in rows])
+    with pytest.raises(UserError, match="failed for good"):
+        answered(target, tmp_path / "j", rows, dead, skip_failed=True, batch=2)
+    assert len(dead.asked) < 50
+
+
+def test_a_torn_line_is_asked_again_and_whole_ones_are_not(target, tmp_path):
+    journal = tmp_path / "j"
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(6)]
+    whole, _ = answered(target, journal, rows, Unwilling())
+    text = journal.read_bytes()
+    for cut in (len(text) - 1, len(text) - 40, text.index(b"\n") - 1, 0):
+        journal.write_bytes(text[:cut])
+        again = Unwilling()
+        made, _ = answered(target, journal, rows, again)
+        assert made == whole
+        assert len(again.asked) == 6 - text[:cut].count(b"\n")
+        assert sorted(journal.read_bytes().splitlines()) == sorted(text.splitlines())
+
+
+def test_a_damaged_line_is_named_and_its_row_asked_again_without_it(target, tmp_path):
+    journal = tmp_path / "j"
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(3)]
+    whole, _ = answered(target, journal, rows, Unwilling())
+    first, second, third = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + b"\0" * 9 + second[9:] + third)
+    with pytest.raises(UserError, match=f"j: .* got damage {len(first)} bytes from its start; del"):
+        answered(target, journal, rows, Unwilling())
+    journal.write_bytes(first + third)
+    again = Unwilling()
+    made, _ = answered(target, journal, rows, again)
+    assert made == whole
+    assert len(again.asked) == 1

@@ -1,0 +1,220 @@
+"""An endpoint answers as the target in this process does; what is wrong with it is one line."""
+
+import itertools
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+from fastapi import Response
+
+from data.answers.answering import AnswersReport, answer_rows
+from data.answers.dialogue import PROMPT_TOO_LONG, derive_answer_seed
+from data.answers.endpoint import EndpointAnswerBackend, check_endpoint, find_end_of_turn_id
+from data.prepare_config import AnswersConf, AnswerSource
+from data.sources.prepared_rows import PreparedRow
+from infer.engine.answer_backend import TargetAnswerBackend
+from models.errors import UserError
+from models.target.config import TargetConf
+from models.target.pretrained import load_tokenizer, read_eos_ids
+from tests.support.chat import asked, chat_target, conf, save
+from tests.support.openai_server import app, free_port
+
+ROWS = 9
+ABORTED = {"choices": [{"text": "3", "token_ids": [3], "finish_reason": "abort"}]}
+IDS = {"return_token_ids": True, "skip_special_tokens": False}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return chat_target()
+
+
+@pytest.fixture(scope="module")
+def folder(target, tmp_path_factory):
+    return save(target, tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def own(target, tmp_path_factory):
+    """The rows as the target answers them in this process."""
+    asker, report = TargetAnswerBackend(target, conf()), AnswersReport()
+    journal = tmp_path_factory.mktemp("own") / "journal"
+    made = answer_rows(
+        asked(ROWS), asker, target.tokenizer, conf(), journal, report=report, total=ROWS
+    )
+    return list(made), report
+
+
+@contextmanager
+def serving(folder, **options):
+    """The server in a thread: its url, and the requests that it was sent."""
+    served = app(str(folder), name="tiny", **options)
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(served, port=port, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port}/v1", served.state.requests
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+
+
+def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
+    how = conf(
+        **{"source": AnswerSource.endpoint, "url": url, "extra_body": IDS, "concurrency": 8}
+        | changes
+    )
+    where = TargetConf(name="tiny", path=str(folder))
+    served = check_endpoint(how, where)
+    return how, EndpointAnswerBackend(how, served, where, load_tokenizer(where))
+
+
+def answered(rows, reached, journal):
+    (how, endpoint), report = reached, AnswersReport()
+    made = answer_rows(
+        rows, endpoint, endpoint.tokenizer, how, journal, report=report, total=len(rows)
+    )
+    return list(made), report
+
+
+def test_an_endpoint_answers_as_the_target_does(folder, own, tmp_path):
+    with serving(folder) as (url, requests):
+        made = answered(asked(ROWS), reach(url, folder), tmp_path / "j")
+    assert made == own
+    probe, *rest = requests
+    assert probe["max_tokens"] == 1
+    assert {request["seed"] for request in rest} == {
+        derive_answer_seed(0, row.id, drawn.turn) for row in made[0] for drawn in row.answers
+    }
+    for request in rest:
+        sent = {k: v for k, v in request.items() if k not in ("prompt", "seed")}
+        assert sent == {
+            "model": "tiny", "max_tokens": 16, "temperature": 0.7, "top_p": 1.0, "top_k": -1, **IDS
+        }  # fmt: skip
+        assert all(isinstance(token, int) for token in request["prompt"])
+
+
+def test_text_is_split_anew_where_no_ids_are_given_and_says_so(folder, own, tmp_path):
+    with serving(folder, ids=False) as (url, _):
+        made, report = answered(asked(ROWS), reach(url, folder), tmp_path / "j")
+    rows, _ = own
+    assert [row.documents for row in made] == [row.documents for row in rows]  # one token a word
+    assert all(drawn.retokenized for row in made for drawn in row.answers)
+    assert report.retokenized == report.finished.total()
+    assert f"{report.retokenized} answers re-tokenized" in report.summary_lines()
+
+
+def test_a_fifth_of_the_requests_may_fail(folder, own, tmp_path):
+    with serving(folder, faulty=True) as (url, requests):
+        made = answered(asked(ROWS), reach(url, folder, concurrency=3), tmp_path / "j")
+    assert made == own
+    assert len(requests) > 1 + own[1].finished.total()
+
+
+def test_what_is_refused_is_not_asked_again(folder, tmp_path):
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(3)]
+    with serving(folder, context=17) as (url, requests):
+        how, endpoint = reach(url, folder)
+        endpoint.max_prompt_tokens = 256  # as of a server that does not say its own
+        with pytest.raises(UserError, match=r"got 3 that failed for good \(3 status 400\)"):
+            answered(rows, (how, endpoint), tmp_path / "j")
+        assert len(requests) == 1 + 3
+
+
+def test_a_reply_without_an_answer_is_asked_for_again(folder, own, tmp_path):
+    """A server that is stopped ends its requests as aborted; proxies send pages, and parts."""
+    odd = [
+        ABORTED, ABORTED, {"choices": []}, {"error": {"message": "no worker"}},
+        Response("<html>Sign in</html>"),
+        Response('{"choices": [{"te', media_type="application/json"),
+    ]  # fmt: skip
+    with serving(folder, odd=odd) as (url, requests):
+        made = answered(asked(ROWS), reach(url, folder), tmp_path / "j")
+    assert made == own
+    assert len(requests) == 1 + own[1].finished.total() + len(odd)
+
+
+def test_aborted_for_good_is_counted_so(folder, tmp_path):
+    with serving(folder, odd=itertools.repeat(ABORTED)) as (url, requests):
+        rows = [PreparedRow(id="0", source="made", text="3 4")]
+        with pytest.raises(UserError, match=r"\(1 finish_reason abort\)"):
+            answered(rows, reach(url, folder, retries=1), tmp_path / "j")
+        assert len(requests) == 1 + 2
+
+
+def test_a_prompt_has_the_room_that_the_server_gives_it(folder, tmp_path):
+    rows = [PreparedRow(id=str(n), source="made", text="7 " * n) for n in (7, 8)]
+    with serving(folder, context=24) as (url, _):
+        made, report = answered(rows, reach(url, folder), tmp_path / "j")
+    assert [row.id for row in made] == ["7"]
+    assert report.dropped == {"made": {PROMPT_TOO_LONG: 1}}
+
+
+def test_a_field_that_the_server_refuses_is_named_before_a_row_is_asked(folder):
+    says = r"got Error code: 400 .*not permitted: top_k.*remove a field .*~answers.extra_body.FIELD"
+    with serving(folder, refused="top_k") as (url, _), pytest.raises(UserError, match=says):
+        reach(url, folder)
+
+
+def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
+    with pytest.raises(
+        UserError, match=r"answers.url: must be a reachable endpoint, .* \(no connection\)"
+    ):
+        reach(f"http://127.0.0.1:{free_port()}/v1", folder)
+    with serving(folder, context=64) as (url, requests):
+        with pytest.raises(UserError, match=r"\(status 404\).*end in /v1"):
+            reach(url.removesuffix("/v1"), folder)
+        with pytest.raises(UserError, match=r"got another, but it serves tiny, adapter; start"):
+            reach(url, folder, model="another")
+        for path, names in (("9b", "9b or other"), (None, "other")):
+            with pytest.raises(UserError, match=f"got {names}, but it serves tiny, adapter; "):
+                check_endpoint(
+                    conf(source=AnswerSource.endpoint, url=url), TargetConf(name="other", path=path)
+                )
+        with pytest.raises(
+            UserError, match=r"max_new_tokens: must leave room for a prompt in the 64 .*, got 64"
+        ):
+            reach(url, folder, max_new_tokens=64)
+        with pytest.raises(UserError, match=r"context: must fit into the 64 tokens .*, got 128"):
+            reach(url, folder, context=128)
+        assert not requests  # all this before anything is asked
+        assert reach(url, folder)[1].max_prompt_tokens == 47
+        assert reach(url, folder, model="tiny")[1].model == "tiny"
+        adapter = reach(url, folder, model="adapter")[1]
+        assert (adapter.model, adapter.max_prompt_tokens) == ("adapter", 47)
+    for wrong in (None, "localhost:8000/v1", "http://[::1/v1", "http://host:99999/v1"):
+        with pytest.raises(UserError, match=r"answers.url: must be an address .*got "):
+            conf(source=AnswerSource.endpoint, url=wrong)
+
+
+def test_errors_name_the_keys_of_the_answers():
+    with pytest.raises(UserError, match=r"^answers.temperature: .*; answers.top_p: must be in"):
+        conf(temperature=-1.0, top_p=0.0)
+    with pytest.raises(UserError, match=r"^answers.url: must be an address .*got http://\[::1;"):
+        conf(source=AnswerSource.target, url="http://[::1")
+
+
+def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
+    monkeypatch.setenv("THEIRS", "sk-1\n")  # as `cat` of a file gives it
+    asked = {
+        "source": AnswerSource.endpoint,
+        "url": "http://localhost:8000/v1",
+        "api_key_env": "THEIRS",
+    }
+    assert conf(**asked).api_key == "sk-1"
+    for wrong in ("sk-\u00e9", "sk-1\nsk-2"):
+        monkeypatch.setenv("THEIRS", wrong)
+        with pytest.raises(
+            UserError, match=r"answers.api_key_env: must name .* THEIRS beyond printab"
+        ):
+            conf(**asked)
+
+
+def test_the_end_of_a_turn_is_the_one_that_the_template_writes(target, folder):
+    assert find_end_of_turn_id(target.tokenizer, [0, 3]) == 0
+    assert read_eos_ids(TargetConf(path=str(folder))) == target.eos_ids == [0]

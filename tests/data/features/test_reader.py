@@ -1,0 +1,209 @@
+"""What is stored is what the live target sees, wherever a loss looks."""
+
+import copy
+
+import psutil
+import pytest
+import torch
+
+from data.config import Dtype, TeacherKind
+from data.features.manifest import read_manifest
+from data.features.reader import FeatureStore
+from data.features.writer import features
+from data.packing.pack import pack_documents
+from models.device.opening import open_device
+from models.distill.distributions import TopKLogits
+from models.distill.loss_weights import shift_left
+from models.drafts.base import Needs
+from models.drafts.options import CausalLMConf, Eagle1Conf, HydraConf, InitFrom, MedusaConf
+from models.target.loading import load_target
+from models.target.target import Target
+from scripts import bench_store_read
+from tests.support.captured import (
+    EAGLE3,
+    LENGTH,
+    captured,
+    conf,
+    files,
+    opened,
+    write_documents,
+    written,
+)
+from tests.support.tiny import CPU, LAYERS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    return written(tmp_path_factory.mktemp("store"), target)
+
+
+def taught(batch):
+    """Tokens of an answer, and those before one."""
+    same = shift_left(batch.document_ids, 1, fill=-1) == batch.document_ids
+    return (batch.answer_mask | (shift_left(batch.answer_mask, 1).bool() & same)) & (
+        batch.document_ids >= 0
+    )
+
+
+def live_and_stored(target, store, layers, *, length=LENGTH, overlap=None, rows_at_a_time=2):
+    """Batches, and what the target and the store say of them."""
+    packed, _ = pack_documents(store.documents, length, overlap=overlap)
+    for first in range(0, len(packed), rows_at_a_time):
+        rows = [(first + i) % len(packed) for i in range(rows_at_a_time)]
+        batch = packed.batch(rows)
+        with torch.no_grad():
+            live = features(target, layers, batch)
+        yield batch, live, store.read_target_output(packed.pieces(rows), length)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_bf16_store_is_the_live_pass(folder, precision):
+    """Bit for bit where the target computes in bf16, else rounded once."""
+    wanted = conf(folder, precision=precision, dtype=Dtype.bf16, run_name=precision)
+    target = load_target(wanted.target, open_device(wanted.device))
+    store = opened(captured(wanted), target, dtype=target.device.dtype)
+    for batch, live, stored in live_and_stored(target, store, LAYERS):
+        some, every = taught(batch), batch.document_ids >= 0
+        assert stored.captured.dtype == live.captured.dtype == target.device.dtype
+        assert torch.equal(
+            stored.captured[every], live.captured[every].bfloat16().to(live.captured)
+        )
+        assert torch.equal(stored.hidden[some], live.hidden[some].bfloat16().to(live.hidden))
+        assert not stored.captured[~every].any()
+        assert not stored.hidden[~some].any()
+
+
+@pytest.mark.parametrize("dtype", [Dtype.int8, Dtype.fp8])
+def test_smaller_stores_are_within_their_rounding(folder, target, dtype):
+    store = opened(captured(conf(folder, dtype=dtype, run_name=dtype.value)), target)
+    for batch, live, stored in live_and_stored(target, store, LAYERS):
+        every = batch.document_ids >= 0
+        ours, theirs = (x.captured[every].unflatten(-1, (3, 32)) for x in (stored, live))
+        largest = theirs.abs().amax(-1, keepdim=True)
+        step = (
+            largest / 127
+            if dtype is Dtype.int8
+            else torch.maximum(theirs.abs() / 8, largest / 2**17)
+        )
+        assert ((ours - theirs).abs() <= step * 0.501).all()
+        assert 0 < (ours - theirs).norm() / theirs.norm() < 0.04
+
+
+METHODS = {
+    "eagle1": (Eagle1Conf(ttt_steps=2), Needs(layers=[], hidden=True, context=True)),
+    "medusa": (MedusaConf(heads=2), Needs(layers=[], hidden=True, context=False)),
+    "hydra": (HydraConf(heads=2, prefix=False), Needs(layers=[], hidden=True, context=False)),
+    "hydra++": (HydraConf(heads=2, prefix=True), Needs(layers=[], hidden=True, context=True)),
+    "draft model": (
+        CausalLMConf(init_from=InitFrom.pruned, layers=[0, 3]),
+        Needs(layers=[], hidden=False, context=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_finds_what_it_needs(folder, target, name):
+    draft, needs = METHODS[name]
+    store = opened(
+        captured(conf(folder, draft=draft, dtype=Dtype.bf16, run_name=name)), target, needs
+    )
+    for batch, live, stored in live_and_stored(target, store, []):
+        some = batch.document_ids >= 0 if needs.hidden and needs.context else taught(batch)
+        assert torch.equal(stored.hidden[some], live.hidden[some].bfloat16().float())
+        assert not stored.hidden[~some].any()
+        assert stored.captured is None
+
+
+def test_the_teacher_may_be_its_likeliest_tokens(folder, target):
+    """To fp16's rounding, with the mass of the others; unstored places hold some distribution."""
+    wanted = conf(folder, teacher=TeacherKind.topk, top_k=5, run_name="topk")
+    store = opened(captured(wanted), target)
+    for batch, live, stored in live_and_stored(target, store, LAYERS):
+        some, found = taught(batch), stored.topk
+        exact = TopKLogits.from_logits(target.logits(live.hidden), 5)
+        assert not stored.hidden.any()
+        assert torch.equal(found.ids[some], exact.ids[some])
+        assert torch.allclose(found.log_probs[some], exact.log_probs[some], rtol=2**-11, atol=1e-7)
+        assert torch.equal(found.rest[some], exact.rest[some])
+        total = found.log_probs.exp().sum(-1) + found.rest
+        assert torch.allclose(total, torch.ones_like(total), atol=2e-3)
+
+
+def test_one_store_serves_other_lengths_and_methods(folder, target):
+    """Rows of another length, and a method that needs no more than is there."""
+    medusa = Needs(layers=[], hidden=True, context=False)
+    path = captured(conf(folder, dtype=Dtype.bf16, run_name="any"))
+    for length in (20, 70):
+        store = opened(path, target, medusa)
+        for batch, live, stored in live_and_stored(target, store, [], length=length):
+            some = taught(batch)
+            assert torch.allclose(stored.hidden[some], live.hidden[some], atol=0.02, rtol=0.02)
+
+
+def test_split_documents_are_stored_once(tmp_path, target):
+    """Each token with the piece that has seen most of its document; every taught row is there."""
+    folder = written(tmp_path, target)
+    write_documents(folder / "documents.jsonl", seed=1, longest=4 * LENGTH)
+    needs = Needs(layers=[], hidden=True, context=False)
+    wanted = conf(folder, draft=MedusaConf(heads=2), overlap=8, dtype=Dtype.bf16)
+    store = opened(captured(wanted), target, needs)
+    assert store.documents.lengths.max() > LENGTH
+    assert len(store.segment_index.first) > len(store.documents)
+    assert store.segment_index.tokens.sum() <= len(store.documents.ids)
+    for batch, live, stored in live_and_stored(target, store, [], overlap=8):
+        some = taught(batch) & ~batch.context_mask
+        assert torch.allclose(stored.hidden[some], live.hidden[some], atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("teacher", TeacherKind)
+def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
+    """docs/features.md, "Bytes a token", of EAGLE-3."""
+    name = f"bytes {dtype.value} {teacher.value}"
+    place = captured(conf(folder, dtype=dtype, teacher=teacher, top_k=7, run_name=name))
+    made = read_manifest(place).spec
+    width, layers, k = made.schema.hidden_size, len(made.schema.layers), 7
+    row = 2 * width if dtype is Dtype.bf16 else width + 4
+    taught = row if teacher is TeacherKind.hidden else 6 * k + 4
+    features = layers * row * made.tokens + taught * made.supervised
+    index = 6 * made.tokens + 60 * made.documents + 8
+    headers = [8 + int.from_bytes(data[:8], "little") for data in files(place).values()]
+    assert sum(map(len, files(place).values())) == features + index + sum(headers)
+
+
+def test_a_store_is_read_from_where_it_lies(tmp_path):
+    """Opened, none of it is in memory; read, it takes memory that the system can take back."""
+    size = bench_store_read.write_random_store(
+        EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path
+    ).total_bytes
+    before = psutil.Process().memory_info()
+    store = FeatureStore.open(
+        tmp_path, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16,
+        checksums=False,
+    )  # fmt: skip
+    assert psutil.Process().memory_info().rss - before.rss < size / 10
+    rows, _ = pack_documents(store.documents, 2048)
+    for row in range(len(rows)):
+        assert store.read_target_output(rows.pieces([row]), 2048).captured.any()
+    after = psutil.Process().memory_info()
+    assert (after.rss - after.shared) - (before.rss - before.shared) < size / 2
+
+
+def test_outliers_cost_int8_what_fp8_keeps(tmp_path, target, caplog):
+    """One value of 1e4 beside ones: int8 turns the others into 0 and says so."""
+    model = copy.deepcopy(target.model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 7] = 1e4
+    folder = written(tmp_path, Target(model, target.tokenizer, name="outliers", device=CPU))
+    lost = {}
+    for dtype in (Dtype.int8, Dtype.fp8):
+        path = captured(conf(folder, dtype=dtype, run_name=dtype.value))
+
+        lost[dtype] = max(
+            layer["lost"]
+            for file in read_manifest(path).files.values()
+            for layer in file.rounding.values()
+        )
+    assert lost[Dtype.int8] > 0.9
+    assert lost[Dtype.fp8] < 0.05
+    assert "try fp8" in caplog.text

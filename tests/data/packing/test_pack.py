@@ -1,0 +1,120 @@
+"""Packing fills the rows, loses nothing unsaid and is a pure function of the documents."""
+
+import numpy as np
+import pytest
+import torch
+
+from conf.entry import compose
+from data.config import DataConf, DataSource
+from data.packing.documents import Documents
+from data.packing.pack import best_fit, pack_documents
+from data.sources.rows import TokenizedDocument, document_from_pair
+from models.errors import UserError
+from scripts.bench_packing import sharegpt_like
+from tests.support.packed import documents_of
+from train.config.run import TrainConf
+
+
+def piece(prompt: int, answer: int, start: int = 100) -> TokenizedDocument:
+    ids = list(range(start, start + prompt + answer))
+    return document_from_pair(ids[:prompt], ids[prompt:])
+
+
+def made(*pieces: TokenizedDocument) -> Documents:
+    return Documents.from_documents(pieces)
+
+
+# tokens of the demo's 1536 prompts with the target's answers: every twentieth part of them
+DEMO = [29, 42, 46, 49, 55, 61, 70, 88, 93, 96, 98, 99, 101, 103, 105, 107, 110, 115, 119, 125]
+DEMO_LONGEST = 143
+
+
+def demo_like(documents: int) -> np.ndarray:
+    shares = np.random.default_rng(0).random(documents)
+    return np.interp(shares, np.linspace(0, 1, 21), [*DEMO, DEMO_LONGEST]).astype(int)
+
+
+def test_rows_are_drawn_as_documents_side_by_side():
+    documents = made(piece(2, 3), piece(1, 2, 200), piece(4, 4, 300))
+    packed, report = pack_documents(documents, 10, pad_id=9)
+    batch = packed.batch([0, 1])
+    assert batch.input_ids.tolist() == [
+        [300, 301, 302, 303, 304, 305, 306, 307, 9, 9],
+        [100, 101, 102, 103, 104, 200, 201, 202, 9, 9],
+    ]
+    assert batch.document_ids.tolist() == [[0] * 8 + [-1] * 2, [0] * 5 + [1] * 3 + [-1] * 2]
+    assert batch.positions[1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 0]
+    assert batch.answer_mask[1].int().tolist() == [0, 0, 1, 1, 1, 0, 1, 1, 0, 0]
+    assert batch.context_mask is None
+    assert (report.documents, report.rows, report.fill) == (3, 2, 0.8)
+    assert report.supervised == 9 / 16
+
+
+def test_no_document_is_split_or_lost():
+    sizes = torch.randint(1, 30, (500, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    pieces = [piece(p, a, 100 * i) for i, (p, a) in enumerate(sizes)]
+    packed, report = pack_documents(made(*pieces), 64)
+    assert sorted(documents_of(packed), key=lambda d: d.ids[0]) == pieces
+    assert (report.documents, report.truncated, report.split, report.dropped) == (500, 0, 0, 0)
+    again, _ = pack_documents(made(*pieces), 64)
+    assert np.array_equal(again.table, packed.table)
+
+
+ROWS = {f"conversations, {n}": (sharegpt_like(20_000, n), n) for n in (2048, 4096, 16384)}
+ROWS["the demo"] = (demo_like(1536), compose("train", TrainConf, []).data.row_length)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_full(name):
+    sizes, length = ROWS[name]
+    used = np.bincount(best_fit(sizes, length), weights=sizes)
+    assert used.max() <= length
+    assert used.mean() >= 0.97 * length
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "fill"),
+    [(1025, 1064, 0.51), (683, 722, 0.69), (512, 1024, 0.90), (341, 682, 0.94)],
+)
+def test_what_best_fit_cannot_fill_is_as_the_page_says(least, most, fill):
+    """Rows of 2,048: docs/packing.md."""
+    sizes = np.random.default_rng(0).integers(least, most + 1, 20_000)
+    rows = int(best_fit(sizes, 2048).max()) + 1
+    assert round(sizes.sum() / (rows * 2048), 2) == fill
+
+
+def test_no_document_sees_another():
+    packed, _ = pack_documents(made(piece(2, 3), piece(1, 2, 200)), 10)
+    sees = packed.batch([0]).attention_mask()[0, 0]
+    assert not sees[5:8, :5].any()
+    assert not sees[:5, 5:].any()
+    assert sees[7, 5:8].all()
+
+
+def test_what_does_not_fit_is_cut_and_counted():
+    packed, report = pack_documents(made(piece(6, 12), piece(20, 5, 200), piece(3, 0, 300)), 16)
+    assert documents_of(packed) == [piece(6, 10)]
+    assert (report.documents, report.truncated, report.dropped) == (1, 1, 2)
+    assert "1 documents in 1 rows of 16 tokens" in str(report)
+    assert "1 cut, 2 dropped without an answer" in str(report)
+
+
+def test_only_those_asked_for_are_packed():
+    packed, report = pack_documents(
+        made(*[piece(2, 3, 100 * i) for i in range(4)]), 16, document_numbers=np.array([3])
+    )
+    assert documents_of(packed) == [piece(2, 3, 300)]
+    assert (report.documents, report.dropped) == (1, 0)
+
+
+def test_rows_too_short_for_any_prompt_are_refused():
+    with pytest.raises(UserError, match=r"data.row_length: must reach beyond the prompts, got 16"):
+        pack_documents(made(piece(20, 5)), 16)
+
+
+@pytest.mark.parametrize("overlap", [0, 9])
+def test_an_overlap_of_nothing_or_most_is_refused(overlap):
+    with pytest.raises(
+        UserError, match=r"data.overlap: must be 1 to half of data.row_length=16, got"
+    ):
+        DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=overlap)

@@ -1,0 +1,68 @@
+"""Packed training is training on each document alone: the same loss, weight and gradient."""
+
+import numpy as np
+import pytest
+import torch
+
+from data.features.writer import features
+from data.packing.documents import Documents, Packed
+from data.packing.pack import cut_documents, pack_documents
+from data.sources.rows import document_from_pair
+from models.distill.config import LossConf, LossName, Reduction
+from models.drafts.base import Draft
+from models.drafts.registry import build_draft
+from models.target.target import Target
+from tests.support.methods import CASES
+from tests.support.tiny import VOCAB, tiny_target
+
+LENGTH = 48
+METHODS = ["eagle3", "hass", "medusa", "hydra", "hydra++", "draft model"]
+
+
+def texts() -> Documents:
+    """Twelve of 6 to 40 random tokens, some with two answers."""
+    numbers = np.random.default_rng(0)
+    found = []
+    for size in numbers.integers(6, 41, 12):
+        ids = numbers.integers(1, VOCAB, size).tolist()
+        text = document_from_pair(ids[:3], ids[3:])
+        if size > 20:
+            text.answer[10:14] = [False] * 4
+        found.append(text)
+    return Documents.from_documents(found)
+
+
+def alone(documents: Documents) -> Packed:
+    """Each document in a row of its own."""
+    numbers = np.arange(len(documents))
+    table = cut_documents(documents.lengths, numbers, LENGTH, None)
+    starts = np.arange(len(documents) + 1)
+    return Packed(documents=documents, table=table, starts=starts, length=LENGTH)
+
+
+def learned(draft: Draft, target: Target, rows: Packed) -> dict[str, torch.Tensor]:
+    """Loss, weight and the gradient of every trained weight."""
+    batch = rows.batch(list(range(len(rows))))
+    with torch.no_grad():
+        seen = features(target, draft.needs.layers, batch)
+    draft.zero_grad()
+    loss = draft.loss(batch, seen)
+    loss.total.backward()
+    gradients = {n: p.grad.clone() for n, p in draft.named_parameters() if p.grad is not None}
+    return {"total": loss.total.detach(), "weight": loss.weight, **gradients}
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("method", METHODS)
+def test_packed_rows_teach_what_documents_alone_do(method, reduction):
+    target, documents = tiny_target(seed=0), texts()
+    conf = LossConf(name=LossName.soft_ce, reduction=reduction, half_life=8)
+    draft = build_draft(CASES[method].conf, target, loss=conf, seed=0)
+    packed, report = pack_documents(documents, LENGTH)
+    assert report.rows < len(documents) == report.documents
+    apart, together = learned(draft, target, alone(documents)), learned(draft, target, packed)
+    assert apart.keys() == together.keys()
+    assert len(apart) > 2
+    for name, wanted in apart.items():
+        error = (together[name] - wanted).norm() / wanted.norm()
+        assert error < 1e-5, f"{name} is off by {error:.2g}"

@@ -1,0 +1,272 @@
+"""Rows are read from every kind of file one by one; what cannot be read is named, not raised."""
+
+import gzip
+import json
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from data.sources.files import RawRow
+from data.sources.open_rows import open_rows
+from models.errors import UserError
+
+ROWS = [{"text": "a"}, {"text": "b"}, {"text": "c"}]
+
+
+def read(path, **changes) -> list[RawRow]:
+    return list(open_rows(str(path), key="mixture.sources.s.path", **changes))
+
+
+def lines(rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def table():
+    import datasets
+
+    return datasets.Dataset.from_list(ROWS)
+
+
+def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
+    import datasets
+
+    (tmp_path / "p.jsonl").write_text(lines(ROWS))
+    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(lines(ROWS).encode()))
+    (tmp_path / "p.json").write_text(json.dumps(ROWS, indent=1))
+    (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf\r\n" + json.dumps(ROWS, indent=1).encode())
+    (tmp_path / "p.json.gz").write_bytes(gzip.compress(json.dumps(ROWS, indent=1).encode()))
+    (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(ROWS).encode())
+    table.to_parquet(tmp_path / "p.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(tmp_path / "two")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train-0.jsonl").write_text(lines(ROWS[:2]))
+    (folder / "train-1.jsonl").write_text(lines(ROWS[2:]))
+    (folder / "test-0.jsonl").write_text(lines([{"text": "held out"}]))
+    for name in (
+        "p.jsonl",
+        "p.jsonl.gz",
+        "p.json",
+        "p.json.gz",
+        "bom.json",
+        "bom.jsonl",
+        "p.parquet",
+        "saved",
+        "two",
+        "folder",
+    ):
+        assert [raw.row for raw in read(tmp_path / name)] == ROWS, name
+    assert [raw.row for raw in read(tmp_path / "two", split="test")] == ROWS[:1]
+    with pytest.raises(UserError, match=r"sources.s.split: must be one of train, test, got 'dev'"):
+        read(tmp_path / "two", split="dev")
+
+
+SLICES = {
+    "train[1:]": [1, 2],
+    "train[:67%]": [0, 1],
+    "train[-1:]": [2],
+    "train[:1]+train[2:]": [0, 2],
+    "train[1:]+test": [1, 2, 0],
+    "train[9:]": [],
+}
+
+
+@pytest.mark.parametrize("split", SLICES)
+@pytest.mark.parametrize("form", ["files", "saved splits", "arrays"])
+def test_a_slice_means_the_same_for_every_source(tmp_path, table, form, split):
+    import datasets
+
+    path = tmp_path / "data"
+    if form == "saved splits":
+        datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(path)
+    else:
+        path.mkdir()
+        for name, rows in {"train-0": ROWS[:2], "train-1": ROWS[2:], "test-0": ROWS[:1]}.items():
+            text = json.dumps(rows, indent=1) if form == "arrays" else lines(rows)
+            (path / f"{name}.jsonl").write_text(text)
+    assert [raw.row for raw in read(path, split=split)] == [ROWS[n] for n in SLICES[split]]
+
+
+@pytest.mark.parametrize("form", ["p.jsonl", "p.json", "p.parquet", "saved", "saved.arrow"])
+def test_a_slice_of_the_only_split_needs_no_name(tmp_path, table, form, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    path = tmp_path / form
+    if form == "p.parquet":
+        table.to_parquet(path)
+    elif form.startswith("saved"):
+        table.save_to_disk(tmp_path / "saved")
+        path = path if path.is_dir() else next((tmp_path / "saved").glob("*.arrow"))
+    else:
+        path.write_text(lines(ROWS) if form == "p.jsonl" else json.dumps(ROWS))
+    assert [raw.row for raw in read(path, split="train_sft[1:]")] == ROWS[1:]
+
+
+@pytest.mark.parametrize("form", ["p.jsonl", "saved"])
+@pytest.mark.parametrize("split", ["train[1]", "train[a:]", "train[1:2:3]"])
+def test_a_split_that_cannot_be_parsed_is_refused(tmp_path, table, form, split):
+    (tmp_path / "p.jsonl").write_text(lines(ROWS))
+    table.save_to_disk(tmp_path / "saved")
+    message = r"mixture.sources.s.split: must be a name, or slices such as train\[1000:\]"
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / form, split=split)
+
+
+@pytest.mark.parametrize("form", ["p.jsonl", "saved"])
+def test_the_only_split_is_not_read_twice_under_two_names(tmp_path, table, form):
+    (tmp_path / "p.jsonl").write_text(lines(ROWS))
+    table.save_to_disk(tmp_path / "saved")
+    with pytest.raises(UserError, match=r"mixture.sources.s.split: must .*, got 'train\+test'"):
+        read(tmp_path / form, split="train+test")
+
+
+def test_files_of_other_splits_are_not_read_in_place_of_one(tmp_path):
+    for name in ("train-0", "test-0"):
+        (tmp_path / f"{name}.jsonl").write_text(lines(ROWS))
+    with pytest.raises(UserError, match=r"s.split: must be one of train, test, got 'train_sft'"):
+        read(tmp_path, split="train_sft")
+
+
+def test_files_of_a_directory_may_have_different_columns(tmp_path):
+    wider = [row | {"score": 1} for row in ROWS]
+    (tmp_path / "train-0.jsonl").write_text(lines(ROWS))
+    (tmp_path / "train-1.jsonl").write_text(lines(wider))
+    assert [raw.row for raw in read(tmp_path)] == ROWS + wider
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
+@pytest.mark.parametrize(
+    "value",
+    [ROWS, {"data": ROWS}, {"version": "1", "meta": {"a": 1}, "rows": ROWS}],
+    ids=["array", "object", "object with metadata"],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_that_is_one_value_holds_its_rows(tmp_path, name, value, indent):
+    (tmp_path / name).write_text(json.dumps(value, indent=indent))
+    assert [raw.row for raw in read(tmp_path / name)] == ROWS
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"chat": [{"from": "human", "value": "a"}], "tools": [{"name": "f"}]},
+        {"prompt": "a", "tools": [{"name": "f"}]},
+        {"data": ["a", "b"]},
+        {"text": "a", "tags": []},
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_row_that_is_alone_in_its_file_is_a_row(tmp_path, row, indent):
+    (tmp_path / "p.json").write_text(json.dumps(row, indent=indent))
+    assert [raw.row for raw in read(tmp_path / "p.json")] == [row]
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.jsonl.gz"])
+def test_a_file_is_decompressed_whatever_it_is_called(tmp_path, name):
+    for data in (gzip.compress(lines(ROWS).encode()), lines(ROWS).encode()):
+        (tmp_path / name).write_bytes(data)
+        assert [raw.row for raw in read(tmp_path / name)] == ROWS
+
+
+@pytest.mark.parametrize(
+    "data",
+    [lines(ROWS).encode("utf-16"), lines(ROWS).encode("utf-16-be"), b"PK\x03\x04\x14\0\0"],
+    ids=["UTF-16", "UTF-16 without a mark", "a zip archive"],
+)
+def test_a_file_that_is_not_utf8_is_one_line_with_the_remedy(tmp_path, data):
+    (tmp_path / "p.jsonl").write_bytes(data)
+    with pytest.raises(UserError, match=r"UTF-16 or a binary file.*write the file again, as UTF-8"):
+        read(tmp_path / "p.jsonl")
+
+
+def test_broken_lines_are_named_by_place_and_reason(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_bytes(
+        b'{"text": "a"}\n\n{"text": \n{"text": "\xff"}\n[1]\n' + b"[" * 60 + b'\n{"text": "b"}'
+    )
+    found = read(file)
+    assert [raw.row for raw in found] == [{"text": "a"}, *[None] * 4, {"text": "b"}]
+    assert [(raw.location, raw.reason) for raw in found if raw.row is None] == [
+        (f"{file}:3", "a line that cannot be parsed as JSON"),
+        (f"{file}:4", "a line that is not UTF-8"),
+        (f"{file}:5", "a line that is not a JSON object"),
+        (f"{file}:6", "a line that cannot be parsed as JSON"),
+    ]
+
+
+def test_a_line_nested_without_end_is_a_broken_line(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text("[" * 100_000 + "\n" + lines(ROWS[:1]))
+    assert [raw.row for raw in read(file)] == [None, ROWS[0]]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (pyarrow.array([0, 10**18, 0], pyarrow.timestamp("us")), "a value that is out of range"),
+        (pyarrow.array([b"a", b"\xff", b"c"]).view(pyarrow.string()), "text that is not UTF-8"),
+        (
+            pyarrow.array(['{"a": 1}', "{no", None]).cast(pyarrow.json_()),
+            "a value that cannot be parsed as JSON",
+        ),
+    ],
+    ids=["date", "text", "JSON"],
+)
+def test_of_a_table_only_the_row_that_cannot_be_read_is_lost(tmp_path, bad, reason):
+    table = pyarrow.table({"text": ["a", "b", "c"], "column": bad})
+    parquet.write_table(table, tmp_path / "p.parquet")
+    rows = read(tmp_path / "p.parquet")
+    assert [raw.row and raw.row["text"] for raw in rows] == ["a", None, "c"]
+    assert rows[1].reason == reason
+
+
+def test_keys_that_tables_fill_with_null_are_gone(tmp_path):
+    import datasets
+
+    rows = [{"messages": [{"role": "user", "calls": [{"a": 1}]}]},
+            {"messages": [{"role": "user", "calls": [{"b": 2}]}]}]  # fmt: skip
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "p.parquet")
+    assert [raw.row for raw in read(tmp_path / "p.parquet")] == rows
+
+
+@pytest.mark.parametrize("case", ["keys differ", "text or parts", "nulls"])
+def test_json_columns_hold_what_was_written(tmp_path, case):
+    import datasets
+
+    column, rows = {
+        "keys differ": (datasets.List(datasets.Json()), [[{"a": 1}], [{"b": "[2]"}, {"c": None}]]),
+        "text or parts": (
+            datasets.List({"content": datasets.Json()}),
+            [[{"content": 'a "b"'}], [{"content": [{"text": "c"}]}]],
+        ),
+        "nulls": (datasets.Json(), [{"arguments": {"x": None}}, {"arguments": [1]}]),
+    }[case]
+    rows = [{"column": value} for value in rows]
+    table = datasets.Dataset.from_list(rows, features=datasets.Features({"column": column}))
+    table.to_parquet(tmp_path / "p.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    for name in ("p.parquet", "saved"):
+        assert [raw.row for raw in read(tmp_path / name)] == rows, name
+
+
+def test_a_damaged_or_missing_file_is_one_line(tmp_path):
+    whole = gzip.compress(lines(ROWS * 500).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no more")
+    (tmp_path / "bad.json").write_text("[1, 2")
+    (tmp_path / "empty").mkdir()
+    for name, message in {
+        "cut.jsonl.gz": "must be a readable file, got .*cut.jsonl.gz",
+        "bad.parquet": "must be a readable file, got .*bad.parquet",
+        "bad.json": "must be a readable file, got .*bad.json",
+        "none.jsonl": "must exist, got .*none.jsonl",
+        "empty": "must be a dataset that can be loaded, got .*empty",
+    }.items():
+        with pytest.raises(UserError, match=f"mixture.sources.s.path: {message}") as refused:
+            read(tmp_path / name)
+        assert "\n" not in str(refused.value)

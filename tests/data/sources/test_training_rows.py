@@ -1,0 +1,248 @@
+"""Rows of every shape become documents; what does not fit is counted or refused, never lost."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import huggingface_hub.constants
+import pytest
+
+from data.config import DataConf, DataSource, DemoAnswersConf, RowFormat
+from data.sources.rows import Conversation, PlainText, TokenizedDocument
+from data.sources.training_rows import check_data, read_training_rows
+from models.errors import UserError
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "So long"},
+]
+SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
+SHAREGPT = [{"from": SPEAKERS[m["role"]], "value": m["content"]} for m in MESSAGES]
+
+
+def jsonl(tmp_path, *lines, **changes) -> DataConf:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return DataConf(source=DataSource.jsonl, path=str(path), **changes)
+
+
+def read(conf: DataConf) -> tuple[list, Counter[str]]:
+    """Rows without their numbers, which tests/data/eval_prompts/test_hold_out.py is about."""
+    skipped: Counter[str] = Counter()
+    return [replace(row, conversation=None) for row in read_training_rows(conf, skipped)], skipped
+
+
+def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
+    prompt, completion = MESSAGES[:-1], MESSAGES[-1:]
+    conf = jsonl(
+        tmp_path,
+        {"prompt": prompt, "completion": completion},
+        {"prompt": prompt, "completion": json.dumps(completion)},
+        {"prompt": prompt, "response": completion[0]["content"]},
+        {"prompt": MESSAGES, "completion": []},
+        {"prompt": "Bye", "completion": completion},
+        {"prompt": "Bye", "completion": "So long"},
+        format=RowFormat.prompt,
+    )
+    found = [row.messages for row in read(conf)[0]]
+    assert found == [MESSAGES] * 4 + [MESSAGES[3:]] * 2
+
+
+def test_every_shape_is_told_from_the_row(tmp_path):
+    conf = jsonl(
+        tmp_path,
+        {"messages": MESSAGES},
+        {"conversations": SHAREGPT},
+        "",
+        {"text": "once"},
+        {"ids": [1, 2, 3], "answer": [0, 1, 1]},
+    )
+    whole = Conversation(messages=MESSAGES)
+    tokens = TokenizedDocument(ids=[1, 2, 3], answer=[False, True, True])
+    assert read(conf) == ([whole, whole, PlainText(text="once"), tokens], Counter())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": list(map(json.dumps, MESSAGES))},
+        {"conversations": list(map(json.dumps, SHAREGPT))},
+        {"messages": json.dumps(list(map(json.dumps, MESSAGES)))},
+        {"data": json.dumps(SHAREGPT)},
+    ],
+)
+def test_messages_as_json_texts_are_messages(tmp_path, row):
+    assert read(jsonl(tmp_path, row)) == ([Conversation(messages=MESSAGES)], Counter())
+
+
+def test_a_text_beside_messages_as_json_texts_is_counted(tmp_path):
+    texts = list(map(json.dumps, MESSAGES))
+    good, bad = {"messages": texts}, {"messages": [*texts[:2], "Hello"]}
+    rows, skipped = read(jsonl(tmp_path, good, bad))
+    assert (len(rows), skipped) == (1, Counter({"a message that is not an object": 1}))
+
+
+def test_turns_that_happen_to_be_json_stay_turns(tmp_path):
+    turns = ['{"name": "Ada"}', '{"born": 1815}']
+    (row,), _ = read(jsonl(tmp_path, {"data": turns}))
+    assert [message["content"] for message in row.messages] == turns
+
+
+def test_a_set_shape_and_column_are_kept_to(tmp_path):
+    conf = jsonl(
+        tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=RowFormat.messages, column="chat"
+    )
+    assert read(conf) == (
+        [Conversation(messages=MESSAGES)],
+        Counter({"column chat has the format text": 1}),
+    )
+
+
+def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
+    user, assistant = MESSAGES[1:3]
+    conf = jsonl(
+        tmp_path,
+        {"messages": MESSAGES},
+        {"messages": [user]},
+        {"messages": [user, {"role": "assistant", "content": ""}, user, assistant]},
+        {"messages": [user | {"content": " \n"}, assistant]},
+        {"messages": [user, {"role": "assistant", "content": [{"type": "image"}]}]},
+        {"conversations": [{"from": "ghost", "value": "boo"}]},
+        {"ids": [1, 2], "answer": [True]},
+        {"prompt": "x"},
+        {"query": "x"},
+        {"text": 5},
+        {"messages": 5},
+        {"messages": [5.5]},
+        {"messages": [user, "x"]},
+    )
+    documents, skipped = read(conf)
+    assert len(documents) == 1
+    assert skipped == {
+        "no assistant turn": 2,
+        "an empty turn": 2,
+        "a message whose content is not text": 1,
+        "an unknown role": 1,
+        "ids without an answer flag for each": 1,
+        "no messages, text or prompt": 1,
+        "a prompt that is not text": 2,
+        "column messages holds no messages, turns, text or token ids": 1,
+        "a message that is not an object": 1,
+    }
+
+
+@pytest.mark.parametrize("system", [0, 1])
+def test_an_answer_before_the_first_question_is_left_out_of_its_row(tmp_path, system):
+    early = [*MESSAGES[:system], MESSAGES[2], *MESSAGES[1:]]
+    rows, skipped = read(jsonl(tmp_path, {"messages": early}))
+    assert [row.messages for row in rows] == [[*MESSAGES[:system], *MESSAGES[1:]]]
+    assert not skipped
+
+
+def test_tools_and_arguments_of_the_template_come_with_the_row(tmp_path):
+    function = {"name": "add", "arguments": {"a": 1, "b": None}}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    as_text = {"function": function | {"arguments": json.dumps(function["arguments"])}}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    user = MESSAGES[1]
+    row = {"messages": [user, called], "tools": tools, "template": {"enable_thinking": False}}
+    texts = {
+        "messages": [user, called | {"tool_calls": [as_text]}],
+        "tools": json.dumps(tools),
+        "template": json.dumps(row["template"]),
+        "category": "tools",
+        "language": "en",
+    }
+    plain, labeled = read(jsonl(tmp_path, row, texts))[0]
+    assert plain == Conversation(messages=[user, called], tools=tools, template=row["template"])
+    assert labeled == replace(plain, category="tools", language="en")
+    bad = [{**row, "tools": "{"}, {**row, "tools": {"a": 1}}, {**row, "template": [1]}]
+    assert read(jsonl(tmp_path, row, *bad))[1].total() == 3
+
+
+def test_the_limit_counts_rows(tmp_path):
+    conf = jsonl(tmp_path, {"text": "a"}, {"text": "b"}, {"text": "c"}, limit=2)
+    assert read(conf)[0] == [PlainText(text="a"), PlainText(text="b")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ['{"text": "a"}', '{"text": '],
+            r"every line must be a JSON object, .* at .*rows.jsonl:2;",
+        ),
+        (["[1, 2]"], r"got a list at .*rows.jsonl:1; fix or remove"),
+        (['{"query": "a"}'], r"data.format: some row must have the format auto, got none .*query"),
+        ([], r"got none in .*\(no rows\)"),
+    ],
+)
+def test_unreadable_jsonl_is_refused(tmp_path, lines, message):
+    with pytest.raises(UserError, match=message):
+        read(jsonl(tmp_path, *lines))
+
+
+def test_a_check_needs_no_model_and_finds_a_missing_file(tmp_path):
+    check_data(DataConf())
+    with pytest.raises(UserError, match=r"data.path: must be set for data.source=jsonl, got null"):
+        check_data(DataConf(source=DataSource.jsonl))
+    check_data(jsonl(tmp_path, {"text": "a"}))
+    with pytest.raises(UserError, match=r"data.path: must be a JSONL file, got .*none.jsonl"):
+        check_data(DataConf(source=DataSource.jsonl, path=str(tmp_path / "none.jsonl")))
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return datasets.Dataset.from_list([{"messages": MESSAGES}, {"messages": MESSAGES[1:3]}])
+
+
+def dataset(path, **changes) -> DataConf:
+    return DataConf(source=DataSource.dataset, path=str(path), **changes)
+
+
+def test_training_reads_the_slice_that_it_is_given(tmp_path):
+    lines = [{"text": letter} for letter in "abcd"]
+    conf = jsonl(tmp_path, *lines, split="train[:1]+train[-1:]")
+    for source in (DataSource.jsonl, DataSource.dataset):
+        conf = replace(conf, source=source)
+        assert [row.text for row in read(conf)[0]] == ["a", "d"]
+
+
+@pytest.mark.parametrize("offline", [True, pytest.param(False, marks=pytest.mark.system)])
+def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch, offline):
+    import datasets
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(UserError, match=r"nobody/nothing.*without a network give a local path"):
+        check_data(dataset("nobody/nothing"))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: DataConf(split="train[1:]"),
+            r"data.split: must be a name for data.source=demo, .*, got train\[1:\]; data.limit",
+        ),
+        (
+            lambda: DataConf(path="x"),
+            "data.path: must be null for data.source=demo, got x; add data=jsonl",
+        ),
+        (lambda: DataConf(row_length=4, limit=0), r"data.row_length: .*; data.limit: "),
+        (
+            lambda: DemoAnswersConf(temperature=-1.0),
+            "data.answers.temperature: must be at least 0, got -1.0; 0 is greedy",
+        ),
+    ],
+)
+def test_a_conf_that_cannot_work_is_refused(build, message):
+    with pytest.raises(UserError, match=message):
+        build()

@@ -1,0 +1,275 @@
+"""`python -m data.capture`: bounded, resumable, and a damaged file is named and written again."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data.config import DataConf, DataSource, Dtype
+from data.features import manifest as store_manifest
+from data.features.manifest import DOCUMENTS_FILE, shard_name
+from models.drafts.base import Needs
+from models.drafts.options import Medusa2Conf
+from models.errors import UserError
+from models.files import PARTIAL_SUFFIX
+from tests.support.captured import COMMAND, EAGLE3, captured, conf, files, opened, written
+from tests.support.killing import ROOT
+from tests.support.tiny import LAYERS, tiny_target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """Documents and a store of several shards."""
+    made = written(tmp_path_factory.mktemp("capture"), target)
+    captured(conf(made))
+    return made
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    """The same, to be spoilt."""
+    subprocess.run(["cp", "-r", f"{folder}/.", tmp_path], check=True)
+    return tmp_path
+
+
+def refused(match: str, run) -> str:
+    with pytest.raises(UserError, match=match) as error:
+        run()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def flip(path, place: int) -> None:
+    """One bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("place", [3, 20, 2000, -1])
+def test_a_flipped_bit_is_named_and_its_shard_alone_is_captured_again(copy, target, place):
+    store = copy / "capture" / "small"
+    before = {name: (store / name).stat().st_mtime_ns for name in files(store)}
+    whole, name = files(store), shard_name(1)
+    flip(store / name, place)
+    said = refused(f"{name}, which is changed", lambda: opened(store, target))
+    assert f"`{COMMAND}` with output_dir={store.parent} run_name=small rewrites only this" in said
+    captured(conf(copy))
+    assert files(store) == whole
+    after = {name: (store / name).stat().st_mtime_ns for name in whole}
+    assert [n for n in whole if before[n] != after[n]] == [name]
+    opened(store, target)
+
+
+@pytest.mark.parametrize("name", [shard_name(0), DOCUMENTS_FILE])
+def test_truncated_and_missing_files_are_named(copy, target, name):
+    store = copy / "capture" / "small"
+    whole = files(store)
+    os.truncate(store / name, 300)
+    refused(f"{name}, which is truncated: 300 of", lambda: opened(store, target, checksums=False))
+    (store / name).unlink()
+    refused(f"{name}, which is missing", lambda: opened(store, target))
+    captured(conf(copy))
+    assert files(store) == whole
+
+
+def test_a_finished_store_is_left_alone(folder, caplog):
+    store = folder / "capture" / "small"
+    before = {path: path.stat().st_mtime_ns for path in store.iterdir()}
+    captured(conf(folder))
+    assert {path: path.stat().st_mtime_ns for path in store.iterdir()} == before
+
+
+def test_others_stores_are_refused(folder, target):
+    store = folder / "capture" / "small"
+    other = tiny_target(seed=1)
+    refused("must be a store of this target", lambda: opened(store, other))
+    other.tokenizer_fingerprint = "another"
+    refused("must be a store of this tokenizer", lambda: opened(store, other))
+    refused(
+        r"captured layers \[1, 2, 3\], got \[1, 3, 5\]",
+        lambda: opened(store, target, replace(EAGLE3, layers=[1, 2, 3])),
+    )
+    every = Needs(layers=[], hidden=True, context=True)
+    refused("of every token, got that of supervised", lambda: opened(store, target, every))
+    refused("must be a feature store", lambda: opened(folder, target))
+    manifest = store_manifest.read_manifest(store)
+    early = {"tokenizer_hash": target.tokenizer_fingerprint, "needs": EAGLE3}
+    manifest.check_serves(store, hidden_size=32, **early)
+    refused(
+        "for a different one .hidden size 32, captured from",
+        lambda: manifest.check_serves(store, hidden_size=64, **early),
+    )
+
+
+def test_other_versions_and_broken_manifests_are_refused(copy, target):
+    store = copy / "capture" / "small"
+    path = store / "manifest.json"
+    whole, before = path.read_text(), files(store)
+    path.write_text(whole.replace('"version": 4', '"version": 2'))
+    refused("must be a store of version 4, got version 2", lambda: opened(store, target))
+    for spoilt in (whole[:100], whole.replace('"hidden_size": 32', '"hidden_size": "?"'), "[]", ""):
+        assert spoilt != whole
+        path.write_text(spoilt)
+        said = refused("manifest as it was written", lambda: opened(store, target))
+        assert "remove it and capture again" in said
+        refused("manifest as it was written", lambda: captured(conf(copy)))
+    path.unlink()
+    captured(conf(copy))
+    assert files(store) == before
+    opened(store, target)
+
+
+@pytest.mark.parametrize("name", [shard_name(1), DOCUMENTS_FILE])
+@pytest.mark.parametrize("place", [3, 20, 90])
+def test_a_spoilt_header_is_named_without_checksums(copy, target, name, place):
+    store = copy / "capture" / "small"
+    flip(store / name, place)
+    refused(f"{name}, which is changed: ", lambda: opened(store, target, checksums=False))
+
+
+def test_a_moved_store_is_mended_where_it_lies(copy, target):
+    complete = files(copy / "capture" / "small")
+    store = (copy / "capture" / "small").rename(copy / "moved")
+    opened(store, target)
+    (store / shard_name(2)).unlink()
+    message = refused("which is missing", lambda: opened(store, target))
+    assert f"with output_dir={copy} run_name=moved rewrites only this file" in message
+    captured(replace(conf(copy), output_dir=str(copy), run_name="moved"))
+    assert files(store) == complete
+    assert not (copy / "capture" / "small").exists()
+
+
+def test_a_full_disk_leaves_whole_files_to_go_on_from(folder, tmp_path):
+    """Nothing larger than the documents' file can be written for a while."""
+    wanted = replace(conf(folder), output_dir=str(tmp_path))
+    whole = files(folder / "capture" / "small")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole[DOCUMENTS_FILE]), hard))
+    try:
+        # The limit holds for what is printed too, where a file takes it.
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            refused("File too large.; make room and repeat the command", lambda: captured(wanted))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    left = files(tmp_path / "small")
+    assert DOCUMENTS_FILE in left
+    assert left.items() <= whole.items()
+    assert not list((tmp_path / "small").glob(f"*{PARTIAL_SUFFIX}"))
+    captured(wanted)
+    assert files(tmp_path / "small") == whole
+
+
+def test_a_store_that_the_disk_has_no_room_for_is_refused(folder, tmp_path, monkeypatch):
+    """A resumed capture needs room for the missing shards alone."""
+    conf_here = replace(conf(folder), output_dir=str(tmp_path))
+    store = files(folder / "capture" / "small")
+    free = sum(map(len, store.values())) // 2
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    message = refused("output_dir: must have room for", lambda: captured(conf_here))
+    assert f"GB free in {tmp_path}" in message
+    shutil.copytree(folder / "capture" / "small", tmp_path / "small", dirs_exist_ok=True)
+    (tmp_path / "small" / shard_name(1)).unlink()
+    captured(conf_here)
+    assert files(tmp_path / "small") == store
+
+
+def test_another_capture_of_the_same_name_is_refused(folder):
+    refused("dtype int8 instead of fp8", lambda: captured(conf(folder, dtype=Dtype.fp8)))
+    refused("documents 40 instead of 7", lambda: captured(conf(folder, limit=7)))
+
+
+def test_another_target_of_the_same_name_is_refused(copy):
+    tiny_target(seed=1).model.save_pretrained(copy / "target")
+    (copy / "capture" / "small" / shard_name(1)).unlink()
+    refused("one of this target, got .* other weights", lambda: captured(conf(copy)))
+
+
+@pytest.mark.system
+def test_a_killed_capture_goes_on(folder, tmp_path):
+    """Killed while it writes shards: what is finished is not done again, and all is as without."""
+    wanted = conf(folder)
+    wanted.output_dir = str(tmp_path)
+    store = tmp_path / "small"
+    words = [
+        "target.path=" + wanted.target.path, "target.name=tiny", "draft.ttt_steps=2",
+        f"draft.layers={LAYERS}", "data=jsonl", f"data.path={wanted.data.path}",
+        f"data.row_length={wanted.data.row_length}", "device=cpu", "device.compile=false",
+        "batch=2", "shard_mb=0.02", "run_name=small", f"output_dir={tmp_path}",
+        "draft.vocab_size=null",
+    ]  # fmt: skip
+    killed = ["tests.support.signaled", str(int(signal.SIGKILL)), f"*/{shard_name(2)}"]
+    run = subprocess.run(
+        [sys.executable, "-m", *killed, "data.capture", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert run.returncode == -signal.SIGKILL
+    assert (store / shard_name(1)).exists()
+    manifest = json.loads((store / "manifest.json").read_text())
+    done = {name: (store / name).stat().st_mtime_ns for name in manifest["files"]}
+    assert DOCUMENTS_FILE in done
+    assert len(done) <= manifest["spec"]["shards"]
+    captured(wanted)
+    assert files(store) == files(folder / "capture" / "small")
+    assert all((store / name).stat().st_mtime_ns == when for name, when in done.items())
+    assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))
+
+
+def test_what_cannot_be_kept_is_refused(folder):
+    refused(
+        "must leave its target as it is, got medusa2",
+        lambda: captured(conf(folder, draft=Medusa2Conf(heads=2), run_name="adapted")),
+    )
+    refused(
+        "data.overlap: must be null for eagle3",
+        lambda: captured(conf(folder, overlap=8, run_name="split")),
+    )
+    again = DataConf(source=DataSource.captured, path=str(folder / "capture" / "small"))
+    for data in (again, DataConf(source=DataSource.demo)):
+        message = rf"must be documents, got {data.source.value}; run `python -m data.prepare`"
+        refused(message, lambda data=data: captured(replace(conf(folder), data=data)))
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path, target):
+    folder = written(tmp_path, target)
+    broken = tiny_target(seed=0)
+    with torch.no_grad():
+        broken.model.get_input_embeddings().weight[7] = torch.inf
+    broken.model.save_pretrained(folder / "target")
+    refused("features must be finite", lambda: captured(conf(folder)))
+
+
+def test_a_shard_is_as_large_as_asked(folder, tmp_path):
+    """Rows of whole batches; a small setting has a batch a shard."""
+    small = conf(folder, shard_mb=1e-6, run_name="small")
+    small.output_dir = str(tmp_path)
+    spec = store_manifest.read_manifest(captured(small)).spec
+    large = store_manifest.read_manifest(
+        captured(conf(folder, shard_mb=100.0, run_name="large"))
+    ).spec
+    assert (large.shards, spec.tokens) == (1, large.tokens)
+    assert spec.shards > store_manifest.read_manifest(folder / "capture" / "small").spec.shards
+
+
+def test_what_nobody_recorded_is_not_believed(copy):
+    """Half a file under its temporary name, or a whole one that the manifest does not know."""
+    store = copy / "capture" / "small"
+    whole = files(store)
+    manifest = store_manifest.read_manifest(store)
+    del manifest.files[shard_name(1)]
+    manifest.write(store)
+    (store / shard_name(1)).write_bytes(whole[shard_name(2)])
+    (store / f"{shard_name(1)}{PARTIAL_SUFFIX}").write_bytes(whole[shard_name(1)][:1000])
+    captured(conf(copy))
+    assert files(store) == whole
+    assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))

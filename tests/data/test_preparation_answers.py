@@ -1,0 +1,99 @@
+"""A prepared folder with answers by the target: what is written, counted, resumed and learned."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from conf.entry import compose
+from data.chat.tokenization import iter_documents
+from data.config import DataConf, DataSource
+from data.prepare import main
+from data.prepare_config import PrepareConf
+from data.sources.prepared_rows import read_prepared_rows
+from models.errors import UserError
+from tests.support.chat import asked, chat_target, save
+
+ROWS = 12
+TOOL = {"role": "tool", "content": "3"}  # a role that the target's chat template refuses
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target, and conversations of which one grows too long and one has another's role."""
+    folder = tmp_path_factory.mktemp("answers")
+    save(chat_target(), folder / "target")
+    lines = [{"id": row.id, "messages": row.messages} for row in asked(ROWS)]
+    lines.append({"id": "long", "messages": [{"role": "user", "content": "7 " * 250}]})
+    lines.append({"id": "role", "messages": [{"role": "user", "content": "3"}, TOOL]})
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def prepare(folder: Path, run: str, *changes: str) -> Path:
+    conf = compose("prepare", PrepareConf, [
+        "mixture=one", f"mixture.sources.rows.path={folder / 'rows.jsonl'}", "mixture.exclude=[]",
+        "target=demo", "target.name=tiny", f"target.path={folder / 'target'}",
+        "mixture.held_out=0.2", "answers=target", "answers.max_new_tokens=8", "device=cpu",
+        f"output_dir={folder}", f"run_name={run}", *changes,
+    ])  # fmt: skip
+    main.__wrapped__(conf)
+    return folder / run
+
+
+@pytest.fixture(scope="module")
+def made(folder):
+    return prepare(folder, "one")
+
+
+def test_every_row_is_answered_or_counted(made):
+    report = json.loads((made / "report.json").read_text())
+    train, held_out = list(read_prepared_rows(made)), list(read_prepared_rows(made, "held_out"))
+    assert report["read"] == ROWS + 2 == len(train) + len(held_out) + report["dropped"]
+    assert report["dropped_by_reason"] == {
+        "a prompt of more than 248 tokens": 1, "rejected by the chat template: no such role": 1
+    }  # fmt: skip
+    assert report["answers"]["rows"] == len(train)
+    assert report["answers"]["tokens"] == sum(a.tokens for row in train for a in row.answers)
+    assert sum(report["answers"]["finished"].values()) == sum(len(row.answers) for row in train)
+    assert "Answers by the target" in (made / "report.md").read_text()
+    assert not any(row.documents for row in held_out)  # prompts, for evaluation to answer
+    assert not list(made.glob("answers-*"))
+
+
+def test_what_is_learned_is_what_was_generated(made, folder):
+    """Masks come from the recorded spans, token by token."""
+    conf = DataConf(source=DataSource.prepared, path=str(made))
+    tokenizer = chat_target().tokenizer
+    learned = list(iter_documents(conf, tokenizer, Counter()))
+    recorded = [document for row in read_prepared_rows(made) for document in row.documents]
+    assert [document.ids for document in learned] == [document.ids for document in recorded]
+    for document, kept in zip(learned, recorded, strict=True):
+        inside = {t for begin, end in kept.spans for t in range(begin, end)}
+        assert document.answer == [t in inside for t in range(len(document.ids))]
+
+
+def test_workers_answer_what_one_would(made, folder):
+    for worker in (1, 0):
+        several = prepare(folder, "several", "workers=2", f"worker={worker}", "answers.batch=3")
+    assert {row.id: row for row in read_prepared_rows(several)} == {
+        row.id: row for row in read_prepared_rows(made)
+    }
+    one, two = (json.loads((run / "report.json").read_text()) for run in (made, several))
+    assert one["answers"] == two["answers"]
+
+
+def test_other_answers_need_another_folder(made, folder):
+    with pytest.raises(UserError, match=r"^answers.temperature: must be 0.7 as in .*, got 0.8"):
+        prepare(folder, "one", "answers.temperature=0.8")
+    prepare(folder, "one", "answers.batch=5")
+
+
+def test_answers_need_a_target(folder):
+    with pytest.raises(UserError, match=r"^target: must be chosen for answers=target, got none"):
+        compose("prepare", PrepareConf, [
+            "mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target"
+        ])  # fmt: skip
+    with pytest.raises(UserError, match=r"^answers.url: must be an address for answers=endpoint"):
+        compose("prepare", PrepareConf, ["answers=endpoint"])
