@@ -41,7 +41,7 @@ from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.run import open_run
+from train.run_folder import open_run
 
 PAGE = Path(__file__).parent.parent / "docs" / "features.md"
 LENGTH, ANSWER, LOGGED = 256, 80, 2  # tokens of a row and of an answer; steps per log line
@@ -128,7 +128,7 @@ def learn(
     """Return the tokens/s of training steps and the share of their time spent waiting for data."""
     parallel = build_run_parallel(conf, trackers=[])
     run = open_run(conf, parallel)
-    Trainer(
+    Trainer.build(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=run, log=MetricLogger(conf.log, run, parallel.accelerator),
         evaluate=lambda _: {"delivered_per_round": 0.0},

@@ -25,7 +25,7 @@ from train.planning.device_fit import fit_run
 from train.quick_eval import build_quick_eval
 from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
 from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
-from train.run import check_disk_space, known_steps, open_run, report_full_disk
+from train.run_folder import check_disk_space, open_run, report_full_disk
 from train.state import RunState
 
 log = logging.getLogger("train")
@@ -90,11 +90,10 @@ def train_draft(
         draft.start_from_first_stage(first_checkpoint, target)
     if layers := draft.needs.layers:
         log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
-    check_disk_space(run.folder, draft, target, num_states=conf.num_states)
+    check_disk_space(run.folder, draft, target)
     metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
 
-    steps = known_steps(run, conf.optim)
-    if steps is not None and run.progress.step >= steps:
+    if run.progress.step and run.progress.step == run.progress.steps:
         log.info("%s is trained already", run.folder)
         return metric_logger
     rows, held_out, store = load_training_rows(conf, target, draft, parallel)
@@ -111,7 +110,7 @@ def train_draft(
             "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
             "deep nodes are rarely accepted", tree.depth, draft.trained_depth,
         )  # fmt: skip
-    Trainer(
+    Trainer.build(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=run, log=metric_logger,
         evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation),

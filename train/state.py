@@ -3,8 +3,7 @@
     state/00000120/            trained weights, optimizers, schedules, and progress.json
     state/00000160.partial/    being written; removed when the run is started again
 
-Frozen weights are left out: a draft is built with them. If the schedule has a decay, the state from
-before it is kept beside the newest state, and an extended run continues from there.
+Frozen weights are left out: a draft is built with them.
 
 A state gets its name by one rename, and only then is the previous state removed, so a kill at any
 moment leaves a complete state. Every process writes its part (torch.distributed.checkpoint), and
@@ -37,19 +36,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from models.drafts.config.base import DraftConf
 from models.errors import require
-from models.files import PARTIAL_SUFFIX, atomic_directory, write_text_atomically
+from models.files import PARTIAL_SUFFIX, atomic_directory
 from models.saved_states import (
     PROGRESS_FILE,
     STATES_FOLDER,
     find_newest_state,
-    list_complete_states,
     read_progress_file,
 )
 from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
 
-STATE_VERSION = 2  # states of version 1 record no version
+STATE_VERSION = 3
 STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     flatten_optimizer_state_dict=True,
     ignore_frozen_params=True,
@@ -64,7 +62,7 @@ CHANGEABLE_KEYS = (
 )  # fmt: skip
 # Keys that may differ too: they only group the terms of sums, which then round differently.
 ROUNDING_KEYS = ("optim.micro_batch_size", "loss.logits_chunk")
-EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may differ
+STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run_folder.py checks whether they may differ
 
 
 @dataclass(kw_only=True)
@@ -72,12 +70,11 @@ class RunProgress:
     """Progress of a run."""
 
     step: int = 0
-    steps: int | None = None  # of the whole run, once its number of rows is known
-    warmup_steps: int | None = None
-    kept: int | None = None  # step of the state that is kept for an extension of the run
+    steps: int = 0  # of the whole run, once its rows are counted
+    num_rows: int = 0  # packed rows to train on, once they are counted
     tokens: int = 0  # of the visited rows
     answer_tokens: int = 0  # of these, tokens of answers
-    rows_hash: str | None = None  # of the training rows; None in states of earlier versions
+    rows_hash: str | None = None  # of the training rows
     best: float | None = None  # delivered tokens per round of the checkpoint
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
@@ -122,11 +119,6 @@ class RunState:
     def __init__(self, folder: Path, config: dict[str, Any]):
         self.folder, self.states_dir, self.config = folder, folder / STATES_FOLDER, config
         self.progress = RunProgress()
-        self.saved_config: dict[str, Any] = {}  # the config of the newest state
-
-    def complete_states(self) -> list[Path]:
-        """Return the states that are completely written, in no particular order."""
-        return list_complete_states(self.folder)
 
     def newest_state(self) -> Path | None:
         """Return the complete state of the latest step, or None."""
@@ -141,21 +133,20 @@ class RunState:
         if newest is None:
             return
         saved = read_progress_file(newest)
-        version = saved.get("version", 1)
         require(
-            version == STATE_VERSION,
-            f"run_name: must name a run of version {STATE_VERSION}, got version {version} in "
+            saved["version"] == STATE_VERSION,
+            f"run_name: must name a run of version {STATE_VERSION}, got {saved['version']} in "
             f"{self.folder}; use another run_name or resume=false",
         )
-        self.saved_config = saved["config"]
-        for key in sorted(self.saved_config.keys() | self.config.keys()):
-            before, now = self.saved_config.get(key), self.config.get(key)
+        saved_config = saved["config"]
+        for key in sorted(saved_config.keys() | self.config.keys()):
+            before, now = saved_config.get(key), self.config.get(key)
             if key in ROUNDING_KEYS:
                 warn_if_changed(key, before, now)
                 continue
-            started = f"with {before}" if key in self.saved_config else "without it"
+            started = f"with {before}" if key in saved_config else "without it"
             require(
-                before == now or key.startswith(CHANGEABLE_KEYS) or key in EXTENSION_KEYS,
+                before == now or key.startswith(CHANGEABLE_KEYS) or key in STEP_KEYS,
                 f"{key}: the run was started {started}, got {now}; "
                 "use another run_name or resume=false",
             )
@@ -176,40 +167,14 @@ class RunState:
         self.progress.rows_hash = rows_hash
 
     def remove_old_states(self) -> None:
-        """Remove all states but the newest and the one that its progress marks as kept."""
+        """Remove all states but the newest."""
         newest = self.newest_state()
-        kept_step = read_progress_file(newest)["progress"].get("kept") if newest else None
-        kept_paths = [newest, None if kept_step is None else self.states_dir / f"{kept_step:08d}"]
         for path in self.states_dir.glob("*"):
-            if path not in kept_paths:
+            if path != newest:
                 remove_state(path)
 
-    def rewind_to(self, resume_path: Path, parallel: Parallel) -> None:
-        """Make `resume_path` the newest state: later steps are repeated, with other results."""
-        previous, newest = self.progress, self.newest_state()
-        parallel.barrier()  # a process might otherwise look for a state that is already removed
-        if resume_path == newest:
-            return
-        saved = read_progress_file(resume_path)
-        self.progress = RunProgress(**saved["progress"] | {"tracker": previous.tracker})
-        # An unfinished run may have saved a better draft after its last state.
-        is_unfinished = previous.step != previous.steps
-        if is_unfinished or previous.best_step is None or previous.best_step > self.progress.step:
-            # The checkpoint is of a step that the run now repeats: the next one replaces it.
-            self.progress.best = self.progress.best_step = None
-        parallel.barrier()
-        if parallel.is_main:
-            write_text_atomically(
-                resume_path / PROGRESS_FILE,
-                json.dumps(saved | {"progress": asdict(self.progress)}),
-            )
-            for path in self.complete_states():
-                if path > resume_path:
-                    remove_state(path)
-        parallel.barrier()
-
     def save(self, training_state: TrainingState, parallel: Parallel) -> None:
-        """Save a state and remove the previous one, unless it is kept; collective."""
+        """Save a state and remove the previous one; collective."""
         path = self.states_dir / f"{self.progress.step:08d}"
         partial = path.with_name(path.name + PARTIAL_SUFFIX)
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
@@ -278,16 +243,12 @@ class SaveSchedule:
     parallel: Parallel
     minutes: float
     every_steps: int | None  # in place of the minutes
-    multiple: int  # steps; if `minutes` decide, states are saved only at multiples of this
-    required_steps: set[int]  # steps whose states are always saved
     overdue: bool = False
     saved_at: float = field(default_factory=time.perf_counter)
 
     def is_due(self, steps_done: int) -> bool:
         """Return whether to save the state after these steps, by the last reading of the clock."""
-        interval = self.every_steps or self.multiple
-        may_save = self.every_steps is not None or self.overdue
-        return steps_done in self.required_steps or (may_save and steps_done % interval == 0)
+        return self.overdue if self.every_steps is None else steps_done % self.every_steps == 0
 
     def read_clock(self) -> None:
         """Set `overdue` by the main process's clock: a collective, so not for every step."""

@@ -44,7 +44,7 @@ from tests.support.toy_run import toy_rows, toy_target
 from train.__main__ import main
 from train.checks import check_run
 from train.config.run import TrainConf
-from train.rows.micro_batches import OnPolicy, first_answer_spans
+from train.rows.on_policy import OnPolicy, first_answer_spans
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"

@@ -21,7 +21,7 @@ from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.parallel import ParallelConf
 from train.distributed.parallel import build_parallel
-from train.run import open_run
+from train.run_folder import open_run
 
 FORK = multiprocessing.get_context("fork")
 

@@ -29,7 +29,7 @@ from train.config.run import TrainConf
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.rows.packed_rows import choose_vocabulary, load_training_rows
-from train.run import open_run
+from train.run_folder import open_run
 
 BF16, ROOT = "bfloat16", Path(__file__).parents[2]
 
@@ -73,7 +73,7 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows, _, store = load_training_rows(conf, target, draft, parallel)
     choose_vocabulary(draft, target, rows, conf.data, state.folder)
-    Trainer(
+    Trainer.build(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=state,
         log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=evaluate,

@@ -37,7 +37,7 @@ from train.config.run import TrainConf
 from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.run import check_same_step
+from train.run_folder import check_same_step, check_steps
 from train.state import RunProgress, RunState, flatten_config
 
 VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
@@ -150,22 +150,23 @@ def toy_run(
     state = RunState(folder, flatten_config(conf))
     state.load_progress()
     check_same_step(state, parallel)
+    check_steps(state, conf.optim)
     if parallel.is_main:
         acquire_lock(folder)
         state.remove_old_states()
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     log = MetricLogger(conf.log, state, parallel.accelerator)
-    loop = Trainer(
+    loop = Trainer.build(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=toy_rows(), state=state,
         log=log, evaluate=toy_length,
     )  # fmt: skip
     if interrupt_at is not None:
         learn = loop._train_step
 
-        def interrupted(step: int) -> None:
-            if step == interrupt_at:
+        def interrupted() -> None:
+            if state.progress.step == interrupt_at:
                 raise KeyboardInterrupt
-            learn(step)
+            learn()
 
         loop._train_step = interrupted
     return draft, loop.run()

@@ -10,7 +10,7 @@ from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.parallel import ParallelConf
 from train.distributed import torchrun
 from train.distributed.parallel import build_parallel
-from train.run import open_run
+from train.run_folder import open_run
 
 SEVERAL_NODES = {
     "WORLD_SIZE": "4",

@@ -102,7 +102,7 @@ def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
     parallel = build_parallel(conf.parallel, device, trackers=[])
     state = RunState(folder, flatten_config(conf))
-    return Trainer(
+    return Trainer.build(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows,
         state=state, log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=lambda _: {},
     )  # fmt: skip
@@ -140,8 +140,8 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
     rows = [f"optim.rows_per_step={2 * micro_batches}", "optim.micro_batch_size=2"]
     run = conf(*KINDS[kind], *rows)
     loop = prepared(run, device, tmp_path)
-    loop._train_step(0)  # makes the moments
-    taken = allocated(lambda: loop._train_step(1))
+    loop._train_step()  # makes the moments
+    taken = allocated(loop._train_step)
 
     target = model_outline(device)
     found = trace_run(
@@ -216,7 +216,7 @@ def test_random_numbers_of_a_batch_are_in_the_plan(kind, switch, bytes_per_posit
 
 def test_random_numbers_of_a_batch_move_to_the_device_with_its_own_pass(tmp_path):
     run = conf(*KINDS["eagle1"], "optim.rows_per_step=4", "optim.micro_batch_size=2")
-    micro_batches = prepared(run, CPU, tmp_path).prefetcher.take(0)
+    micro_batches = next(prepared(run, CPU, tmp_path).micro_batches)
     moved = [micro_batch.to(torch.device("meta")) for micro_batch in micro_batches]
     assert len(moved) == 2
     assert {micro_batch.batch.input_ids.device.type for micro_batch in moved} == {"meta"}

@@ -32,6 +32,7 @@ from train.config.run import TrainConf
 from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
+from train.optim import trained_parameters
 from train.planning import graph_plan
 from train.state import RunState, flatten_config
 
@@ -61,13 +62,14 @@ def conf_of(method: str) -> TrainConf:
 class Watched(Trainer):
     """Notes the first gradient, and how many graphs there are behind the first step."""
 
-    def _train_step(self, step: int) -> None:
-        super()._train_step(step)
-        if not step:
+    def _train_step(self) -> None:
+        super()._train_step()
+        if not self.state.progress.step:
             decay = self.conf.optim.betas[0]  # the first average is the gradient times 1 - decay
             optimizer = self.training_state.optimizers[0]
             self.gradient = [
-                optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained
+                optimizer.state[p]["exp_avg"].cpu() / (1 - decay)
+                for p in trained_parameters(self.draft)
             ]
             self.warm = self.parallel.device.count_graphs()
 
@@ -94,7 +96,7 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
     folder.mkdir(parents=True)
     parallel = build_parallel(conf.parallel, device, trackers=conf.log.list_trackers())
     state = RunState(folder, flatten_config(conf))
-    loop = Watched(
+    loop = Watched.build(
         conf=conf, parallel=parallel, target=target, rows=rows, state=state,
         draft=build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed),
         log=MetricLogger(conf.log, state, parallel.accelerator),

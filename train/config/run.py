@@ -14,7 +14,7 @@ from models.speculate.config import TreeConf
 from models.target.config import TargetConf
 from models.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
 from train.config.log import LogConf
-from train.config.optim import OptimConf, Schedule
+from train.config.optim import OptimConf
 from train.config.parallel import ParallelConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
@@ -52,22 +52,13 @@ class TrainConf:
         )  # fmt: skip
 
     @property
-    def renewal_interval(self) -> int:
-        """Return the steps between on-policy renewals; states are saved at multiples of them."""
-        return self.data.on_policy.interval if self.data.on_policy.share else 1
+    def save_interval(self) -> int | None:
+        """Return the steps between saved states, or None if `save_minutes` decides.
 
-    @property
-    def num_states(self) -> int:
-        """Return the most states on disk at once.
-
-        During a save these are the last and the new one, and if the run can be extended from an
-        earlier state, that one too.
+        A draft that writes rows needs a state at each renewal: a continued run renews them there.
         """
-        schedule = self.optim.schedule
-        keeps_extendable = schedule is Schedule.wsd or (
-            schedule is Schedule.constant and self.renewal_interval > 1
-        )
-        return 3 if keeps_extendable else 2
+        on_policy = self.data.on_policy
+        return self.save_every or (on_policy.interval if on_policy.share else None)
 
     def first_stage(self) -> "TrainConf | None":
         """Return the run that trains what this one starts from, in a folder of this run, or None.
@@ -101,7 +92,7 @@ class TrainConf:
             "cross-entropy on the draft's own text carries no signal from the target",
         )
         require(
-            self.save_every is None or self.save_every % self.renewal_interval == 0,
+            not (on_policy.share and self.save_every) or self.save_every % on_policy.interval == 0,
             f"save_every: must be a multiple of data.on_policy.interval = {on_policy.interval}, "
             f"got {self.save_every}; a continued run rewrites its rows at that step",
         )

@@ -11,13 +11,13 @@ from infer.memory_check import find_core_bytes
 from models.device.config import LOCAL_MACHINE, MachineConf
 from models.errors import UserError, require
 from models.meta_model import build_meta_target
+from models.saved_states import find_newest_state, read_progress_file
 from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf
 from train.distributed.parallel import Parallel
 from train.planning.layout import build_layout
 from train.planning.remedies import describe_cut, suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
-from train.run import read_saved_value
 from train.state import CHANGEABLE_KEYS, ROUNDING_KEYS
 
 GIB = 2**30
@@ -77,8 +77,8 @@ def read_saved_rows(conf: TrainConf) -> int | None:
     """Return the rows per pass of the run that this one continues, or None if it continues none."""
     if not conf.resume:
         return None
-    folder = Path(conf.output_dir) / conf.run_name
-    return read_saved_value(folder, "optim.micro_batch_size")
+    newest = find_newest_state(Path(conf.output_dir) / conf.run_name)
+    return read_progress_file(newest)["config"]["optim.micro_batch_size"] if newest else None
 
 
 def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> MachinePlan:

@@ -24,6 +24,7 @@ from train.config.optim import AUTO
 from train.config.parallel import ParallelConf, Weights
 from train.config.run import TrainPlanConf
 from train.distributed.parallel import check_layout
+from train.optim import trained_parameters
 from train.planning.graph_plan import list_graphs
 from train.planning.layout import (
     ProcessLayout,
@@ -33,7 +34,7 @@ from train.planning.layout import (
     list_layouts,
 )
 from train.planning.trace import persistent_memory, trace_run
-from train.run import disk_bytes_needed, trained_parameters
+from train.run_folder import disk_bytes_needed
 
 
 @dataclass(kw_only=True)
@@ -83,7 +84,7 @@ class MachinePlan:
         """Return the sizes of the models, which do not depend on the layout."""
         target, draft = _build_models(self.conf, self.dtype)
         store = compatibility.read_store_manifest(self.conf.data, target, draft)
-        return _measure_sizes(target, draft, store, num_states=self.conf.num_states)
+        return _measure_sizes(target, draft, store)
 
     @property
     def byte_limit(self) -> float:
@@ -202,9 +203,7 @@ def _build_models(
     return target, draft
 
 
-def _measure_sizes(
-    target: MetaTarget, draft: Draft, store: Manifest | None, *, num_states: int
-) -> ModelSizes:
+def _measure_sizes(target: MetaTarget, draft: Draft, store: Manifest | None) -> ModelSizes:
     # 1: the final hidden state
     computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
     return ModelSizes(
@@ -213,5 +212,5 @@ def _measure_sizes(
         trained=sum(p.numel() for p in trained_parameters(draft)),
         layers=draft.needs.layers,
         feature_bytes=computed if store is None else round(store.total_bytes / store.made.tokens),
-        disk=disk_bytes_needed(draft, target, num_states=num_states),
+        disk=disk_bytes_needed(draft, target),
     )

@@ -79,8 +79,7 @@ def size_table(plan: MachinePlan) -> Table:
             ["of these trained", "", format_param_count(sizes.trained)],
             ["features", needs, f"{sizes.feature_bytes:,} bytes per token"],
             ["graphs", "to compile, without the final evaluation's", str(count_graphs(plan))],
-            ["disk", f"{'three' if plan.conf.num_states == 3 else 'two'} states, two checkpoints",
-             f"{sizes.disk / 1e9:.1f} GB"],
+            ["disk", "two states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
         ],
         label_columns=2,
     )  # fmt: skip

@@ -31,7 +31,7 @@ from models.errors import require
 from models.files import write_text_atomically
 from models.target.target import Target
 from train.config.run import TrainConf
-from train.run import report_full_disk
+from train.run_folder import report_full_disk
 
 log = logging.getLogger(__name__)
 

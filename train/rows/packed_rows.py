@@ -43,7 +43,7 @@ from models.target.target import Target
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import hold_out
-from train.run import report_full_disk
+from train.run_folder import report_full_disk
 
 log = logging.getLogger(__name__)
 VOCABULARY_FILE = "vocabulary.md"  # in a run folder; only the checkpoint lists the tokens
