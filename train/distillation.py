@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from data.preview import Preview
 from infer.command_inputs import load_draft_under_test
 from infer.measure.evaluate import evaluate_drafts
 from infer.measure.report_schema import EvalReport
@@ -14,14 +13,12 @@ from infer.tuning.auto import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
 from models.target.target import Target
-from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
-from train.first_lines import announce_data
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.model_card import write_model_card
-from train.planning.device_fit import fit_run
+from train.planning.device_fit import FittedRun
 from train.quick_eval import build_quick_eval
 from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
 from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
@@ -31,16 +28,10 @@ from train.state import RunState
 log = logging.getLogger("train")
 
 
-def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
-    """Train the draft of a checked configuration, measure it and publish its report.
-
-    `preview` is what `check_run` returned.
-    """
-    if preview is not None:
-        announce_data(conf, preview)
-    parallel = build_run_parallel(conf, trackers=conf.log.list_trackers())
-    fitted = fit_run(conf, parallel)
-    conf, memory_watch = fitted.conf, MemoryWatch(parallel.device)
+def distill_draft(fitted: FittedRun) -> None:
+    """Train the draft of a checked run, measure it and publish its report."""
+    conf, parallel = fitted.conf, fitted.parallel
+    memory_watch = MemoryWatch(parallel.device)
     run = open_run(conf, parallel)
     target = parallel.build_target(conf.target)
     if run.progress.step == 0 and (first_stage := conf.first_stage()) is not None:

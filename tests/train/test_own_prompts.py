@@ -35,7 +35,6 @@ from tests.support.chat import asked
 from tests.support.families import FAMILIES
 from tests.support.tiny import CPU
 from train.__main__ import main
-from train.checks import check_run
 from train.config.run import TrainConf
 from train.rows.held_out import check_held_out_unchanged, hold_out, write_held_out
 
@@ -350,7 +349,7 @@ def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path)
     with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
         held_of(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
     with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 if evaluation"):
-        check_run(conf(folder, "held_out_prompts=0"))
+        conf(folder, "held_out_prompts=0").check_settings()
 
 
 def test_a_store_tells_which_documents_are_of_one_conversation(folder, tmp_path):

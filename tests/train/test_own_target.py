@@ -27,7 +27,7 @@ from models.target.config import TargetConf
 from models.target.pretrained import load_tokenizer
 from tests.support.commands import commands
 from tests.support.own_target import save_conversations, save_target
-from train.checks import check_run
+from train.checks import check_inputs
 from train.config.run import TrainConf, TrainPlanConf
 from train.first_lines import describe_data, prepare_command, train_command
 from train.state import CHANGEABLE_KEYS, flatten_config
@@ -263,22 +263,22 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, mo
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
     given = ["data=ultrachat", "data.path=someone/rows"]
     with pytest.raises(UserError, match=r"^target\.path: must be a reachable model"):
-        check_run(conf(*given, f"target.path={folder / 'none'}"))
+        check_inputs(conf(*given, f"target.path={folder / 'none'}"))
     assert loaded == []
     mine = conf(*given, f"target.path={folder / 'unread'}")
-    assert "someone/rows (train_sft); 24 rows" in describe_data(mine.data, check_run(mine))
+    assert "someone/rows (train_sft); 24 rows" in describe_data(mine.data, check_inputs(mine))
     assert loaded == ["someone/rows"]
 
 
 def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monkeypatch, caplog):
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"^data.source: the demo's prompts .* got target target;"):
-        check_run(conf("target.path=target"))
-    check_run(conf("target.path=target", "data=demo"))
-    check_run(conf("data=demo"))
+        check_inputs(conf("target.path=target"))
+    check_inputs(conf("target.path=target", "data=demo"))
+    check_inputs(conf("data=demo"))
     named = conf("target.path=target", "data=demo")
     with caplog.at_level(logging.INFO, logger="train.first_lines"):
-        train.first_lines.announce_data(named, check_run(named))
+        train.first_lines.announce_data(named, check_inputs(named))
     assert "these are the demo's prompts, answered by target" in caplog.text
 
 

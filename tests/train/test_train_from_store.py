@@ -25,7 +25,7 @@ from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, training
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, weights
-from train.checks import check_run
+from train.checks import check_inputs
 from train.config.run import TrainPlanConf
 from train.planning.run_plan import plan_run
 from train.planning.trace import DRAFT_PASS, TARGET_PASS, fake_stored_output
@@ -198,7 +198,7 @@ def refused(folder, draft, store, name, **changes):
     target = replace(conf.target, path=str(with_nan_weights(folder)))
     conf = replace(conf, target=target, data=data, **changes)
     with pytest.raises(UserError) as error:
-        check_run(conf)
+        check_inputs(conf)
     assert "\n" not in str(error.value)
     return str(error.value)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data.config import DataConf
+from data.config import DataConf, DataSource
 from infer.config import EvaluationConf
 from models.device.config import DeviceConf, MachineConf
 from models.distill.config import LossConf, LossName
@@ -81,6 +81,13 @@ class TrainConf:
         """Raise UserError for a wrong setting, as far as that takes no file and no model."""
         self._check_overlap()
         on_policy = self.data.on_policy
+        require(
+            self.evaluation.prompts is not None
+            or self.held_out_prompts > 0
+            or self.data.source is DataSource.demo,
+            "held_out_prompts: must be at least 1 if evaluation.prompts is not set, got 0; "
+            "raise it or give evaluation.prompts=FILE",
+        )
         require(
             not on_policy.share or self.draft.is_language_model,
             f"data.on_policy.share: needs a draft that is a language model, got "

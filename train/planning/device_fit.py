@@ -27,14 +27,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRun:
-    """A configuration that fits, and the bytes that a process of it needs by the plan."""
+    """A configuration that fits its processes, and the bytes that the plan gives each of them."""
 
     conf: TrainConf
+    parallel: Parallel
     planned_bytes: int | None  # None: the device does not tell its memory
 
 
 def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
-    """Return the configuration with its micro-batch size chosen, and the memory it is planned for.
+    """Return the run with its micro-batch size chosen and its memory planned.
 
     A continued run keeps its size where that fits. Raise UserError, with overrides that fit, if
     nothing fits.
@@ -49,6 +50,7 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
         )  # fmt: skip
         return FittedRun(
             conf=set_micro_batch_size(conf, saved_rows or 1) if is_auto else conf,
+            parallel=parallel,
             planned_bytes=None,
         )
     wanted = conf
@@ -70,7 +72,7 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     if conf.optim.micro_batch_size == AUTO:
         log.info("optim.micro_batch_size: auto takes %d, the most rows of a pass that fit", rows)
         conf = set_micro_batch_size(conf, rows)
-    return FittedRun(conf=conf, planned_bytes=plan.best.peak_bytes)
+    return FittedRun(conf=conf, parallel=parallel, planned_bytes=plan.best.peak_bytes)
 
 
 def read_saved_rows(conf: TrainConf) -> int | None:
