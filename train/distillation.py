@@ -20,8 +20,9 @@ from train.loop import Trainer
 from train.model_card import write_model_card
 from train.planning.device_fit import FittedRun
 from train.quick_eval import build_quick_eval
-from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
-from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
+from train.rows.held_out import resolve_evaluation, write_held_out
+from train.rows.packed_rows import load_training_rows
+from train.rows.row_facts import choose_vocabulary, write_prompt_hashes
 from train.run_folder import check_disk_space, open_run, report_full_disk
 from train.state import RunState
 
@@ -88,8 +89,6 @@ def train_draft(
         log.info("%s is trained already", run.folder)
         return metric_logger
     rows, held_out, store = load_training_rows(conf, target, draft, parallel)
-    if run.progress.step:
-        check_held_out_unchanged(held_out, run.folder)
     run.record_rows(rows.content_hash())
     if parallel.is_main:
         write_held_out(held_out, run.folder)

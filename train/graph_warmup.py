@@ -14,13 +14,13 @@ from infer.command_inputs import load_draft_under_test
 from infer.graph_warmup import compile_eval_graphs
 from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params
-from train.config.log import LogConf
-from train.config.run import TrainConf
+from train.config.run import LogConf, TrainConf
 from train.distributed.parallel import Parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.rows.held_out import has_external_prompts, resolve_evaluation, write_held_out
-from train.rows.packed_rows import choose_vocabulary, load_training_rows
+from train.rows.packed_rows import load_training_rows
+from train.rows.row_facts import choose_vocabulary
 from train.state import RunState, flatten_config
 
 log = logging.getLogger("train.warmup")

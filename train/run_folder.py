@@ -58,7 +58,7 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     if parallel.is_main:  # before any file of a run in progress is read or removed
         acquire_lock(folder, timeout_s=LEASE_S if is_restart() else 0.0)
     # Each node's launcher counts its own restarts, and restarts when another node's worker dies.
-    if not conf.resume and not parallel.any_rank(is_restart()) and parallel.is_main:
+    if not conf.resume and not any(parallel.gather(is_restart())) and parallel.is_main:
         reset_run_dir(folder)
     parallel.barrier()
     state = RunState(
@@ -86,7 +86,7 @@ def check_same_step(state: RunState, parallel: Parallel) -> None:
     """
     step = state.progress.step
     require(
-        parallel.all_ranks_agree(step),
+        len(set(parallel.gather(step))) == 1,
         f"output_dir: must show every process the same states, got step {step} here and "
         f"a different one elsewhere in {state.states_dir}; start again, or use a file system "
         "that all share",

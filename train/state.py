@@ -254,7 +254,7 @@ class SaveSchedule:
         """Set `overdue` by the main process's clock: a collective, so not for every step."""
         if self.every_steps is None and not self.overdue:
             is_late = time.perf_counter() - self.saved_at >= 60 * self.minutes
-            self.overdue = self.parallel.any_rank(self.parallel.is_main and is_late)
+            self.overdue = any(self.parallel.gather(self.parallel.is_main and is_late))
 
     def restart(self) -> None:
         """Restart the clock: a state was saved."""

@@ -19,7 +19,7 @@ from data.packing.documents import Documents, read_documents
 from data.packing.pack import pack_documents
 from data.sources.tokenized import document_from_pair
 from tests.data.test_tokens import PLAIN, chat_tokenizer
-from train.rows.packed_rows import write_prompt_hashes
+from train.rows.row_facts import write_prompt_hashes
 
 LONG = " ".join(str(1 + i % 50) for i in range(40))
 assert len(LONG) > ANSWER_START_CHARS

@@ -31,7 +31,7 @@ from models.target.config import TargetConf
 from tests.support.tiny import chain, tiny_tokenizer
 from tests.support.toy_run import VOCAB, toy_conf, toy_rows
 from train.config.optim import OptimName
-from train.config.parallel import ParallelConf, Weights
+from train.config.run import ParallelConf, Weights
 from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
@@ -113,7 +113,7 @@ def run(
             {name: p for name, p in learner.named_parameters() if p.requires_grad}
         )
     left = {
-        "heard": spread.any_rank(spread.accelerator.process_index == 1),
+        "heard": any(spread.gather(spread.accelerator.process_index == 1)),
         "fingerprint": own.fingerprint,
         "draft": weights,
         "draft_held": held(learner),

@@ -31,9 +31,8 @@ from models.lock import acquire_lock
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 from tests.support.packed import packed_of
-from train.config.log import LogConf
 from train.config.optim import OptimConf
-from train.config.run import TrainConf
+from train.config.run import LogConf, TrainConf
 from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer

@@ -36,7 +36,7 @@ from tests.support.families import FAMILIES
 from tests.support.tiny import CPU
 from train.__main__ import main
 from train.config.run import TrainConf
-from train.rows.held_out import check_held_out_unchanged, hold_out, write_held_out
+from train.rows.held_out import hold_out
 
 FAMILY = FAMILIES["qwen3"]
 FEW = ["device.compile=false", "device.threads=1"]
@@ -194,24 +194,6 @@ def test_a_run_that_is_trained_already_is_judged_on_the_same(folder, run, capsys
     main.__wrapped__(conf(folder))
     assert "is trained already" in capsys.readouterr().out
     assert report_of(run)["prompts"] == before
-
-
-def test_a_run_is_not_continued_on_data_that_holds_back_others(folder, tmp_path):
-    """More lines move what is held back: the run would be judged on what it has learned."""
-    held = [hold_out_of(folder, tmp_path, count) for count in (40, 40, 80)]
-    write_held_out(held[0], tmp_path)
-    check_held_out_unchanged(held[1], tmp_path)
-    with pytest.raises(UserError, match="data: must hold out the conversations that the run was"):
-        check_held_out_unchanged(held[2], tmp_path)
-
-
-def hold_out_of(folder, place, count):
-    """What a run holds out of so many conversations."""
-    given = conf(folder)
-    given.data.path = str(place / "rows.jsonl")
-    write_lines(place / "rows.jsonl", conversations(count))
-    target = load_target(given.target, CPU)
-    return hold_out(given, target, read_documents(given.data, target.tokenizer))[1]
 
 
 def test_eval_takes_the_prompts_of_the_run(run, command, folder):

@@ -43,7 +43,7 @@ from train.plan import main
 from train.planning.layout import list_layouts
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import plan_run
-from train.planning.tables import planned_steps, size_table, time_table
+from train.planning.tables import planned_steps, time_table
 from train.planning.trace import (
     DRAFT_PASS,
     EVALUATION,
@@ -366,34 +366,27 @@ def test_every_layout_does_all_rows_on_the_cores_there_are(place):
         assert layout.processes <= 8
 
 
-def test_the_command_prints_a_plan_and_writes_it(place, capsys, monkeypatch):
-    file = place / "plans" / "plan.json"
+def test_the_command_prints_a_plan(place, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", [
         "plan", "draft=demo-medusa", f"target.path={place / 'target'}", "machine=trn2.3xlarge",
-        "tokens=1e6", f"data.row_length={LENGTH}", f"output={file}",
+        "tokens=1e6", f"data.row_length={LENGTH}",
     ])  # fmt: skip
     main()
     printed = capsys.readouterr().out
     assert "It fits" in printed
     assert "4 cores of 24.00 GiB" in printed
-    written = json.loads(file.read_text())
-    assert written["fits"]
-    chosen = written["layouts"][written["proposed"]]
-    assert chosen["bytes"] == max(sum(parts.values()) for parts in chosen["phases"].values())
-    assert written["sizes"]["feature_bytes"] == 128 * 2
+    assert "256 bytes per token" in printed  # of bf16 of the final hidden state
 
 
 def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
-    """Of 40 full rows of data, 4 a step. With wsd there is room for the state that is kept."""
-    epochs = ["optim.steps=null", "optim.epochs=2", "optim.schedule=wsd"]
+    """Of 40 full rows of data, 4 a step."""
+    epochs = ["optim.steps=null", "optim.epochs=2"]
     known = plan_run(plan_conf(place, *epochs, f"tokens={40 * LENGTH}"))
     assert planned_steps(known) == 20
     assert ["the run", "20 steps"] in [row[:2] for row in time_table(known).rows]
     unknown = replace(known, conf=replace(known.conf, tokens=None))
     assert ["the run", "2 epochs", "give the data's tokens=N"] in time_table(unknown).rows
-    sizes = known.sizes
-    assert sizes.disk == 4 * (2 * sizes.draft + 3 * 3 * sizes.trained)
-    assert "three states, two checkpoints" in str(size_table(known).rows)
+    assert known.sizes.disk == 4 * (2 * known.sizes.draft + 2 * 3 * known.sizes.trained)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +397,6 @@ def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
             "data.row_length: must be a multiple of 32 on made, got 100; take 128",
         ),
         (["parallel.tensor=3"], "parallel.tensor: must divide the 8 cores of made, got 3"),
-        (["tree.depth=9"], "tree.depth: must be at most the 4 tokens"),
         (["memory_margin=1.5"], "memory_margin: must be at least 0 and below 1"),
         (["target.path=null", "target.name=nobody/nothing"], "target.name: must be a reachable"),
     ],

@@ -23,8 +23,7 @@ from tests.support.toy_run import metrics, weights
 from tests.support.wandb_files import axes, logged, run_ids
 from train import distillation, loop
 from train.__main__ import main
-from train.config.parallel import ParallelConf
-from train.config.run import TrainConf
+from train.config.run import ParallelConf, TrainConf
 from train.distributed.parallel import build_parallel
 from train.quick_eval import build_quick_eval
 from train.rows.features import TargetFeatures

@@ -1,6 +1,7 @@
 """The configurations of `python -m train` and `train.plan`."""
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,50 @@ from models.drafts.config.base import DraftConf
 from models.errors import require
 from models.speculate.config import TreeConf
 from models.target.config import TargetConf
+from models.tracking import TrackerConf, Wandb
 from models.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
-from train.config.log import LogConf
 from train.config.optim import OptimConf
-from train.config.parallel import ParallelConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
 FIRST_STAGE_FOLDER = "first_stage"  # in the folder of the run that starts from it
+
+
+class Weights(Enum):
+    """The placement of weights: a full copy on each data rank, or a part."""
+
+    replicated = "replicated"
+    sharded = "sharded"
+
+
+@dataclass(kw_only=True)
+class ParallelConf:
+    """The placement of target and draft on the processes."""
+
+    tensor: int = 1  # processes that the target's layers are split over
+    target: Weights = Weights.replicated  # over the data ranks
+    draft: Weights = Weights.replicated  # over all processes
+
+    def __post_init__(self) -> None:
+        check_values(self, "parallel", tensor=at_least(1))
+
+    @property
+    def splits_target(self) -> bool:
+        """Return True if several processes hold one copy of the target."""
+        return self.tensor > 1 or self.target is Weights.sharded
+
+
+@dataclass(kw_only=True)
+class LogConf(TrackerConf):
+    """Configuration of a run's metrics: how often they are written, and where."""
+
+    interval: int = 10  # steps
+
+    def __post_init__(self) -> None:
+        check_values(self, "log", interval=at_least(1))
+
+    def list_trackers(self) -> list[str]:
+        """Return the trackers to start with Accelerate."""
+        return [] if self.wandb is Wandb.off else ["wandb"]
 
 
 @dataclass(kw_only=True)
@@ -131,13 +169,12 @@ class TrainConf:
 
 @dataclass(kw_only=True)
 class TrainPlanConf(TrainConf):
-    """Configuration of a run, of the machine to plan it for, and of the plan's file."""
+    """Configuration of a run, and of the machine to plan it for."""
 
     machine: MachineConf = field(default_factory=MachineConf)
     memory_margin: float = 0.1  # share of a core's memory for compiler, runtime, collectives
     prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
     tokens: float | None = None  # of the data set; null = those that the steps of the run read
-    output: str | None = None  # file for the plan as JSON
 
     def __post_init__(self) -> None:
         super().__post_init__()

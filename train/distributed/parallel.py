@@ -30,7 +30,7 @@ from models.parallel.tensor_parallel import plan_shards
 from models.target.config import ModelSource, TargetConf
 from models.target.pretrained import build_meta_model, load_model, read_model_config
 from models.target.target import Target, load_target
-from train.config.parallel import ParallelConf, Weights
+from train.config.run import ParallelConf, Weights
 from train.distributed import torchrun
 
 MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
@@ -198,26 +198,12 @@ class Parallel:
         if not self.is_single_process:  # on XLA it would cost a graph, even for one process
             self.accelerator.wait_for_everyone()
 
-    def any_rank(self, condition: bool) -> bool:
-        """Return True if the condition holds on any process; collective."""
+    def gather(self, number: float) -> list[float]:
+        """Return the `number` of every process; collective."""
         if self.is_single_process:
-            return condition
-        flag = torch.tensor(float(condition), device=self.accelerator.device)
-        return bool(cast(Tensor, self.accelerator.reduce(flag, "sum")))
-
-    def all_ranks_agree(self, number: int) -> bool:
-        """Return True if `number` is the same on all processes; collective."""
-        if self.is_single_process:
-            return True
-        numbers = torch.tensor([number], device=self.accelerator.device)
-        return len(cast(Tensor, self.accelerator.gather(numbers)).unique()) == 1
-
-    def min_over_ranks(self, number: float) -> float:
-        """Return the smallest `number` of all processes; collective."""
-        if self.is_single_process:
-            return number
-        numbers = torch.tensor([number], device=self.accelerator.device)
-        return float(cast(Tensor, self.accelerator.gather(numbers)).min())
+            return [number]
+        numbers = torch.tensor([float(number)], device=self.accelerator.device)
+        return cast(Tensor, self.accelerator.gather(numbers)).tolist()
 
     def main_first(self) -> AbstractContextManager[None]:
         """Return a context whose block runs on the main process before the others.

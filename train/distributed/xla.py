@@ -26,7 +26,7 @@ from models.parallel.tensor_parallel import ParallelLayers, parallelize_model
 from models.target.config import TargetConf
 from models.target.pretrained import load_model
 from models.target.target import Target, load_target
-from train.config.parallel import ParallelConf, Weights
+from train.config.run import ParallelConf, Weights
 from train.distributed.parallel import Parallel
 
 

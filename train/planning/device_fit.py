@@ -16,12 +16,10 @@ from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf
 from train.distributed.parallel import Parallel
 from train.planning.layout import build_layout
-from train.planning.remedies import describe_cut, suggest_overrides
+from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
-from train.state import CHANGEABLE_KEYS, ROUNDING_KEYS
 
 GIB = 2**30
-MUTABLE_KEYS = (*CHANGEABLE_KEYS, *ROUNDING_KEYS, "parallel=")  # what a continued run may change
 log = logging.getLogger(__name__)
 
 
@@ -56,16 +54,16 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     wanted = conf
     if is_auto and saved_rows is not None:
         conf = set_micro_batch_size(conf, saved_rows)
-    core_bytes = parallel.min_over_ranks(core_bytes)  # so that all choose the same rows
+    core_bytes = min(parallel.gather(core_bytes))  # so that all choose the same rows
     plan = plan_on_device(conf, parallel, core_bytes)
     if conf is not wanted and not plan.fits(plan.best):
         conf = wanted
         plan = plan_on_device(conf, parallel, core_bytes)
     if not plan.fits(plan.best):
-        raise UserError(describe_misfit(plan, is_continued=saved_rows is not None))
+        raise UserError(describe_misfit(plan))
     rows = plan.best.layout.rows
     require(
-        parallel.all_ranks_agree(rows),
+        len(set(parallel.gather(rows))) == 1,
         f"optim.micro_batch_size: must be the same on all processes, got {rows} here for auto; "
         "give a number",
     )
@@ -98,14 +96,11 @@ def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> Ma
     return plan_layouts(plan_conf, machine, device.dtype, [layout])
 
 
-def describe_misfit(plan: MachinePlan, *, is_continued: bool) -> str:
+def describe_misfit(plan: MachinePlan) -> str:
     """Return what the run needs, what the device has, and overrides with which it fits."""
     needed, usable = plan.best.peak_bytes / GIB, plan.byte_limit / GIB
     changes = suggest_overrides(plan)
-    cut = describe_cut(changes, plan.conf.data)
-    keeps_run = not is_continued or all(change.startswith(MUTABLE_KEYS) for change in changes)
-    place = "" if keeps_run else ", under another run_name or with resume=false"
-    remedy = f"with {' '.join(changes)} it fits{place}{cut}" if changes else "take a larger device"
+    remedy = f"with {' '.join(changes)} it fits" if changes else "take a larger device"
     bound = "" if plan.best.phases else "more than "  # only what every step holds was counted
     key = "device" if plan.conf.device.memory_gib is None else "device.memory_gib"
     return (

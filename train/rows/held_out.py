@@ -126,27 +126,8 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
 
 def write_held_out(prompts: HeldOutPrompts, folder: Path) -> None:
     """Write the files of a run that is evaluated on its own data; other runs have none."""
-    for file, text in _held_out_files(prompts, folder).items():
-        with report_full_disk(folder):
-            write_text_atomically(file, text)
-
-
-def check_held_out_unchanged(prompts: HeldOutPrompts, folder: Path) -> None:
-    """Raise UserError if a continued run would be evaluated on prompts that it has trained on."""
-    for file, text in _held_out_files(prompts, folder).items():
-        require(
-            not file.exists() or file.read_text() == text,
-            "data: must hold out the conversations that the run was started with, got others "
-            f"than in {file}, because the data or evaluation.max_new_tokens has changed; "
-            "restore it, or use another run_name or resume=false",
-        )
-
-
-def _held_out_files(prompts: HeldOutPrompts, folder: Path) -> dict[Path, str]:
     if not prompts.final:
-        return {}
-    files = {FINAL_FILE: prompts.final, SELECTION_FILE: prompts.selection}
-    return {
-        folder / name: "".join(json.dumps(row) + "\n" for row in rows)
-        for name, rows in files.items()
-    }
+        return
+    for name, rows in ((FINAL_FILE, prompts.final), (SELECTION_FILE, prompts.selection)):
+        with report_full_disk(folder):
+            write_text_atomically(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
