@@ -128,7 +128,7 @@ def learn(
     """Return the tokens/s of training steps and the share of their time spent waiting for data."""
     parallel = build_run_parallel(conf, trackers=[])
     run = open_run(conf, parallel)
-    Trainer.build(
+    Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=run, log=MetricLogger(conf.log, run, parallel.accelerator),
         evaluate=lambda _: {"delivered_per_round": 0.0},

@@ -35,28 +35,32 @@ def distill_draft(fitted: FittedRun) -> None:
     memory_watch = MemoryWatch(parallel.device)
     run = open_run(conf, parallel)
     target = parallel.build_target(conf.target)
-    if run.progress.step == 0 and (first_stage := conf.first_stage()) is not None:
-        first_checkpoint = train_first_stage(first_stage, parallel, target)
-    else:
+    with report_full_disk(run.folder):
         first_checkpoint = None
-    if (limits := conf.draft.describe_engine_limits()) is not None:
-        log.warning(limits)
-    metric_logger = train_draft(conf, parallel, run, target, first_checkpoint)
-    parallel.free_training_memory()
-    report_memory(fitted.planned_bytes, memory_watch)
-
-    if parallel.runs_target:
-        evaluation = resolve_evaluation(conf, run.folder)
-        best_draft = load_draft_under_test(run.folder / "checkpoint", target)
-        drafts = tune_drafts_for_report(
-            target, [best_draft], tree=conf.tree, conf=evaluation, target_conf=conf.target,
-            print_line=log.info, is_target_split=parallel.is_target_split,
-        )  # fmt: skip
-        report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
-        if parallel.is_main:
-            publish_report(conf, report, run.folder, metric_logger)
+        if run.progress.step == 0 and (first_stage := conf.first_stage()) is not None:
+            first_checkpoint = train_first_stage(first_stage, parallel, target)
+        if (limits := conf.draft.describe_engine_limits()) is not None:
+            log.warning(limits)
+        metric_logger = train_draft(conf, parallel, run, target, first_checkpoint)
+        parallel.free_training_memory()
+        report_memory(fitted.planned_bytes, memory_watch)
+        if parallel.runs_target:
+            report = measure_draft(conf, target, run.folder, parallel)
+            if parallel.is_main:
+                publish_report(conf, report, run.folder, metric_logger)
     parallel.barrier()
     parallel.accelerator.end_training()
+
+
+def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Parallel) -> EvalReport:
+    """Decode the run's held-out prompts with the best draft, and with a tuned tree if asked for."""
+    evaluation = resolve_evaluation(conf, folder)
+    best_draft = load_draft_under_test(folder / "checkpoint", target)
+    drafts = tune_drafts_for_report(
+        target, [best_draft], tree=conf.tree, conf=evaluation, target_conf=conf.target,
+        print_line=log.info, is_target_split=parallel.is_target_split,
+    )  # fmt: skip
+    return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
 
 
 def train_first_stage(conf: TrainConf, parallel: Parallel, target: Target) -> Path:
@@ -100,7 +104,7 @@ def train_draft(
             "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
             "deep nodes are rarely accepted", tree.depth, draft.trained_depth,
         )  # fmt: skip
-    Trainer.build(
+    Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=run, log=metric_logger,
         evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation),
@@ -120,9 +124,8 @@ def publish_report(
     conf: TrainConf, report: EvalReport, folder: Path, metric_logger: MetricLogger
 ) -> None:
     """Write the report and the model card to the run folder and the trackers, and print it."""
-    with report_full_disk(folder):
-        write_report_files(report, folder)
-        write_model_card(conf, report, folder)
+    write_report_files(report, folder)
+    write_model_card(conf, report, folder)
     metric_logger.upload_report(collect_results(report, folder, prefix="report"))
     print_report(report)
     log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")

@@ -51,7 +51,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         write_held_out(held_out, folder)
     choose_vocabulary(draft, target, rows, conf.data, folder=None)
     state = RunState(folder, flatten_config(conf))
-    Trainer.build(
+    Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=state, log=MetricLogger(LogConf(), state, parallel.accelerator),
         evaluate=lambda _: {},

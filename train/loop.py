@@ -16,8 +16,6 @@ from typing import cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from data.features.reader import FeatureStore
 from data.packing.documents import Packed
@@ -36,7 +34,6 @@ from train.planning import graph_plan
 from train.quick_eval import chain_acceptance_length
 from train.rows.features import TargetFeatures
 from train.rows.micro_batches import MicroBatch, MicroBatchBuilder
-from train.run_folder import report_full_disk
 from train.state import RunProgress, RunState, SaveSchedule, TrainingState
 
 log = logging.getLogger(__name__)
@@ -94,7 +91,7 @@ def compute_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One run over the steps of `conf.optim`, from its saved state on; `build` makes its parts."""
+    """One run over the steps of `conf.optim`, from its saved state on; its parts are built once."""
 
     conf: TrainConf
     parallel: Parallel
@@ -104,63 +101,67 @@ class Trainer:
     state: RunState
     log: MetricLogger
     evaluate: Callable[[Draft], dict[str, float]]  # must return delivered_per_round
-    rate: LearningRate
-    loss_module: nn.Module  # the draft, as Accelerate wraps it
-    training_state: TrainingState
-    optimizers: list[Optimizer]  # those of `training_state`, as Accelerate wraps them
-    schedules: list[LRScheduler]
-    features: TargetFeatures
-    micro_batches: Generator[list[MicroBatch]]  # of each step to come
-    rows_per_pass: int
-    saves: SaveSchedule
-    metric_buffer: MetricBuffer
-    progress_bar: ProgressBar
+    store: FeatureStore | None = None  # holds the rows' features; None: the target computes them
     clock_start: float = 0.0  # of the steps since the last log line
     clock_start_step: int = 0
     wait_seconds: float = 0.0  # for micro-batches, since then
 
-    @classmethod
-    def build(
-        cls, *, conf: TrainConf, parallel: Parallel, target: Target, draft: Draft, rows: Packed,
-        state: RunState, log: MetricLogger, evaluate: Callable[[Draft], dict[str, float]],
-        store: FeatureStore | None = None,
-    ) -> "Trainer":  # fmt: skip
-        """Build all that the steps use; `run` loads the saved state into it.
+    @cached_property
+    def rate(self) -> LearningRate:
+        return self.conf.optim.learning_rate(self.conf.optim.total_steps(len(self.rows)))
 
-        `store` holds the rows' features; without it the target computes them.
-        """
-        progress, accelerator = state.progress, parallel.accelerator
-        progress.num_rows, progress.steps = len(rows), conf.optim.total_steps(len(rows))
-        rate = conf.optim.learning_rate(progress.steps)
-        is_compiled = conf.optim.compile and parallel.compiles_loss
-        loss_module = parallel.prepare(LossModule(draft, parallel.device, compiled=is_compiled))
-        # Built after sharding, from the weights that this process holds.
-        optimizers, schedules = build_optimizers(conf.optim, draft, parallel.adamw_class, rate=rate)
-        features = TargetFeatures(
-            target, rows, draft.needs.layers, store=store,
-            compiled=graph_plan.compiles_features(conf),
-        )  # fmt: skip
-        builder = MicroBatchBuilder(conf, parallel, draft, features)
+    @cached_property
+    def loss_module(self) -> nn.Module:
+        """Return the draft as Accelerate wraps it."""
         # In training mode, random layers such as dropout would draw per process and micro-batch:
         # `Draft.prepare_batch` draws per row instead.
-        draft.eval()
-        return cls(
-            conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, state=state,
-            log=log, evaluate=evaluate, rate=rate, loss_module=loss_module,
-            training_state=TrainingState(
-                module=loss_module, optimizers=optimizers, schedules=[*schedules]
-            ),
-            optimizers=[accelerator.prepare(optimizer) for optimizer in optimizers],
-            schedules=[accelerator.prepare(schedule) for schedule in schedules],
-            features=features,
-            micro_batches=builder.iterate_steps(range(progress.step, progress.steps)),
-            rows_per_pass=builder.size,
-            saves=SaveSchedule(
-                parallel=parallel, minutes=conf.save_minutes, every_steps=conf.save_interval
-            ),
-            metric_buffer=MetricBuffer(steps=conf.log.interval),
-            progress_bar=ProgressBar(steps_done=progress.step, steps=progress.steps),
+        self.draft.eval()
+        is_compiled = self.conf.optim.compile and self.parallel.compiles_loss
+        return self.parallel.prepare(
+            LossModule(self.draft, self.parallel.device, compiled=is_compiled)
+        )
+
+    @cached_property
+    def trained(self) -> list[nn.Parameter]:
+        return trained_parameters(self.loss_module)
+
+    @cached_property
+    def training_state(self) -> TrainingState:
+        module = self.loss_module  # first: the optimizers take the weights that sharding leaves
+        optimizers, schedules = build_optimizers(
+            self.conf.optim, self.draft, self.parallel.adamw_class, rate=self.rate
+        )
+        return TrainingState(module=module, optimizers=optimizers, schedules=[*schedules])
+
+    @cached_property
+    def wrapped(self) -> TrainingState:
+        """Return the training state as Accelerate steps it."""
+        prepare, state = self.parallel.accelerator.prepare, self.training_state
+        return TrainingState(
+            module=state.module,
+            optimizers=[prepare(optimizer) for optimizer in state.optimizers],
+            schedules=[prepare(schedule) for schedule in state.schedules],
+        )
+
+    @cached_property
+    def features(self) -> TargetFeatures:
+        return TargetFeatures(
+            self.target, self.rows, self.draft.needs.layers, store=self.store,
+            compiled=graph_plan.compiles_features(self.conf),
         )  # fmt: skip
+
+    @cached_property
+    def builder(self) -> MicroBatchBuilder:
+        return MicroBatchBuilder(self.conf, self.parallel, self.draft, self.features)
+
+    @cached_property
+    def micro_batches(self) -> Generator[list[MicroBatch]]:
+        """Return an iterator over the micro-batches of each step to come."""
+        return self.builder.iterate_steps(range(self.state.progress.step, self.rate.steps))
+
+    @cached_property
+    def metric_buffer(self) -> MetricBuffer:
+        return MetricBuffer(steps=self.conf.log.interval)
 
     @cached_property
     def _step(self) -> Callable[[dict[int, MicroBatch]], None]:
@@ -170,27 +171,32 @@ class Trainer:
         """Train to the last step, and return the run's progress.
 
         Metrics, states and the best checkpoint are written into the run folder on the way. Raise
-        UserError if a loss is not finite or the disk is full.
+        UserError if a loss is not finite.
         """
         conf, progress, steps = self.conf, self.state.progress, self.rate.steps
-        with self._resume():
+        progress.num_rows, progress.steps = len(self.rows), steps
+        saves = SaveSchedule(
+            parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_interval
+        )
+        bar = ProgressBar(steps_done=progress.step, steps=steps)
+        with self._resume(), bar:
             log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
             self._restart_clock()
-            with report_full_disk(self.state.folder), self.progress_bar:
-                while progress.step < steps:
-                    self._train_step()
-                    progress.step += 1
-                    is_last = progress.step == steps
-                    should_evaluate = is_last or progress.step % conf.eval_every == 0
-                    should_log = should_evaluate or progress.step % conf.log.interval == 0
-                    if should_log or self.saves.is_due(progress.step):
-                        # Read the metrics before saving, so that a non-finite loss ends the run
-                        # without saving a bad state.
-                        self._log_metrics(should_evaluate)
-                        # A collective, so only here; it can make a state due by time.
-                        self.saves.read_clock()
-                    if is_last or self.saves.is_due(progress.step):
-                        self._save()
+            while progress.step < steps:
+                self._train_step()
+                progress.step += 1
+                is_last = progress.step == steps
+                should_evaluate = is_last or progress.step % conf.eval_every == 0
+                should_log = should_evaluate or progress.step % conf.log.interval == 0
+                if should_log or saves.is_due(progress.step):
+                    # Read the metrics before saving, so that a non-finite loss ends the run
+                    # without saving a bad state.
+                    self._log_metrics(bar, should_evaluate)
+                    saves.read_clock()  # a collective, so only here; it can make a state due
+                if is_last or saves.is_due(progress.step):
+                    self.state.save(self.training_state, self.parallel)
+                    saves.restart()
+                    self._restart_clock()
         return progress
 
     def warmup(self) -> None:
@@ -211,17 +217,11 @@ class Trainer:
             if self.parallel.is_main:
                 drop_later_lines(self.log.file, after=self.state.progress.step)
             if self.conf.data.keep_features:
-                self.features.keep_all(self.rows_per_pass)
+                self.features.keep_all(self.builder.size)
             device.compile_if_lazy(allocate_optimizer_states)(optimizers)
             self.state.load(self.training_state, self.parallel)
-            self.draft.restore_frozen(self.target)
             self.parallel.prepare_optimizers(optimizers)
             yield
-
-    def _save(self) -> None:
-        self.state.save(self.training_state, self.parallel)
-        self.saves.restart()
-        self._restart_clock()
 
     def _train_step(self) -> None:
         device, began = self.parallel.accelerator.device, time.perf_counter()
@@ -229,7 +229,7 @@ class Trainer:
         self.wait_seconds += time.perf_counter() - began
         # In a dict, because a lazy device tells graphs apart by its tensors, not by a list's.
         self._step({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
-        for schedule in self.schedules:
+        for schedule in self.wrapped.schedules:
             schedule.step()
 
     def optimizer_step(self, micro_batches: dict[int, MicroBatch]) -> None:
@@ -260,15 +260,14 @@ class Trainer:
 
         weight = self.parallel.all_reduce_sum(sums["loss"])[1]
         scale = gradient_scale(weight, accelerator.num_processes)
-        trained = trained_parameters(self.loss_module)
-        for parameter in trained:
+        for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
         norm = full_tensor(
-            cast(Tensor, accelerator.clip_grad_norm_(trained, self.conf.optim.max_grad_norm))
+            cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm))
         )
         self.metric_buffer.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
-        for optimizer in self.optimizers:
+        for optimizer in self.wrapped.optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -282,12 +281,12 @@ class Trainer:
             return {}
         return {"step_weights": self.parallel.all_reduce_sum(torch.stack(weights).sum(0))}
 
-    def _log_metrics(self, should_evaluate: bool) -> None:
+    def _log_metrics(self, bar: ProgressBar, should_evaluate: bool) -> None:
         """Write a line of metrics, of the steps since the last one and of the draft; collective."""
         step, clock_start_step = self.state.progress.step, self.clock_start_step
         seconds = time.perf_counter() - self.clock_start
         values = self._read_metrics(seconds)
-        self.progress_bar.report(step, values, seconds_per_step=seconds / (step - clock_start_step))
+        bar.report(step, values, seconds_per_step=seconds / (step - clock_start_step))
         self._restart_clock()
         line = {f"train/{name}": value for name, value in values.items()}
         self.log.write(step, line | (self._evaluate_draft() if should_evaluate else {}))

@@ -23,7 +23,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -53,15 +52,14 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     ignore_frozen_params=True,
     strict=False,  # frozen weights may be missing; dcp.load reports any other
 )
-# Keys that may differ when a run is continued: they change its outputs and logs, not its weights.
-# device.route, which `device.name=auto` resolved to, must not differ.
+# Keys that may differ when a run is continued: they change its outputs and logs, not its weights,
+# or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_KEYS = (
     "log.", "data.for_any_target", "data.license", "data.processes", "evaluation.", "output_dir",
     "resume", "save_every", "save_minutes", "device.threads", "device.name", "device.cache_dir",
     "device.visible_cores", "device.num_cores", "device.memory_gib", "parallel.", "tree.auto",
+    "optim.micro_batch_size", "loss.logits_chunk",
 )  # fmt: skip
-# Keys that may differ too: they only group the terms of sums, which then round differently.
-ROUNDING_KEYS = ("optim.micro_batch_size", "loss.logits_chunk")
 STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run_folder.py checks whether they may differ
 
 
@@ -141,16 +139,12 @@ class RunState:
         saved_config = saved["config"]
         for key in sorted(saved_config.keys() | self.config.keys()):
             before, now = saved_config.get(key), self.config.get(key)
-            if key in ROUNDING_KEYS:
-                warn_if_changed(key, before, now)
-                continue
             started = f"with {before}" if key in saved_config else "without it"
             require(
                 before == now or key.startswith(CHANGEABLE_KEYS) or key in STEP_KEYS,
                 f"{key}: the run was started {started}, got {now}; "
                 "use another run_name or resume=false",
             )
-        warn_if_changed("threads", saved["threads"], torch.get_num_threads())
         self.progress = RunProgress(**saved["progress"])
 
     def record_rows(self, rows_hash: str) -> None:
@@ -189,7 +183,6 @@ class RunState:
                 saved = {
                     "version": STATE_VERSION,
                     "progress": asdict(self.progress),
-                    "threads": torch.get_num_threads(),
                     "config": self.config,
                 }
                 (partial / PROGRESS_FILE).write_text(json.dumps(saved, indent=2))
@@ -205,15 +198,6 @@ class RunState:
             with _silence_dcp_warning():
                 dcp.load(state, checkpoint_id=newest, no_dist=parallel.is_single_process)
             training_state.load_state_dict(state)
-
-
-def warn_if_changed(name: str, before: Any, now: Any) -> None:
-    """Warn that a continued run will not end with the same bits, if a setting has changed."""
-    if before != now:
-        log.warning(
-            "%s: the run was started with %s and continues with %s: its weights may differ in the "
-            "last bits", name, before, now,
-        )  # fmt: skip
 
 
 def remove_state(state: Path) -> None:

@@ -66,7 +66,7 @@ def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device:
         budgets.append(device.ledger.budget)
         return {"delivered_per_round": 1.0}
 
-    Trainer.build(
+    Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows(), state=state,
         log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=evaluate,
     ).run()  # fmt: skip

@@ -91,7 +91,7 @@ def run(
     state.load_progress()
     own = spread.build_target(conf.target)
     learner = build_draft(conf.draft, own, loss=conf.loss, seed=conf.seed)
-    loop = Trainer.build(
+    loop = Trainer(
         conf=conf, parallel=spread, target=own, draft=learner, rows=toy_rows(),
         state=state, log=MetricLogger(conf.log, state, spread.accelerator),
         evaluate=build_quick_eval(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),

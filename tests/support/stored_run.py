@@ -73,7 +73,7 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows, _, store = load_training_rows(conf, target, draft, parallel)
     choose_vocabulary(draft, target, rows, conf.data, state.folder)
-    Trainer.build(
+    Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=state,
         log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=evaluate,

@@ -36,7 +36,7 @@ from train.config.run import LogConf, TrainConf
 from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.run_folder import check_same_step, check_steps
+from train.run_folder import check_same_step, check_steps, report_full_disk
 from train.state import RunProgress, RunState, flatten_config
 
 VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
@@ -155,7 +155,7 @@ def toy_run(
         state.remove_old_states()
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     log = MetricLogger(conf.log, state, parallel.accelerator)
-    loop = Trainer.build(
+    loop = Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=toy_rows(), state=state,
         log=log, evaluate=toy_length,
     )  # fmt: skip
@@ -168,7 +168,8 @@ def toy_run(
             learn()
 
         loop._train_step = interrupted
-    return draft, loop.run()
+    with report_full_disk(folder):
+        return draft, loop.run()
 
 
 def toy_length(draft: Draft) -> dict[str, float]:

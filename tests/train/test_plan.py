@@ -102,7 +102,7 @@ def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
     parallel = build_parallel(conf.parallel, device, trackers=[])
     state = RunState(folder, flatten_config(conf))
-    return Trainer.build(
+    return Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows,
         state=state, log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=lambda _: {},
     )  # fmt: skip

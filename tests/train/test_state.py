@@ -109,23 +109,15 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     )
 
 
-def test_what_does_not_change_the_weights_may_change(started):
+def test_what_changes_at_most_the_rounding_may_change(started):
     folder, conf = started
-    changed = replace(conf, log=replace(conf.log, interval=5), save_every=7, resume=False)
+    changed = replace(
+        conf, log=replace(conf.log, interval=5), save_every=7, resume=False,
+        optim=replace(conf.optim, micro_batch_size=1),
+    )  # fmt: skip
     state = RunState(folder, flatten_config(changed))
     state.load_progress()
     assert state.progress.step == 8
-
-
-@pytest.mark.parametrize("key", ["optim.micro_batch_size", "loss.logits_chunk"])
-def test_how_sums_are_grouped_may_change_and_it_is_said(started, caplog, key):
-    folder, conf = started
-    group, name = key.split(".")
-    changed = replace(conf, **{group: replace(getattr(conf, group), **{name: 1})})
-    state = RunState(folder, flatten_config(changed))
-    state.load_progress()
-    assert state.progress.step == 8
-    assert f"{key}: the run was started with " in caplog.text
 
 
 def test_a_run_of_an_earlier_version_is_refused_with_its_version(started):
@@ -140,14 +132,6 @@ def test_a_run_of_an_earlier_version_is_refused_with_its_version(started):
         f"run_name: must name a run of version 3, got 2 in {folder}; "
         "use another run_name or resume=false"
     )
-
-
-def test_another_thread_count_is_said(started, caplog):
-    folder, conf = started
-    saved = folder / "state" / "00000008" / "progress.json"
-    saved.write_text(saved.read_text().replace('"threads": 1', '"threads": 3'))
-    RunState(folder, flatten_config(conf)).load_progress()
-    assert "threads: the run was started with 3 and continues with 1" in caplog.text
 
 
 def test_a_finished_run_is_not_trained_further(started):

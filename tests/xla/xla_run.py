@@ -31,7 +31,6 @@ from train.config.run import LogConf, TrainConf
 from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.optim import trained_parameters
 from train.planning import graph_plan
 from train.state import RunState, flatten_config
 
@@ -67,8 +66,7 @@ class Watched(Trainer):
             decay = self.conf.optim.betas[0]  # the first average is the gradient times 1 - decay
             optimizer = self.training_state.optimizers[0]
             self.gradient = [
-                optimizer.state[p]["exp_avg"].cpu() / (1 - decay)
-                for p in trained_parameters(self.draft)
+                optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained
             ]
             self.warm = self.parallel.device.count_graphs()
 
@@ -95,7 +93,7 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
     folder.mkdir(parents=True)
     parallel = build_parallel(conf.parallel, device, trackers=conf.log.list_trackers())
     state = RunState(folder, flatten_config(conf))
-    loop = Watched.build(
+    loop = Watched(
         conf=conf, parallel=parallel, target=target, rows=rows, state=state,
         draft=build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed),
         log=MetricLogger(conf.log, state, parallel.accelerator),

@@ -31,7 +31,6 @@ from models.errors import require
 from models.files import write_text_atomically
 from models.target.target import Target
 from train.config.run import TrainConf
-from train.run_folder import report_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -129,5 +128,4 @@ def write_held_out(prompts: HeldOutPrompts, folder: Path) -> None:
     if not prompts.final:
         return
     for name, rows in ((FINAL_FILE, prompts.final), (SELECTION_FILE, prompts.selection)):
-        with report_full_disk(folder):
-            write_text_atomically(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+        write_text_atomically(folder / name, "".join(json.dumps(row) + "\n" for row in rows))

@@ -23,7 +23,6 @@ from models.target.target import Target
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import hold_out
-from train.run_folder import report_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +95,7 @@ def _answer_with_target(
     answers = [ids for _, ids in sorted(generated)]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            report_full_disk(path.parent),
-            # Runs of other names may write the same file at the same time.
-            tempfile.TemporaryDirectory(dir=path.parent, suffix=PARTIAL_SUFFIX) as own_folder,
-        ):
+        # Runs of other names may write the same file at the same time.
+        with tempfile.TemporaryDirectory(dir=path.parent, suffix=PARTIAL_SUFFIX) as own_folder:
             write_text_atomically(path, json.dumps(answers), partial_dir=Path(own_folder))
     return answers

@@ -30,7 +30,6 @@ from models.drafts.base import Draft
 from models.files import atomic_path
 from models.speculate.draft_vocab import required_token_ids
 from models.target.target import Target
-from train.run_folder import report_full_disk
 
 log = logging.getLogger(__name__)
 VOCABULARY_FILE = "vocabulary.md"  # in a run folder; only the checkpoint lists the tokens
@@ -45,11 +44,7 @@ def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder
         for number in np.unique(rows.table[:, DOCUMENT]).tolist()
         for prompt_hash in _hash_document(rows.documents[number], tokenizer)
     }
-    with (
-        report_full_disk(folder),
-        atomic_path(folder / PROMPT_HASHES_FILE) as partial,
-        partial.open("wb") as stream,
-    ):
+    with atomic_path(folder / PROMPT_HASHES_FILE) as partial, partial.open("wb") as stream:
         np.save(stream, np.array(sorted(hashes), np.uint64))
 
 
@@ -89,5 +84,4 @@ def choose_vocabulary(
         sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
         coverage = build_coverage_table(counts, sizes, required_ids)
         print_table(coverage[0], coverage[1:])
-        with report_full_disk(folder):
-            (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))
+        (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))
