@@ -10,7 +10,8 @@ from models.errors import run_checks
 from models.target.precision import build_device
 from models.target.pretrained import check_pretrained
 from train.config.run import TrainConf
-from train.distributed.parallel import Parallel, build_parallel, check_parallel, check_target_split
+from train.distributed.build import build_parallel, check_parallel, check_target_split
+from train.distributed.parallel import Parallel
 from train.optim import check_optimizer
 
 

@@ -20,7 +20,7 @@ from tests.support.killing import toy_process
 from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.run import ParallelConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.run_folder import open_run
 
 FORK = multiprocessing.get_context("fork")

@@ -17,7 +17,7 @@ from tests.support.parallel_layers import shard_state_dict, unshard_state_dict
 from tests.support.sharded import CUT, RANKS, UNCUT, model_of
 from tests.support.tiny import CPU, tiny_tokenizer
 from train.config.run import ParallelConf, Weights
-from train.distributed.parallel import build_parallel, check_parallel, check_target_split
+from train.distributed.build import build_parallel, check_parallel, check_target_split
 
 
 @pytest.fixture(scope="module")

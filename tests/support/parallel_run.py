@@ -32,7 +32,7 @@ from tests.support.tiny import chain, tiny_tokenizer
 from tests.support.toy_run import VOCAB, toy_conf, toy_rows
 from train.config.optim import OptimName
 from train.config.run import ParallelConf, Weights
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.quick_eval import build_quick_eval

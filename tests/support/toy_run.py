@@ -33,7 +33,7 @@ from models.target.target import Target
 from tests.support.packed import packed_of
 from train.config.optim import OptimConf
 from train.config.run import LogConf, TrainConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.run_folder import check_same_step, check_steps, report_full_disk

@@ -22,7 +22,7 @@ from models.errors import UserError
 from tests.neuron_device import story
 from tests.train.test_train_command import folder as small_run  # noqa: F401, a fixture
 from train.config.run import TrainConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.run_folder import open_run
 
 HERE = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from models.target.config import TargetConf
 from tests.support.parallel_run import run, save_target
 from tests.support.toy_run import metrics
 from train.config.run import ParallelConf, Weights
-from train.distributed.parallel import check_parallel, check_target_split
+from train.distributed.build import check_parallel, check_target_split
 
 ROOT = Path(__file__).parents[2]
 SPLIT = {"tensor": 2}

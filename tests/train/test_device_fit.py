@@ -21,7 +21,7 @@ from models.target.precision import resolve_machine
 from tests.support.tiny import CPU, sampled_texts
 from train.__main__ import main
 from train.config.run import ParallelConf, TrainConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.planning.device_fit import fit_run, plan_on_device
 from train.planning.trace import OPTIMIZER_STEP, TRAINED
 

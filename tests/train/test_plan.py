@@ -36,7 +36,7 @@ from tests.support.parallel_layers import shard_state_dict
 from tests.support.sharded import CUT, HEADED, model_of
 from tests.support.tiny import CPU
 from train.config.run import TrainConf, TrainPlanConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.plan import main

@@ -15,7 +15,7 @@ from tests.support.killing import finish, kill, kill_while_saving, newest_step
 from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.run import ParallelConf, TrainConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.log import drop_later_lines
 from train.state import RunState, SaveSchedule, flatten_config
 

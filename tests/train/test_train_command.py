@@ -24,7 +24,7 @@ from tests.support.wandb_files import axes, logged, run_ids
 from train import distillation, loop
 from train.__main__ import main
 from train.config.run import ParallelConf, TrainConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.quick_eval import build_quick_eval
 from train.rows.features import TargetFeatures
 from train.rows.packed_rows import _answer_with_target

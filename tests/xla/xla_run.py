@@ -28,7 +28,7 @@ from tests.support.packed import packed_of
 from tests.support.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.support.toy_run import toy_conf
 from train.config.run import LogConf, TrainConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.planning import graph_plan

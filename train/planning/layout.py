@@ -10,7 +10,7 @@ from models.errors import UserError, require
 from models.meta_model import MetaTarget, find_head_layers
 from models.parallel.tensor_parallel import plan_shards
 from train.config.run import ParallelConf, TrainConf, Weights
-from train.distributed.parallel import check_heads
+from train.distributed.build import check_heads
 from train.planning.trace import (
     DRAFT_PASS,
     FROZEN,

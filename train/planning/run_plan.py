@@ -22,7 +22,7 @@ from models.meta_model import (
 from models.target.precision import resolve_machine
 from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainPlanConf, Weights
-from train.distributed.parallel import check_layout
+from train.distributed.build import check_layout
 from train.optim import trained_parameters
 from train.planning.graph_plan import list_graphs
 from train.planning.layout import (
