@@ -21,8 +21,7 @@ from models.device import machine_specs
 from models.device.config import MachineConf
 from models.device.device import Device
 from models.device.machine_specs import check_dtype, measure_machine
-from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
-from models.distill import losses
+from models.device.memory_trace import TracedPhase, fake_model
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
@@ -185,20 +184,6 @@ def trace_rows(
 
 
 @pytest.mark.parametrize(
-    ("kind", "device"),
-    [(kind, CPU) for kind in KINDS] + [("eagle3", HALF)],
-    ids=lambda value: value.dtype if isinstance(value, Device) else value,
-)
-def test_a_trace_of_two_chunks_of_logits_counts_what_one_of_all_does(kind, device, monkeypatch):
-    """The last of them is smaller without its padding, at these sizes."""
-    short = trace_rows(kind, 3, device)
-    monkeypatch.setattr(
-        MemoryTracer, "map_chunks", lambda _, compute, chunks: [compute(c) for c in chunks]
-    )
-    assert short == trace_rows(kind, 3, device)
-
-
-@pytest.mark.parametrize(
     ("kind", "switch", "bytes_per_position"),
     [
         ("eagle1", "draft.feature_noise", 4 * config().hidden_size),
@@ -221,16 +206,6 @@ def test_random_numbers_of_a_batch_move_to_the_device_with_its_own_pass(tmp_path
     assert len(moved) == 2
     assert {micro_batch.batch.input_ids.device.type for micro_batch in moved} == {"meta"}
     assert {micro_batch.extras["noise"].device.type for micro_batch in moved} == {"cpu"}
-
-
-@pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft model"])
-def test_a_trace_of_many_rows_computes_as_few_chunks_as_one_of_few(kind, monkeypatch):
-    computed, compute = [], losses._loss_and_grad
-    monkeypatch.setattr(losses, "_loss_and_grad", lambda *a: computed.append(1) or compute(*a))
-    trace_rows(kind, 3)
-    few = len(computed)
-    trace_rows(kind, 9)
-    assert len(computed) == 2 * few
 
 
 def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
@@ -408,22 +383,21 @@ def test_mistakes_are_refused_in_a_line(place, overrides, line):
     assert "\n" not in str(refused.value)
 
 
-def test_heads_that_cannot_be_shared_are_refused(place):
-    wide = MachineConf(**vars(GENEROUS) | {"chips": 4})
-    with pytest.raises(UserError, match=r"parallel\.tensor: .* a divisor of its 8 attention heads"):
-        plan_run(plan_conf(place, "parallel.tensor=16", machine=wide))
-
-
-def test_heads_are_repeated_where_the_route_can(place):
-    plain = MachineConf(**vars(GENEROUS) | {"repeats_heads": False})
-    with pytest.raises(UserError, match=r"must divide the target's 4 key-value heads, got 8"):
-        plan_run(plan_conf(place, "parallel.tensor=8", machine=plain))
-
-
-def test_a_precision_that_the_machine_lacks_is_refused(place):
-    half = MachineConf(**vars(GENEROUS) | {"tflops": {"bfloat16": 4.0}})
-    with pytest.raises(UserError, match=r"device\.precision: must be one of bfloat16 on made"):
-        plan_run(plan_conf(place, "device.precision=float32", machine=half))
+@pytest.mark.parametrize(
+    ("machine", "override", "line"),
+    [
+        ({"chips": 4}, "parallel.tensor=16", r"parallel\.tensor: .* a divisor of its 8 attention"),
+        ({"repeats_heads": False}, "parallel.tensor=8", r"divide the target's 4 key-value heads"),
+        (
+            {"tflops": {"bfloat16": 4.0}}, "device.precision=float32",
+            r"device\.precision: must be one of bfloat16 on made",
+        ),
+    ],
+    ids=["heads", "repeated heads", "precision"],
+)  # fmt: skip
+def test_what_the_machine_cannot_do_is_refused(place, machine, override, line):
+    with pytest.raises(UserError, match=line):
+        plan_run(plan_conf(place, override, machine=MachineConf(**vars(GENEROUS) | machine)))
 
 
 @pytest.mark.parametrize("seconds", [machine_specs.MEASURE_SECONDS, 0.0])

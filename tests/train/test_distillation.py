@@ -304,35 +304,6 @@ def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypa
     assert report["device"]["compiled"] is False
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "tree.depth=17",
-            "tree.depth: must be at most the 16 tokens that the draft can propose, got 17",
-        ),
-        (
-            "evaluation.prompts=nowhere.jsonl",
-            "evaluation.prompts: must be a readable JSONL file, got nowhere",
-        ),
-        ("data.path=nowhere.jsonl", "data.path: "),
-        (
-            "output_dir=/dev/null/out",
-            "output_dir: must be a writable folder, got /dev/null/out/wrong",
-        ),
-        (
-            "target.name=nowhere/at-all",
-            "target.name: must be a reachable model, got 'nowhere/at-all'",
-        ),
-    ],
-)
-def test_what_is_wrong_is_refused_by_key(folder, override, message):
-    tree = ["tree.nodes=32"] if override.startswith("tree") else []
-    with pytest.raises(UserError) as refused:
-        run(conf(folder, "run_name=wrong", override, *tree))
-    assert str(refused.value).startswith(message)
-
-
 def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, learned):
     draft, texts = learned
     prompts = [text[:4] for text in texts]
