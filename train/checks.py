@@ -10,7 +10,7 @@ from models.errors import run_checks
 from models.target.precision import build_device
 from models.target.pretrained import check_pretrained
 from train.config.run import TrainConf
-from train.distributed.build import build_parallel, check_parallel, check_target_split
+from train.distributed.build import build_parallel, check_parallel
 from train.distributed.parallel import Parallel
 from train.optim import check_optimizer
 
@@ -20,10 +20,7 @@ def check_inputs(conf: TrainConf, *, reads_data: bool = True) -> Preview | None:
 
     Raise UserError for what a run of these settings cannot use.
     """
-    check_parallel(
-        conf.parallel, rows=conf.optim.rows_per_step, trains_target=conf.draft.trains_target,
-        device=conf.device.name, optimizer=conf.optim.name.value,
-    )  # fmt: skip
+    check_parallel(conf)
     checks = [partial(check_pretrained, model) for model in (conf.target, conf.draft.pretrained)]
     preview = None
     if reads_data:
@@ -33,7 +30,6 @@ def check_inputs(conf: TrainConf, *, reads_data: bool = True) -> Preview | None:
     else:
         run_checks(*checks)
     check_captured_data(conf.data, target=conf.target, draft=conf.draft, loss=conf.loss)
-    check_target_split(conf.parallel, conf.target, device=conf.device.name)
     check_prompts(conf.target, conf.evaluation)
     return preview
 

@@ -44,6 +44,11 @@ class ParallelConf:
         """Return True if several processes hold one copy of the target."""
         return self.tensor > 1 or self.target is Weights.sharded
 
+    @property
+    def splits_weights(self) -> bool:
+        """Return True if target or draft are not whole on every process."""
+        return self.splits_target or self.draft is Weights.sharded
+
 
 @dataclass(kw_only=True)
 class LogConf(TrackerConf):

@@ -12,9 +12,8 @@ from models.device.config import DeviceName
 from models.device.device import Device
 from models.errors import require
 from models.parallel.tensor_parallel import plan_shards
-from models.target.config import TargetConf
 from models.target.pretrained import build_meta_model, read_model_config
-from train.config.run import ParallelConf, Weights
+from train.config.run import ParallelConf, TrainConf
 from train.distributed import torchrun
 from train.distributed.parallel import Parallel
 from train.distributed.xla import XlaParallel, check_xla_layout, import_neuronx_distributed
@@ -23,63 +22,50 @@ MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of
 COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
 
 
-def check_parallel(
-    conf: ParallelConf, *, rows: int, trains_target: bool,
-    device: DeviceName = DeviceName.auto, optimizer: str = "adamw",
-) -> None:  # fmt: skip
-    """Raise UserError for a setting that cannot work, whatever the target."""
+def check_parallel(conf: TrainConf) -> None:
+    """Raise UserError if the launched processes cannot train in the run's layout.
+
+    Of the target, only its config is read.
+    """
     torchrun.check_launch()
-    processes = torchrun.get_world_size()
+    parallel, processes = conf.parallel, torchrun.get_world_size()
     require(
-        processes % conf.tensor == 0,
-        f"parallel.tensor: must divide the {processes} processes, got {conf.tensor}; "
+        processes % parallel.tensor == 0,
+        f"parallel.tensor: must divide the {processes} processes, got {parallel.tensor}; "
         "launch a multiple of it or lower it",
     )
-    data_ranks = processes // conf.tensor
+    rows, data_ranks = conf.optim.rows_per_step, processes // parallel.tensor
     require(
         rows % data_ranks == 0,
         f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
         f"got {rows}; give {data_ranks} rows or a multiple of that",
     )
-    check_layout(conf, trains_target=trains_target, device=device, optimizer=optimizer)
-    if device is not DeviceName.xla and shards_weights(conf):
-        # Splitting failed with torch 2.9; 2.10 to 2.12 are untested.
-        require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
-            torch.__version__ >= f"{MIN_TORCH}.dev0",
-            f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
-            f"{torch.__version__}; upgrade torch, or set parallel=data",
-        )
+    check_layout(conf)
+    if conf.device.name is DeviceName.xla:
+        if parallel.tensor > 1:
+            plan_shards(build_meta_model(conf.target), parallel.tensor)
+        return
+    # Splitting failed with torch 2.9; 2.10 to 2.12 are untested.
+    require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
+        not parallel.splits_weights or torch.__version__ >= f"{MIN_TORCH}.dev0",
+        f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
+        f"{torch.__version__}; upgrade torch, or set parallel=data",
+    )
+    if parallel.tensor > 1:
+        check_heads(parallel, read_model_config(conf.target).get_text_config())
 
 
-def shards_weights(conf: ParallelConf) -> bool:
-    """Return whether target or draft are not whole on every process."""
-    return conf.splits_target or conf.draft is Weights.sharded
-
-
-def check_layout(
-    conf: ParallelConf, *, trains_target: bool, device: DeviceName, optimizer: str
-) -> None:
+def check_layout(conf: TrainConf) -> None:
     """Raise UserError for a layout that the draft or the device's route cannot train in."""
+    parallel = conf.parallel
     require(
-        not (trains_target and shards_weights(conf)),
+        not (conf.draft.trains_target and parallel.splits_weights),
         "parallel: a draft that adapts its target needs both whole on every process, got "
-        f"tensor={conf.tensor}, target={conf.target.name}, draft={conf.draft.name}; "
+        f"tensor={parallel.tensor}, target={parallel.target.name}, draft={parallel.draft.name}; "
         "leave parallel at its defaults or choose another draft",
     )
-    if device is DeviceName.xla:
-        check_xla_layout(conf, optimizer)
-
-
-def check_target_split(
-    conf: ParallelConf, target: TargetConf, *, device: DeviceName = DeviceName.auto
-) -> None:
-    """Raise UserError if the target cannot be split. No weights are loaded."""
-    if conf.tensor == 1:
-        return
-    if device is DeviceName.xla:
-        plan_shards(build_meta_model(target), conf.tensor)
-    else:
-        check_heads(conf, read_model_config(target).get_text_config())
+    if conf.device.name is DeviceName.xla:
+        check_xla_layout(parallel, conf.optim.name.value)
 
 
 def check_heads(conf: ParallelConf, config: Any) -> None:

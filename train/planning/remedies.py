@@ -8,8 +8,9 @@ from typing import Any
 from models.device.memory_trace import LOGITS
 from models.errors import UserError
 from train.config.run import ParallelConf, TrainPlanConf, Weights
+from train.distributed.build import check_layout
 from train.planning.layout import BUCKETS, build_layout
-from train.planning.run_plan import LayoutOption, MachinePlan, check_planned_layout
+from train.planning.run_plan import LayoutOption, MachinePlan
 from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
 MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little
@@ -37,7 +38,7 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
 
 def _can_train(conf: TrainPlanConf) -> bool:
     try:
-        check_planned_layout(conf)
+        check_layout(conf)
     except UserError:
         return False
     return True

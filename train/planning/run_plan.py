@@ -144,7 +144,7 @@ class MachinePlan:
 
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
     """Return a plan with all layouts of a run; raise UserError for what no layout can do."""
-    check_planned_layout(conf)
+    check_layout(conf)
     machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     check_dtype(machine, dtype)
     machine.check_length(conf.data.row_length)
@@ -153,14 +153,6 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.made.tokens))
     return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
-
-
-def check_planned_layout(conf: TrainPlanConf) -> None:
-    """Raise UserError for a layout that training would refuse."""
-    check_layout(
-        conf.parallel, trains_target=conf.draft.trains_target, device=conf.device.name,
-        optimizer=conf.optim.name.value,
-    )  # fmt: skip
 
 
 def plan_layouts(
