@@ -139,10 +139,9 @@ class RunState:
         saved_config = saved["config"]
         for key in sorted(saved_config.keys() | self.config.keys()):
             before, now = saved_config.get(key), self.config.get(key)
-            started = f"with {before}" if key in saved_config else "without it"
             require(
                 before == now or key.startswith(CHANGEABLE_KEYS) or key in STEP_KEYS,
-                f"{key}: the run was started {started}, got {now}; "
+                f"{key}: the run was started with {before}, got {now}; "
                 "use another run_name or resume=false",
             )
         self.progress = RunProgress(**saved["progress"])

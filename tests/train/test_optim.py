@@ -71,13 +71,6 @@ def test_cosine_passes_the_middle_and_ends_near_its_floor():
     assert rate.factor(99) == pytest.approx(0.2, abs=0.01)
 
 
-def test_wsd_holds_then_falls():
-    rate = OptimConf(warmup_ratio=0.1, decay_ratio=0.3, schedule=Schedule.wsd).learning_rate(100)
-    assert {rate.factor(step) for step in range(9, 70)} == {1.0}
-    assert rate.factor(70) < 1
-    assert 0 < rate.factor(99) < 0.05
-
-
 def test_the_schedule_is_a_function_of_the_step_alone():
     conf = OptimConf(steps=20, lr=0.5)
     (optimizer,), (schedule,) = build_optimizers(conf, Small())

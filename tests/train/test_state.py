@@ -16,7 +16,6 @@ from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.build import build_parallel
-from train.log import drop_later_lines
 from train.state import RunState, SaveSchedule, flatten_config
 
 PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
@@ -144,28 +143,11 @@ def test_a_finished_run_is_not_trained_further(started):
     assert torch.equal(draft.lm_head.weight, before["draft.lm_head.weight"])
 
 
-def test_forgetting_keeps_what_came_before(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    drop_later_lines(file, after=2)
-    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
-
-
 def test_a_state_holds_what_is_trained_alone(tmp_path):
     draft, _ = toy_run(tmp_path, toy_conf())
     trained = {f"draft.{name}" for name, p in draft.named_parameters() if p.requires_grad}
     assert set(weights(tmp_path)) == trained
     assert "draft.frozen.weight" not in trained
-
-
-def test_a_setting_that_the_run_of_an_older_version_lacks_is_named(tmp_path):
-    toy_run(tmp_path, toy_conf())
-    file = tmp_path / "state" / "00000012" / "progress.json"
-    saved = json.loads(file.read_text())
-    del saved["config"]["held_out_prompts"]
-    file.write_text(json.dumps(saved))
-    with pytest.raises(UserError, match=r"^held_out_prompts: .* started without it, got 64; use"):
-        RunState(tmp_path, flatten_config(toy_conf())).load_progress()
 
 
 def saved_steps(folder: Path, conf: TrainConf) -> list[int]:
