@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import cast
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -134,14 +136,10 @@ class Trainer:
         return TrainingState(module=module, optimizers=optimizers, schedules=[*schedules])
 
     @cached_property
-    def wrapped(self) -> TrainingState:
-        """Return the training state as Accelerate steps it."""
+    def wrapped(self) -> tuple[list[AcceleratedOptimizer], list[AcceleratedScheduler]]:
+        """Return optimizers and schedules as Accelerate steps them."""
         prepare, state = self.parallel.accelerator.prepare, self.training_state
-        return TrainingState(
-            module=state.module,
-            optimizers=[prepare(optimizer) for optimizer in state.optimizers],
-            schedules=[prepare(schedule) for schedule in state.schedules],
-        )
+        return [*map(prepare, state.optimizers)], [*map(prepare, state.schedules)]
 
     @cached_property
     def features(self) -> TargetFeatures:
@@ -229,7 +227,8 @@ class Trainer:
         self.wait_seconds += time.perf_counter() - began
         # In a dict, because a lazy device tells graphs apart by its tensors, not by a list's.
         self._step({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
-        for schedule in self.wrapped.schedules:
+        _, schedules = self.wrapped
+        for schedule in schedules:
             schedule.step()
 
     def optimizer_step(self, micro_batches: dict[int, MicroBatch]) -> None:
@@ -267,7 +266,8 @@ class Trainer:
             cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm))
         )
         self.metric_buffer.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
-        for optimizer in self.wrapped.optimizers:
+        optimizers, _ = self.wrapped
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
 

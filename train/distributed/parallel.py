@@ -75,10 +75,10 @@ class Parallel:
         if not self.is_single_process:  # on XLA it would cost a graph, even for one process
             self.accelerator.wait_for_everyone()
 
-    def gather(self, number: float) -> list[float]:
+    def gather(self, number: float | int) -> list[float]:
         """Return the `number` of every process; collective."""
         if self.is_single_process:
-            return [number]
+            return [float(number)]
         numbers = torch.tensor([float(number)], device=self.accelerator.device)
         return cast(Tensor, self.accelerator.gather(numbers)).tolist()
 
