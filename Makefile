@@ -54,7 +54,7 @@ test-long: $(READY)  ## run studies, sweeps, long kill tests and published token
 	@$(BIN)/python -m pytest -m slow
 
 # The test files that use the most features of transformers, accelerate, datasets, Hydra and PyTorch.
-FLOOR := $(patsubst %,tests/%.py,test_conf train/test_train_command data/features/test_reader data/test_preparation \
+FLOOR := $(patsubst %,tests/%.py,test_conf train/test_distillation data/features/test_reader data/test_preparation \
   models/test_tensor_parallel models/test_nxd_checkpoint models/test_device infer/test_report \
   models/test_target models/test_modeling models/test_families)
 

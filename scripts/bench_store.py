@@ -40,7 +40,7 @@ from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.run import open_run
+from train.run_folder import open_run
 
 PAGE = Path(__file__).parent.parent / "docs" / "features.md"
 LENGTH, ANSWER, LOGGED = 256, 80, 2  # tokens of a row and of an answer; steps per log line

@@ -18,7 +18,7 @@ FRAGMENT = re.compile(r"(Of|What|Whether|How|Which|Where)\b")
 MAX_LINES = 400
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 HARDWARE = re.compile(r"(?<![a-z])(cuda|xla|neuronx?|nccl)(?![a-z])")  # prose writes CUDA, Neuron
-MAY_NAME_HARDWARE = ("models/device/", "train/distributed/parallel.py", "train/distributed/xla.py")
+MAY_NAME_HARDWARE = ("models/device/", "train/distributed/build.py", "train/distributed/xla.py")
 KNOWS_MODELING = (
     "models/target/modeling.py"  # the only file that knows transformers' modeling files
 )

@@ -7,22 +7,16 @@ the run.
 from conf.entry import entry_point
 from models.console import setup_logging
 from train.config.run import TrainConf
+from train.preflight import preflight
 
 
 @entry_point("train", TrainConf)
 def main(conf: TrainConf) -> None:
     setup_logging()
-    conf.check_settings()
-    conf.log.check_wandb()
-    from data.sources.training_rows import check_reachable
-
-    check_reachable(conf.data, conf.target, conf.draft.pretrained)
-    from train.checks import check_run
-
-    preview = check_run(conf)
+    run = preflight(conf)
     from train.distillation import distill_draft
 
-    distill_draft(conf, preview)
+    distill_draft(run)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 import logging
 from pathlib import Path
 
-from data.eval_prompts.held_out_files import check_held_out_unchanged, write_held_out
-from data.preview import Preview
+from data.eval_prompts.held_out_files import write_held_out
 from infer.command_inputs import load_draft_under_test
 from infer.measure.evaluate import evaluate_drafts
 from infer.measure.report_schema import EvalReport
@@ -15,57 +14,54 @@ from infer.tuning.auto import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
 from models.target.target import Target
-from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
-from train.first_lines import announce_data
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.model_card import write_model_card
-from train.planning.device_fit import fit_run
+from train.planning.device_fit import FittedRun
 from train.quick_eval import build_quick_eval
 from train.rows.held_out import resolve_evaluation
-from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
-from train.run import check_disk_space, known_steps, open_run, report_full_disk
+from train.rows.packed_rows import load_training_rows
+from train.rows.row_facts import choose_vocabulary, write_prompt_hashes
+from train.run_folder import check_disk_space, open_run, report_full_disk
 from train.state import RunState
 
 log = logging.getLogger("train")
 
 
-def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
-    """Train the draft of a checked configuration, measure it and publish its report.
-
-    `preview` is what `check_run` returned.
-    """
-    if preview is not None:
-        announce_data(conf, preview)
-    parallel = build_run_parallel(conf, trackers=conf.log.list_trackers())
-    fitted = fit_run(conf, parallel)
-    conf, memory_watch = fitted.conf, MemoryWatch(parallel.device)
+def distill_draft(fitted: FittedRun) -> None:
+    """Train the draft of a checked run, measure it and publish its report."""
+    conf, parallel = fitted.conf, fitted.parallel
+    memory_watch = MemoryWatch(parallel.device)
     run = open_run(conf, parallel)
     target = parallel.build_target(conf.target)
-    if run.progress.step == 0 and (first_stage := conf.first_stage()) is not None:
-        first_checkpoint = train_first_stage(first_stage, parallel, target)
-    else:
+    with report_full_disk(run.folder):
         first_checkpoint = None
-    if (limits := conf.draft.describe_engine_limits()) is not None:
-        log.warning(limits)
-    metric_logger = train_draft(conf, parallel, run, target, first_checkpoint)
-    parallel.free_training_memory()
-    report_memory(fitted.planned_bytes, memory_watch)
-
-    if parallel.runs_target:
-        evaluation = resolve_evaluation(conf, run.folder)
-        best_draft = load_draft_under_test(run.folder / "checkpoint", target)
-        drafts = tune_drafts_for_report(
-            target, [best_draft], tree=conf.tree, conf=evaluation, target_conf=conf.target,
-            print_line=log.info, is_target_split=parallel.is_target_split,
-        )  # fmt: skip
-        report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
-        if parallel.is_main:
-            publish_report(conf, report, run.folder, metric_logger)
+        if run.progress.step == 0 and (first_stage := conf.first_stage()) is not None:
+            first_checkpoint = train_first_stage(first_stage, parallel, target)
+        if (limits := conf.draft.describe_engine_limits()) is not None:
+            log.warning(limits)
+        metric_logger = train_draft(conf, parallel, run, target, first_checkpoint)
+        parallel.free_training_memory()
+        report_memory(fitted.planned_bytes, memory_watch)
+        if parallel.runs_target:
+            report = measure_draft(conf, target, run.folder, parallel)
+            if parallel.is_main:
+                publish_report(conf, report, run.folder, metric_logger)
     parallel.barrier()
     parallel.accelerator.end_training()
+
+
+def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Parallel) -> EvalReport:
+    """Decode the run's held-out prompts with the best draft, and with a tuned tree if asked for."""
+    evaluation = resolve_evaluation(conf, folder)
+    best_draft = load_draft_under_test(folder / "checkpoint", target)
+    drafts = tune_drafts_for_report(
+        target, [best_draft], tree=conf.tree, conf=evaluation, target_conf=conf.target,
+        print_line=log.info, is_target_split=parallel.is_target_split,
+    )  # fmt: skip
+    return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
 
 
 def train_first_stage(conf: TrainConf, parallel: Parallel, target: Target) -> Path:
@@ -91,16 +87,13 @@ def train_draft(
         draft.start_from_first_stage(first_checkpoint, target)
     if layers := draft.needs.layers:
         log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
-    check_disk_space(run.folder, draft, target, num_states=conf.num_states)
+    check_disk_space(run.folder, draft, target)
     metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
 
-    steps = known_steps(run, conf.optim)
-    if steps is not None and run.progress.step >= steps:
+    if run.progress.step and run.progress.step == run.progress.steps:
         log.info("%s is trained already", run.folder)
         return metric_logger
     rows, held_out, store = load_training_rows(conf, target, draft, parallel)
-    if run.progress.step:
-        check_held_out_unchanged(held_out, run.folder)
     run.record_rows(rows.content_hash())
     if parallel.is_main:
         write_held_out(held_out, run.folder)
@@ -132,9 +125,8 @@ def publish_report(
     conf: TrainConf, report: EvalReport, folder: Path, metric_logger: MetricLogger
 ) -> None:
     """Write the report and the model card to the run folder and the trackers, and print it."""
-    with report_full_disk(folder):
-        write_report_files(report, folder)
-        write_model_card(conf, report, folder)
+    write_report_files(report, folder)
+    write_model_card(conf, report, folder)
     metric_logger.upload_report(collect_results(report, folder, prefix="report"))
     print_report(report)
     log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")

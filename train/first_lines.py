@@ -1,26 +1,18 @@
 """First log lines of a run: its data, and how to replace the answers by the target's own."""
 
 import logging
-import re
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from conf.entry import list_typed_overrides
 from data.config import DataConf, DataSource, RowFormat
 from data.preview import Preview
 from infer.tuning.config import format_overrides
 from models.target.config import TargetConf
 from train.config.run import TrainConf
-from train.distributed.torchrun import launch_command
 
 log = logging.getLogger(__name__)
 SOURCE_KEY = "mixture.sources.rows"  # of mixture=one
-DATA_OVERRIDES = re.compile(  # overrides that name the data or the run folder
-    r"[+~]*(data(\.(source|path|subset|split|format|column|turns|limit|for_any_target|template.*))?"
-    r"|run_name)(=.*)?"
-)
 
 
 def announce_data(conf: TrainConf, preview: Preview) -> None:
@@ -38,8 +30,9 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
             "these answers are not known to be the target's own, which train a draft best;\n"
             "to have the target answer these prompts (or a server that runs it: "
             "answers=endpoint answers.url=http://localhost:8000/v1)\n    %s\n"
-            "and to train on its answers:\n    %s",
-            prepare_command(conf), train_command(conf),
+            "and to train on its answers, put this in place of the data and the name of this run:\n"
+            "    data=prepared data.path=outputs/prepare/%s run_name=%s-own",
+            prepare_command(conf), conf.run_name, conf.run_name,
         )  # fmt: skip
 
 
@@ -80,18 +73,3 @@ def _changed_values(conf: Any, default: Any, group: str, names: Iterable[str]) -
         for name in names
         if getattr(conf, name) != getattr(default, name)
     }
-
-
-def train_command(conf: TrainConf) -> str:
-    """Return this run's command, changed to train on the answers that `prepare_command` writes."""
-    overrides = [
-        override for override in list_typed_overrides() if not DATA_OVERRIDES.fullmatch(override)
-    ]
-    answers = {
-        "data": "prepared",
-        "data.path": f"outputs/prepare/{conf.run_name}",
-        "run_name": f"{conf.run_name}-own",
-    }
-    return (
-        f"{shlex.join([*launch_command(), '-m', 'train', *overrides])} {format_overrides(answers)}"
-    )

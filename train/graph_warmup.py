@@ -15,15 +15,13 @@ from infer.command_inputs import load_draft_under_test
 from infer.graph_warmup import compile_eval_graphs
 from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params
-from train.checks import build_run_parallel, check_run
-from train.config.log import LogConf
-from train.config.run import TrainConf
+from train.config.run import LogConf, TrainConf
 from train.distributed.parallel import Parallel
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.planning.device_fit import fit_run
 from train.rows.held_out import has_external_prompts, resolve_evaluation
-from train.rows.packed_rows import choose_vocabulary, load_training_rows
+from train.rows.packed_rows import load_training_rows
+from train.rows.row_facts import choose_vocabulary
 from train.state import RunState, flatten_config
 
 log = logging.getLogger("train.warmup")
@@ -71,11 +69,8 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
             )
 
 
-def warm_up_run(conf: TrainConf) -> None:
-    """Check a run as its training would, and compile its graphs in a temporary folder."""
-    check_run(conf, reads_data=False)
-    parallel = build_run_parallel(conf, trackers=[])
-    conf = fit_run(conf, parallel).conf
+def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:
+    """Compile the graphs of a checked run in a temporary folder."""
     for stage in filter(None, [conf.first_stage(), conf]):
         with tempfile.TemporaryDirectory() as folder:
             compile_training_graphs(stage, parallel, Path(folder))

@@ -27,7 +27,7 @@ from torch import Tensor
 from models.console import CONSOLE, SHOWS_BARS
 from models.files import write_text_atomically
 from models.tracking import TrackedResults, Wandb
-from train.config.log import LogConf
+from train.config.run import LogConf
 from train.distributed.parallel import Parallel
 from train.state import RunState
 

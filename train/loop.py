@@ -7,12 +7,15 @@ and continued ends with the weights of an uninterrupted one.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -24,15 +27,15 @@ from models.errors import require
 from models.parallel.dtensor import full_params, full_tensor
 from models.target.language_model import TargetOutput
 from models.target.target import Target
+from train.config.optim import LearningRate
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.log import MetricBuffer, MetricLogger, ProgressBar, drop_later_lines
-from train.optim import allocate_optimizer_states, build_optimizers
+from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
 from train.planning import graph_plan
 from train.quick_eval import chain_acceptance_length
 from train.rows.features import TargetFeatures
-from train.rows.micro_batches import MicroBatch, MicroBatchBuilder, Prefetcher
-from train.run import report_full_disk, set_total_steps
+from train.rows.micro_batches import MicroBatch, MicroBatchBuilder
 from train.state import RunProgress, RunState, SaveSchedule, TrainingState
 
 log = logging.getLogger(__name__)
@@ -74,9 +77,23 @@ def gradient_scale(weight: Float[Tensor, ""], num_processes: int) -> Float[Tenso
     return torch.where(weight > 0, num_processes / weight, 0.0)
 
 
+def compute_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[float]:
+    """Return each step's loss from its sum and weight; raise UserError if one is not finite."""
+    # A step whose rows contain no answer has weight 0.
+    losses = [total / weight if weight else 0.0 for total, weight in pairs]
+    for step, loss in enumerate(losses, start=last_step - len(losses) + 1):
+        require(
+            math.isfinite(loss),
+            f"optim.lr: the loss must stay finite, got {loss} at step {step}; start again "
+            "under another run_name with a lower optim.lr or optim.max_grad_norm "
+            "(the last good state is kept)",
+        )
+    return losses
+
+
 @dataclass(kw_only=True)
 class Trainer:
-    """One run over the steps of `conf.optim`, from its saved state on."""
+    """One run over the steps of `conf.optim`, from its saved state on; its parts are built once."""
 
     conf: TrainConf
     parallel: Parallel
@@ -87,83 +104,103 @@ class Trainer:
     log: MetricLogger
     evaluate: Callable[[Draft], dict[str, float]]  # must return delivered_per_round
     store: FeatureStore | None = None  # holds the rows' features; None: the target computes them
+    clock_start: float = 0.0  # of the steps since the last log line
+    clock_start_step: int = 0
+    wait_seconds: float = 0.0  # for micro-batches, since then
 
-    def __post_init__(self) -> None:
-        """Build all that the steps use, and rewind an extended run; `_resume` loads its state."""
-        conf, device, multiple = self.conf, self.parallel.device, self.conf.renewal_interval
-        self.rate = set_total_steps(
-            self.state, conf.optim, self.parallel, rows=len(self.rows), multiple=multiple
-        )
-        self.extendable_step = self.rate.extendable_from(multiple)
-        self.saves = SaveSchedule(
-            parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_every,
-            multiple=multiple, required_steps={self.rate.steps, self.extendable_step or 0},
-        )  # fmt: skip
-        self.loss_module = self.parallel.prepare(
-            LossModule(
-                self.draft, device, compiled=conf.optim.compile and self.parallel.compiles_loss
-            )
-        )
-        # Built after sharding, from the weights that this process holds.
-        optimizers, schedules = build_optimizers(
-            conf.optim, self.draft, self.parallel.adamw_class, rate=self.rate
-        )
-        self.training_state = TrainingState(
-            module=self.loss_module, optimizers=optimizers, schedules=[*schedules]
-        )
-        self.optimizers = [self.parallel.accelerator.prepare(part) for part in optimizers]
-        self.schedules = [self.parallel.accelerator.prepare(part) for part in schedules]
-        self.trained = [p for p in self.loss_module.parameters() if p.requires_grad]
-        self.features = TargetFeatures(
-            self.target, self.rows, self.draft.needs.layers, store=self.store,
-            compiled=graph_plan.compiles_features(conf),
-        )  # fmt: skip
-        builder = MicroBatchBuilder(conf, self.parallel, self.draft, self.features)
-        self.rows_per_pass = builder.size
-        self.prefetcher = Prefetcher(
-            builder.build_step, steps=self.rate.steps, early=builder.on_policy is None
-        )  # on-policy rows depend on the weights after the step before
-        self._step = device.compile_if_lazy(self.optimizer_step)
-        self.metric_buffer = MetricBuffer(steps=conf.log.interval)
-        self.progress_bar = ProgressBar(steps_done=self.state.progress.step, steps=self.rate.steps)
-        self._restart_clock()
+    @cached_property
+    def rate(self) -> LearningRate:
+        return self.conf.optim.learning_rate(self.conf.optim.total_steps(len(self.rows)))
+
+    @cached_property
+    def loss_module(self) -> nn.Module:
+        """Return the draft as Accelerate wraps it."""
         # In training mode, random layers such as dropout would draw per process and micro-batch:
         # `Draft.prepare_batch` draws per row instead.
         self.draft.eval()
+        is_compiled = self.conf.optim.compile and self.parallel.compiles_loss
+        return self.parallel.prepare(
+            LossModule(self.draft, self.parallel.device, compiled=is_compiled)
+        )
+
+    @cached_property
+    def trained(self) -> list[nn.Parameter]:
+        return trained_parameters(self.loss_module)
+
+    @cached_property
+    def training_state(self) -> TrainingState:
+        module = self.loss_module  # first: the optimizers take the weights that sharding leaves
+        optimizers, schedules = build_optimizers(
+            self.conf.optim, self.draft, self.parallel.adamw_class, rate=self.rate
+        )
+        return TrainingState(module=module, optimizers=optimizers, schedules=[*schedules])
+
+    @cached_property
+    def wrapped(self) -> tuple[list[AcceleratedOptimizer], list[AcceleratedScheduler]]:
+        """Return optimizers and schedules as Accelerate steps them."""
+        prepare, state = self.parallel.accelerator.prepare, self.training_state
+        return [*map(prepare, state.optimizers)], [*map(prepare, state.schedules)]
+
+    @cached_property
+    def features(self) -> TargetFeatures:
+        return TargetFeatures(
+            self.target, self.rows, self.draft.needs.layers, store=self.store,
+            compiled=graph_plan.compiles_features(self.conf),
+        )  # fmt: skip
+
+    @cached_property
+    def builder(self) -> MicroBatchBuilder:
+        return MicroBatchBuilder(self.conf, self.parallel, self.draft, self.features)
+
+    @cached_property
+    def micro_batches(self) -> Generator[list[MicroBatch]]:
+        """Return an iterator over the micro-batches of each step to come."""
+        return self.builder.iterate_steps(range(self.state.progress.step, self.rate.steps))
+
+    @cached_property
+    def metric_buffer(self) -> MetricBuffer:
+        return MetricBuffer(steps=self.conf.log.interval)
+
+    @cached_property
+    def _step(self) -> Callable[[dict[int, MicroBatch]], None]:
+        return self.parallel.device.compile_if_lazy(self.optimizer_step)
 
     def run(self) -> RunProgress:
         """Train to the last step, and return the run's progress.
 
         Metrics, states and the best checkpoint are written into the run folder on the way. Raise
-        UserError if a loss is not finite or the disk is full.
+        UserError if a loss is not finite.
         """
         conf, progress, steps = self.conf, self.state.progress, self.rate.steps
-        with self._resume():
+        progress.num_rows, progress.steps = len(self.rows), steps
+        saves = SaveSchedule(
+            parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_interval
+        )
+        bar = ProgressBar(steps_done=progress.step, steps=steps)
+        with self._resume(), bar:
             log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
             self._restart_clock()
-            with report_full_disk(self.state.folder), self.progress_bar:
-                for steps_done in range(progress.step + 1, steps + 1):
-                    self._train_step(steps_done - 1)
-                    progress.step = steps_done
-                    should_evaluate = steps_done == steps or steps_done % conf.eval_every == 0
-                    should_log = should_evaluate or steps_done % conf.log.interval == 0
-                    if should_log or self.saves.is_due(steps_done):
-                        # Read the metrics before saving, so that a non-finite loss ends the run
-                        # without saving a bad state.
-                        values = self._report_metrics()
-                        if should_evaluate:
-                            values |= self._evaluate_draft()
-                        self.log.write(steps_done, values)
-                        # A collective, so only here; it can make a state due by time.
-                        self.saves.read_clock()
-                    if self.saves.is_due(steps_done):
-                        self._save()
+            while progress.step < steps:
+                self._train_step()
+                progress.step += 1
+                is_last = progress.step == steps
+                should_evaluate = is_last or progress.step % conf.eval_every == 0
+                should_log = should_evaluate or progress.step % conf.log.interval == 0
+                if should_log or saves.is_due(progress.step):
+                    # Read the metrics before saving, so that a non-finite loss ends the run
+                    # without saving a bad state.
+                    self._log_metrics(bar, should_evaluate)
+                    saves.read_clock()  # a collective, so only here; it can make a state due
+                if is_last or saves.is_due(progress.step):
+                    self.state.save(self.training_state, self.parallel)
+                    saves.restart()
+                    self._restart_clock()
         return progress
 
     def warmup(self) -> None:
         """Take one step, which compiles every graph, and save nothing."""
         with self._resume():
-            self._train_step(0)
+            self._train_step()
 
     @contextmanager
     def _resume(self) -> Iterator[None]:
@@ -174,30 +211,24 @@ class Trainer:
         """
         device, optimizers = self.parallel.device, self.training_state.optimizers
         needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
-        with device.expect_graphs(needed, log.info), closing(self.prefetcher):
+        with device.expect_graphs(needed, log.info), closing(self.micro_batches):
             if self.parallel.is_main:
                 drop_later_lines(self.log.file, after=self.state.progress.step)
             if self.conf.data.keep_features:
-                self.features.keep_all(self.rows_per_pass)
+                self.features.keep_all(self.builder.size)
             device.compile_if_lazy(allocate_optimizer_states)(optimizers)
             self.state.load(self.training_state, self.parallel)
-            self.draft.restore_frozen(self.target)
             self.parallel.prepare_optimizers(optimizers)
             yield
 
-    def _save(self) -> None:
-        if self.state.progress.step == self.extendable_step:
-            self.state.progress.kept = self.extendable_step
-        self.state.save(self.training_state, self.parallel)
-        self.saves.restart()
-        self._restart_clock()
-
-    def _train_step(self, step: int) -> None:
-        device = self.parallel.accelerator.device
-        self._step(  # with a dict: graphs are told apart by its tensors, while a list means numbers
-            {n: micro_batch.to(device) for n, micro_batch in enumerate(self.prefetcher.take(step))}
-        )
-        for schedule in self.schedules:
+    def _train_step(self) -> None:
+        device, began = self.parallel.accelerator.device, time.perf_counter()
+        micro_batches = next(self.micro_batches)
+        self.wait_seconds += time.perf_counter() - began
+        # In a dict, because a lazy device tells graphs apart by its tensors, not by a list's.
+        self._step({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
+        _, schedules = self.wrapped
+        for schedule in schedules:
             schedule.step()
 
     def optimizer_step(self, micro_batches: dict[int, MicroBatch]) -> None:
@@ -235,7 +266,8 @@ class Trainer:
             cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm))
         )
         self.metric_buffer.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
-        for optimizer in self.optimizers:
+        optimizers, _ = self.wrapped
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -249,54 +281,51 @@ class Trainer:
             return {}
         return {"step_weights": self.parallel.all_reduce_sum(torch.stack(weights).sum(0))}
 
-    def _report_metrics(self) -> dict[str, float]:
-        """Return the averages of the buffered metrics, by their `train/` names; collective.
-
-        Empty the buffer, count its tokens in the run's progress, update the progress bar and
-        restart the clock. Raise UserError if a loss is not finite.
-        """
-        progress, steps_done = self.state.progress, self.state.progress.step
-        step_sums = self.metric_buffer.read(self.parallel)
-        # A step whose rows contain no answer has weight 0.
-        losses = [total / weight if weight else 0.0 for total, weight in step_sums.pop("loss")]
-        for step, loss in enumerate(losses, start=steps_done - len(losses) + 1):
-            require(
-                math.isfinite(loss),
-                f"optim.lr: the loss must stay finite, got {loss} at step {step}; start again "
-                "under another run_name with a lower optim.lr or optim.max_grad_norm "
-                "(the last good state is kept)",
-            )
+    def _log_metrics(self, bar: ProgressBar, should_evaluate: bool) -> None:
+        """Write a line of metrics, of the steps since the last one and of the draft; collective."""
+        step, clock_start_step = self.state.progress.step, self.clock_start_step
         seconds = time.perf_counter() - self.clock_start
+        values = self._read_metrics(seconds)
+        bar.report(step, values, seconds_per_step=seconds / (step - clock_start_step))
+        self._restart_clock()
+        line = {f"train/{name}": value for name, value in values.items()}
+        self.log.write(step, line | (self._evaluate_draft() if should_evaluate else {}))
+
+    def _read_metrics(self, seconds: float) -> dict[str, float]:
+        """Return the metrics of the steps of these seconds, counting their tokens; collective.
+
+        Raise UserError if a loss is not finite.
+        """
+        progress, optim = self.state.progress, self.conf.optim
+        step_sums = self.metric_buffer.read(self.parallel)
+        losses = compute_losses(step_sums.pop("loss"), last_step=progress.step)
         sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in step_sums.items()}
         # The processes of a tensor group read the same rows, so each counts the same tokens.
         tokens, answer_tokens = (count / self.conf.parallel.tensor for count in sums.pop("tokens"))
         progress.tokens += round(tokens)
         progress.answer_tokens += round(answer_tokens)
-        rows_visited = steps_done * self.conf.optim.rows_per_step
+        rows_visited = progress.step * optim.rows_per_step
         values = {
             "loss": sum(losses) / len(losses),
-            "lr": self.conf.optim.lr * self.rate.factor(steps_done - 1),  # that of the last step
+            "lr": optim.lr * self.rate.factor(progress.step - 1),  # that of the last step
             **{name: total / max(count, 1) for name, (total, count) in sums.items()},
             "rows": float(rows_visited),
             "tokens": float(progress.tokens),
             "answer_tokens": float(progress.answer_tokens),
             "epochs": rows_visited / len(self.rows),
             "tokens_per_s": tokens / seconds,
-            "data_wait": self.prefetcher.wait_seconds / seconds,
+            "data_wait": self.wait_seconds / seconds,
         }
         if (tau := chain_acceptance_length(values)) is not None:
             values["tau"] = tau
         if (graph_budget := self.parallel.device.ledger.budget) is not None:
             values["graphs_unannounced"] = graph_budget.unannounced
-        seconds_per_step = seconds / (steps_done - self.clock_start_step)
-        self.progress_bar.report(steps_done, values, seconds_per_step=seconds_per_step)
-        self._restart_clock()
-        return {f"train/{name}": value for name, value in values.items()}
+        return values
 
     def _restart_clock(self) -> None:
         """Restart the clock of the training time, which excludes evaluation and saving."""
         self.clock_start, self.clock_start_step = time.perf_counter(), self.state.progress.step
-        self.prefetcher.wait_seconds = 0.0
+        self.wait_seconds = 0.0
 
     def _evaluate_draft(self) -> dict[str, float]:
         """Decode held-out prompts, and return the metrics by their `eval/` names; collective.

@@ -16,10 +16,7 @@ from train.config.optim import MuonScaling
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon with its defaults, state and updates; only `dtype` is added.
-
-    A saved state does not hold the precision, and states of torch.optim.Muon can be loaded.
-    """
+    """torch.optim.Muon with its defaults, state and updates; only `dtype` is added."""
 
     def __init__(
         self, params: Any, *, lr: float, weight_decay: float, dtype: torch.dtype,
@@ -51,7 +48,7 @@ class Muon(torch.optim.Muon):
             eps=group["eps"],
         )  # fmt: skip
         rows, columns = weight.shape
-        scale = (  # PyTorch's own states may hold None, its default, for the original
+        scale = (
             0.2 * math.sqrt(max(rows, columns))
             if group["adjust_lr_fn"] == MuonScaling.match_rms_adamw.value
             else math.sqrt(max(1, rows / columns))

@@ -36,8 +36,7 @@ def build_optimizers(
 ) -> tuple[list[Optimizer], list[LambdaLR]]:
     """Return an optimizer for each kind of trained parameter, and a schedule for each of them.
 
-    `rate` is needed if the steps depend on the number of rows, or the warm-up on an earlier
-    run.
+    `rate` is needed if the steps depend on the number of rows.
     """
     rate = rate or conf.learning_rate(conf.steps or DEFAULT_STEPS)
     matrices, decayed, plain = split_parameters(draft)
@@ -64,6 +63,10 @@ def build_optimizers(
         return rate.factor(step)
 
     return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
 
 
 def allocate_optimizer_states(optimizers: list[Optimizer]) -> None:

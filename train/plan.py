@@ -1,17 +1,15 @@
 """Plan what a training run needs, before anything is loaded: `python -m train.plan`.
 
 python -m train.plan draft=qwen3-1.7b machine=trn2.48xlarge data=ultrachat
-python -m train.plan draft=qwen3-32b-eagle3 machine=trn2.3xlarge tokens=250e6 output=plan.json
+python -m train.plan draft=qwen3-32b-eagle3 machine=trn2.3xlarge tokens=250e6
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from conf.entry import entry_point
 from data.config import DataSource
 from models.console import print_line
-from models.files import open_output_file
 from train.config.run import TrainPlanConf
 
 
@@ -24,14 +22,10 @@ def main(conf: TrainPlanConf) -> None:
     conf.check_settings()
     from train.planning.remedies import suggest_overrides
     from train.planning.run_plan import plan_run
-    from train.planning.tables import plan_to_json, print_plan
+    from train.planning.tables import print_plan
 
     plan = plan_run(conf)
-    fixes = [] if plan.fits(plan.best) else suggest_overrides(plan)
-    print_plan(plan, fixes)
-    if conf.output is not None:
-        with open_output_file(conf.output) as file:
-            file.write_text(json.dumps(plan_to_json(plan) | {"changes": fixes}, indent=2) + "\n")
+    print_plan(plan, [] if plan.fits(plan.best) else suggest_overrides(plan))
 
 
 if __name__ == "__main__":

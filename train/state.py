@@ -3,8 +3,7 @@
     state/00000120/            trained weights, optimizers, schedules, and progress.json
     state/00000160.partial/    being written; removed when the run is started again
 
-Frozen weights are left out: a draft is built with them. If the schedule has a decay, the state from
-before it is kept beside the newest state, and an extended run continues from there.
+Frozen weights are left out: a draft is built with them.
 
 A state gets its name by one rename, and only then is the previous state removed, so a kill at any
 moment leaves a complete state. Every process writes its part (torch.distributed.checkpoint), and
@@ -24,7 +23,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -37,34 +35,32 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from models.drafts.options import DraftConf
 from models.errors import require
-from models.files import PARTIAL_SUFFIX, atomic_directory, write_text_atomically
+from models.files import PARTIAL_SUFFIX, atomic_directory
 from models.saved_states import (
     PROGRESS_FILE,
     STATES_FOLDER,
     find_newest_state,
-    list_complete_states,
     read_progress_file,
 )
 from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
 
-STATE_VERSION = 2  # states of version 1 record no version
+STATE_VERSION = 3
 STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     flatten_optimizer_state_dict=True,
     ignore_frozen_params=True,
     strict=False,  # frozen weights may be missing; dcp.load reports any other
 )
-# Keys that may differ when a run is continued: they change its outputs and logs, not its weights.
-# device.route, which `device.name=auto` resolved to, must not differ.
+# Keys that may differ when a run is continued: they change its outputs and logs, not its weights,
+# or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_KEYS = (
     "log.", "data.for_any_target", "data.license", "data.processes", "evaluation.", "output_dir",
     "resume", "save_every", "save_minutes", "device.threads", "device.name", "device.cache_dir",
     "device.visible_cores", "device.num_cores", "device.memory_gib", "parallel.", "tree.auto",
+    "optim.micro_batch_size", "loss.logits_chunk",
 )  # fmt: skip
-# Keys that may differ too: they only group the terms of sums, which then round differently.
-ROUNDING_KEYS = ("optim.micro_batch_size", "loss.logits_chunk")
-EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may differ
+STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run_folder.py checks whether they may differ
 
 
 @dataclass(kw_only=True)
@@ -72,12 +68,11 @@ class RunProgress:
     """Progress of a run."""
 
     step: int = 0
-    steps: int | None = None  # of the whole run, once its number of rows is known
-    warmup_steps: int | None = None
-    kept: int | None = None  # step of the state that is kept for an extension of the run
+    steps: int = 0  # of the whole run, once its rows are counted
+    num_rows: int = 0  # packed rows to train on, once they are counted
     tokens: int = 0  # of the visited rows
     answer_tokens: int = 0  # of these, tokens of answers
-    rows_hash: str | None = None  # of the training rows; None in states of earlier versions
+    rows_hash: str | None = None  # of the training rows
     best: float | None = None  # delivered tokens per round of the checkpoint
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
@@ -122,11 +117,6 @@ class RunState:
     def __init__(self, folder: Path, config: dict[str, Any]):
         self.folder, self.states_dir, self.config = folder, folder / STATES_FOLDER, config
         self.progress = RunProgress()
-        self.saved_config: dict[str, Any] = {}  # the config of the newest state
-
-    def complete_states(self) -> list[Path]:
-        """Return the states that are completely written, in no particular order."""
-        return list_complete_states(self.folder)
 
     def newest_state(self) -> Path | None:
         """Return the complete state of the latest step, or None."""
@@ -141,25 +131,19 @@ class RunState:
         if newest is None:
             return
         saved = read_progress_file(newest)
-        version = saved.get("version", 1)
         require(
-            version == STATE_VERSION,
-            f"run_name: must name a run of version {STATE_VERSION}, got version {version} in "
+            saved["version"] == STATE_VERSION,
+            f"run_name: must name a run of version {STATE_VERSION}, got {saved['version']} in "
             f"{self.folder}; use another run_name or resume=false",
         )
-        self.saved_config = saved["config"]
-        for key in sorted(self.saved_config.keys() | self.config.keys()):
-            before, now = self.saved_config.get(key), self.config.get(key)
-            if key in ROUNDING_KEYS:
-                warn_if_changed(key, before, now)
-                continue
-            started = f"with {before}" if key in self.saved_config else "without it"
+        saved_config = saved["config"]
+        for key in sorted(saved_config.keys() | self.config.keys()):
+            before, now = saved_config.get(key), self.config.get(key)
             require(
-                before == now or key.startswith(CHANGEABLE_KEYS) or key in EXTENSION_KEYS,
-                f"{key}: the run was started {started}, got {now}; "
+                before == now or key.startswith(CHANGEABLE_KEYS) or key in STEP_KEYS,
+                f"{key}: the run was started with {before}, got {now}; "
                 "use another run_name or resume=false",
             )
-        warn_if_changed("threads", saved["threads"], torch.get_num_threads())
         self.progress = RunProgress(**saved["progress"])
 
     def record_rows(self, rows_hash: str) -> None:
@@ -176,40 +160,14 @@ class RunState:
         self.progress.rows_hash = rows_hash
 
     def remove_old_states(self) -> None:
-        """Remove all states but the newest and the one that its progress marks as kept."""
+        """Remove all states but the newest."""
         newest = self.newest_state()
-        kept_step = read_progress_file(newest)["progress"].get("kept") if newest else None
-        kept_paths = [newest, None if kept_step is None else self.states_dir / f"{kept_step:08d}"]
         for path in self.states_dir.glob("*"):
-            if path not in kept_paths:
+            if path != newest:
                 remove_state(path)
 
-    def rewind_to(self, resume_path: Path, parallel: Parallel) -> None:
-        """Make `resume_path` the newest state: later steps are repeated, with other results."""
-        previous, newest = self.progress, self.newest_state()
-        parallel.barrier()  # a process might otherwise look for a state that is already removed
-        if resume_path == newest:
-            return
-        saved = read_progress_file(resume_path)
-        self.progress = RunProgress(**saved["progress"] | {"tracker": previous.tracker})
-        # An unfinished run may have saved a better draft after its last state.
-        is_unfinished = previous.step != previous.steps
-        if is_unfinished or previous.best_step is None or previous.best_step > self.progress.step:
-            # The checkpoint is of a step that the run now repeats: the next one replaces it.
-            self.progress.best = self.progress.best_step = None
-        parallel.barrier()
-        if parallel.is_main:
-            write_text_atomically(
-                resume_path / PROGRESS_FILE,
-                json.dumps(saved | {"progress": asdict(self.progress)}),
-            )
-            for path in self.complete_states():
-                if path > resume_path:
-                    remove_state(path)
-        parallel.barrier()
-
     def save(self, training_state: TrainingState, parallel: Parallel) -> None:
-        """Save a state and remove the previous one, unless it is kept; collective."""
+        """Save a state and remove the previous one; collective."""
         path = self.states_dir / f"{self.progress.step:08d}"
         partial = path.with_name(path.name + PARTIAL_SUFFIX)
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
@@ -224,7 +182,6 @@ class RunState:
                 saved = {
                     "version": STATE_VERSION,
                     "progress": asdict(self.progress),
-                    "threads": torch.get_num_threads(),
                     "config": self.config,
                 }
                 (partial / PROGRESS_FILE).write_text(json.dumps(saved, indent=2))
@@ -240,15 +197,6 @@ class RunState:
             with _silence_dcp_warning():
                 dcp.load(state, checkpoint_id=newest, no_dist=parallel.is_single_process)
             training_state.load_state_dict(state)
-
-
-def warn_if_changed(name: str, before: Any, now: Any) -> None:
-    """Warn that a continued run will not end with the same bits, if a setting has changed."""
-    if before != now:
-        log.warning(
-            "%s: the run was started with %s and continues with %s: its weights may differ in the "
-            "last bits", name, before, now,
-        )  # fmt: skip
 
 
 def remove_state(state: Path) -> None:
@@ -278,22 +226,18 @@ class SaveSchedule:
     parallel: Parallel
     minutes: float
     every_steps: int | None  # in place of the minutes
-    multiple: int  # steps; if `minutes` decide, states are saved only at multiples of this
-    required_steps: set[int]  # steps whose states are always saved
     overdue: bool = False
     saved_at: float = field(default_factory=time.perf_counter)
 
     def is_due(self, steps_done: int) -> bool:
         """Return whether to save the state after these steps, by the last reading of the clock."""
-        interval = self.every_steps or self.multiple
-        may_save = self.every_steps is not None or self.overdue
-        return steps_done in self.required_steps or (may_save and steps_done % interval == 0)
+        return self.overdue if self.every_steps is None else steps_done % self.every_steps == 0
 
     def read_clock(self) -> None:
         """Set `overdue` by the main process's clock: a collective, so not for every step."""
         if self.every_steps is None and not self.overdue:
             is_late = time.perf_counter() - self.saved_at >= 60 * self.minutes
-            self.overdue = self.parallel.any_rank(self.parallel.is_main and is_late)
+            self.overdue = any(self.parallel.gather(self.parallel.is_main and is_late))
 
     def restart(self) -> None:
         """Restart the clock: a state was saved."""

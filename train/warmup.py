@@ -10,15 +10,16 @@ long as the compiler's cache does (docs/graphs.md). No run folder is written.
 from conf.entry import entry_point
 from models.console import setup_logging
 from train.config.run import TrainConf
+from train.preflight import preflight
 
 
 @entry_point("train_warmup", TrainConf)
 def main(conf: TrainConf) -> None:
     setup_logging()
-    conf.check_settings()
+    run = preflight(conf, is_warmup=True)
     from train.graph_warmup import warm_up_run
 
-    warm_up_run(conf)
+    warm_up_run(run.conf, run.parallel)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from data.sources.prepared_rows import HELD_OUT, read_prepared_rows
 from data.sources.prompt_formats import NO_CATEGORY
 from data.sources.rows import RowRejectedError
 from models.errors import require
-from models.files import report_disk_errors, write_text_atomically
+from models.files import write_text_atomically
 from models.target.config import TargetConf
 
 log = logging.getLogger(__name__)
@@ -100,30 +100,10 @@ def format_data_name(conf: DataConf) -> str:
 
 def write_held_out(prompts: HeldOutPrompts, folder: Path) -> None:
     """Write the files of a run that is evaluated on its own data; other runs have none."""
-    for file, text in _held_out_files(prompts, folder).items():
-        with report_disk_errors(folder):
-            write_text_atomically(file, text)
-
-
-def check_held_out_unchanged(prompts: HeldOutPrompts, folder: Path) -> None:
-    """Raise UserError if a continued run would be evaluated on prompts that it has trained on."""
-    for file, text in _held_out_files(prompts, folder).items():
-        require(
-            not file.exists() or file.read_text() == text,
-            "data: must hold out the conversations that the run was started with, got others "
-            f"than in {file}, because the data or evaluation.max_new_tokens has changed; "
-            "restore it, or use another run_name or resume=false",
-        )
-
-
-def _held_out_files(prompts: HeldOutPrompts, folder: Path) -> dict[Path, str]:
     if not prompts.final:
-        return {}
-    files = {FINAL_FILE: prompts.final, SELECTION_FILE: prompts.selection}
-    return {
-        folder / name: "".join(json.dumps(row) + "\n" for row in rows)
-        for name, rows in files.items()
-    }
+        return
+    for name, rows in ((FINAL_FILE, prompts.final), (SELECTION_FILE, prompts.selection)):
+        write_text_atomically(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def find_held_out_file(

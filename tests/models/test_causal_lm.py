@@ -40,9 +40,9 @@ from tests.support.tiny import (
 )
 from tests.support.toy_run import toy_rows, toy_target
 from train.__main__ import main
-from train.checks import check_run
+from train.checks import check_inputs
 from train.config.run import TrainConf
-from train.rows.micro_batches import OnPolicy, first_answer_spans
+from train.rows.on_policy import OnPolicy, first_answer_spans
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"
@@ -212,7 +212,7 @@ def test_nothing_on_disk_is_one_line_with_the_way_out(tmp_path):
         here = ["target=demo", f"data.path={tmp_path}/rows.jsonl"]
         conf = compose("train", TrainConf, ["draft=qwen3-1.7b", *here, override])
         with pytest.raises(UserError) as refused:
-            check_run(conf)
+            check_inputs(conf)
         line = str(refused.value)
         assert line.startswith(f"{key}: must be a ")
         assert f", got '{name}' (" in line
@@ -330,5 +330,5 @@ def test_processes_share_the_visits_of_one():
 def test_on_policy_rows_that_make_no_sense_are_refused(overrides, message):
     conf = compose("train", TrainConf, [*overrides, "data.on_policy.share=0.5"])
     with pytest.raises(UserError) as refused:
-        check_run(conf)
+        conf.check_settings()
     assert str(refused.value).startswith(message)

@@ -35,7 +35,7 @@ from tests.support.graphs_run import LENGTH, LENGTHS, TREE, loop_in, loop_over, 
 from tests.support.methods import CASES
 from tests.support.tiny import CPU, chain, mixed, new_draft, tiny_target
 from tests.support.toy_run import metrics, toy_conf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.graph_warmup import compile_training_graphs
 from train.planning import graph_plan
 

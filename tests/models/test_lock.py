@@ -13,9 +13,9 @@ from models import lock
 from models.errors import UserError
 from tests.support.tiny import CPU
 from tests.support.toy_run import toy_conf
-from train.config.parallel import ParallelConf
-from train.distributed.parallel import build_parallel
-from train.run import open_run
+from train.config.run import ParallelConf
+from train.distributed.build import build_parallel
+from train.run_folder import open_run
 
 FORK = multiprocessing.get_context("fork")
 

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from models.target.config import TargetConf
 from tests.support import sharded
 from tests.support.sharded import CUT, RANKS, UNCUT, model_of
 from tests.support.tiny import CPU, tiny_tokenizer
-from train.config.parallel import ParallelConf, Weights
-from train.distributed.parallel import build_parallel, check_parallel, check_target_split
+from tests.support.toy_run import toy_conf
+from train.config.optim import OptimName
+from train.config.run import ParallelConf, Weights
+from train.distributed.build import build_parallel, check_parallel
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +86,21 @@ def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
 def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "24")
     CUT["qwen3"]().save_pretrained(tmp_path)
-    given = {"rows": 24, "trains_target": False, "device": DeviceName.xla}
-    target = TargetConf(path=str(tmp_path))
-    for tensor in (3, 8):
-        check_parallel(ParallelConf(tensor=tensor), **given)
-    device = DeviceName.xla  # two key-value heads, each on four processes
-    check_target_split(ParallelConf(tensor=8), target, device=device)
+
+    def check(name: str = "adamw", **parallel: Any) -> None:
+        optim = {"rows_per_step": 24, "name": OptimName(name)}
+        conf = toy_conf(
+            target=TargetConf(path=str(tmp_path)), optim=optim, parallel=ParallelConf(**parallel)
+        )
+        check_parallel(replace(conf, device=replace(conf.device, name=DeviceName.xla)))
+
+    check(tensor=8)  # two key-value heads, each on four processes
     with pytest.raises(UserError, match=r"a divisor of its 8 attention heads, got 3"):
-        check_target_split(ParallelConf(tensor=3), target, device=device)
+        check(tensor=3)
     with pytest.raises(UserError, match=r"optim.name: must be adamw with device=xla.*got muon"):
-        check_parallel(ParallelConf(draft=Weights.sharded), **given, optimizer="muon")
+        check("muon", draft=Weights.sharded)
     with pytest.raises(UserError, match=r"parallel.target: must be replicated with device=xla"):
-        check_parallel(ParallelConf(target=Weights.sharded), **given)
+        check(target=Weights.sharded)
 
 
 @pytest.mark.parametrize(

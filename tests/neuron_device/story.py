@@ -33,7 +33,7 @@ from models.speculate.config import SamplingConf
 from tests.support.tiny import LAYERS, tiny_target, tree
 from tests.support.toy_run import metrics, toy_conf, toy_run
 from train.config.run import TrainConf
-from train.distributed.parallel import build_accelerator
+from train.distributed.build import build_accelerator
 
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2),

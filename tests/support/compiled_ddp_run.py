@@ -23,7 +23,7 @@ from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom
 from tests.support.layout_run import layout_target
 from tests.support.tiny import CPU
 from tests.support.toy_run import toy_conf, toy_run
-from train.distributed import parallel
+from train.distributed import build
 
 DRAFTS = {
     "eagle3": Eagle3Conf(layers=[0, 1, 2], ttt_steps=2),
@@ -44,7 +44,7 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> No
     backend = f"counted_{len(parts)}"
     parts[folder.name] = 0
     device = replace(CPU, compiles=compiled, backend=backend, ledger=GraphLedger())
-    parallel.DistributedDataParallelKwargs = partial(
+    build.DistributedDataParallelKwargs = partial(
         DistributedDataParallelKwargs, bucket_cap_mb=bucket_mb
     )
     conf = toy_conf(

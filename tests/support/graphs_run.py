@@ -23,7 +23,7 @@ from tests.support.packed import packed_of
 from tests.support.tiny import CPU, VOCAB, batch_of, new_draft, tiny_target
 from tests.support.toy_run import toy_conf
 from train.config.run import TrainConf
-from train.distributed.parallel import build_parallel
+from train.distributed.build import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.state import RunState, flatten_config

@@ -34,8 +34,8 @@ from models.target.config import TargetConf
 from tests.support.tiny import chain, tiny_tokenizer
 from tests.support.toy_run import VOCAB, toy_conf, toy_rows
 from train.config.optim import OptimName
-from train.config.parallel import ParallelConf, Weights
-from train.distributed.parallel import build_parallel
+from train.config.run import ParallelConf, Weights
+from train.distributed.build import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.quick_eval import build_quick_eval
@@ -116,7 +116,7 @@ def run(
             {name: p for name, p in learner.named_parameters() if p.requires_grad}
         )
     left = {
-        "heard": spread.any_rank(spread.accelerator.process_index == 1),
+        "heard": any(spread.gather(spread.accelerator.process_index == 1)),
         "fingerprint": own.fingerprint,
         "draft": weights,
         "draft_held": held(learner),

@@ -29,7 +29,7 @@ from tests.support.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.killing import TIMEOUT_S
 from tests.support.parallel_layers import reference
 from tests.support.tiny import CPU, tiny_tokenizer, tree
-from train.config.parallel import ParallelConf, Weights
+from train.config.run import ParallelConf, Weights
 from train.distributed.xla import XlaParallel
 
 PROCESSES = 8

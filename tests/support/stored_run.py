@@ -22,13 +22,13 @@ from tests.support.killing import TIMEOUT_S
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, toy_length
 from train.checks import build_run_parallel
-from train.config.log import LogConf
 from train.config.optim import OptimConf
-from train.config.run import TrainConf
+from train.config.run import LogConf, TrainConf
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.rows.packed_rows import choose_vocabulary, load_training_rows
-from train.run import open_run
+from train.rows.packed_rows import load_training_rows
+from train.rows.row_facts import choose_vocabulary
+from train.run_folder import open_run
 
 BF16, ROOT = "bfloat16", Path(__file__).parents[2]
 

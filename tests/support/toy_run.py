@@ -31,13 +31,12 @@ from models.lock import acquire_lock
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 from tests.support.packed import packed_of
-from train.config.log import LogConf
 from train.config.optim import OptimConf
-from train.config.run import TrainConf
-from train.distributed.parallel import build_parallel
+from train.config.run import LogConf, TrainConf
+from train.distributed.build import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.run import check_same_step
+from train.run_folder import check_same_step, check_steps, report_full_disk
 from train.state import RunProgress, RunState, flatten_config
 
 VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
@@ -150,6 +149,7 @@ def toy_run(
     state = RunState(folder, flatten_config(conf))
     state.load_progress()
     check_same_step(state, parallel)
+    check_steps(state, conf.optim)
     if parallel.is_main:
         acquire_lock(folder)
         state.remove_old_states()
@@ -162,13 +162,14 @@ def toy_run(
     if interrupt_at is not None:
         learn = loop._train_step
 
-        def interrupted(step: int) -> None:
-            if step == interrupt_at:
+        def interrupted() -> None:
+            if state.progress.step == interrupt_at:
                 raise KeyboardInterrupt
-            learn(step)
+            learn()
 
         loop._train_step = interrupted
-    return draft, loop.run()
+    with report_full_disk(folder):
+        return draft, loop.run()
 
 
 def toy_length(draft: Draft) -> dict[str, float]:

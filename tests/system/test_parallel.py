@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
+from models.drafts.options import Medusa2Conf
 from models.errors import UserError
 from models.target.config import TargetConf
 from tests.support.parallel_run import run, save_target
-from tests.support.toy_run import metrics
-from train.config.parallel import ParallelConf, Weights
-from train.distributed.parallel import check_parallel, check_target_split
+from tests.support.toy_run import metrics, toy_conf
+from train.config.run import ParallelConf, Weights
+from train.distributed.build import check_parallel
 
 ROOT = Path(__file__).parents[2]
 SPLIT = {"tensor": 2}
@@ -120,11 +122,6 @@ def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
         assert losses(folder / name) == pytest.approx(losses(folder / alone), abs=1e-5)
 
 
-def refuse(conf: ParallelConf, target: TargetConf, *, rows: int, adapts: bool) -> None:
-    check_parallel(conf, rows=rows, trains_target=adapts)
-    check_target_split(conf, target)
-
-
 @pytest.mark.parametrize(
     ("processes", "conf", "rows", "adapts", "message"),
     [
@@ -142,18 +139,23 @@ def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
     save_target(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    target = TargetConf(path=str(tmp_path))
+    run = toy_conf(
+        target=TargetConf(path=str(tmp_path)), draft=Medusa2Conf() if adapts else None,
+        parallel=ParallelConf(**conf), optim={"rows_per_step": rows},
+    )  # fmt: skip
     with pytest.raises(UserError, match=message):
-        refuse(ParallelConf(**conf), target, rows=rows, adapts=adapts)
-    refuse(ParallelConf(), target, rows=4 * rows, adapts=adapts)
+        check_parallel(run)
+    check_parallel(
+        replace(run, parallel=ParallelConf(), optim=replace(run.optim, rows_per_step=4 * rows))
+    )
 
 
 def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.0"))
-    check_parallel(ParallelConf(), rows=4, trains_target=False)
+    check_parallel(toy_conf())
     for conf in ({"tensor": 1, "target": Weights.sharded}, {"draft": Weights.sharded}):
         with pytest.raises(UserError, match=r"^parallel: tensor and sharded need torch 2\.13 or n"):
-            check_parallel(ParallelConf(**conf), rows=4, trains_target=False)
+            check_parallel(toy_conf(parallel=ParallelConf(**conf)))
     for newer in ("2.13.0", "2.13.0a0+79aa17489c.nv26.6"):
         monkeypatch.setattr(torch, "__version__", TorchVersion(newer))
-        check_parallel(ParallelConf(draft=Weights.sharded), rows=4, trains_target=False)
+        check_parallel(toy_conf(parallel=ParallelConf(draft=Weights.sharded)))

@@ -13,7 +13,6 @@ import transformers
 import yaml
 
 from conf.entry import compose
-from data.config import DataConf
 from models.device.config import DeviceConf, MachineConf
 from models.device.memory_trace import ACTIVATIONS
 from models.errors import UserError
@@ -21,11 +20,9 @@ from models.target.config import TargetConf
 from models.target.precision import resolve_machine
 from tests.support.tiny import CPU, sampled_texts
 from train.__main__ import main
-from train.config.parallel import ParallelConf
-from train.config.run import TrainConf
-from train.distributed.parallel import build_parallel
+from train.config.run import ParallelConf, TrainConf
+from train.distributed.build import build_parallel
 from train.planning.device_fit import fit_run, plan_on_device
-from train.planning.remedies import describe_cut
 from train.planning.trace import OPTIMIZER_STEP, TRAINED
 
 GIB = 2**30
@@ -91,15 +88,6 @@ def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_tha
     assert (folder / "out" / "fits" / "report.json").exists()
 
 
-def test_shorter_rows_are_said_to_cut_answers_unless_documents_are_split():
-    changes = ["optim.micro_batch_size=1", "data.row_length=1152"]
-    assert describe_cut(changes, DataConf()) == (
-        ", but answers are cut where a conversation is longer than its row of 1152 tokens"
-    )
-    assert describe_cut(changes, DataConf(overlap=64)) == describe_cut([], DataConf()) == ""
-    assert describe_cut(changes[:1], DataConf()) == ""
-
-
 def test_the_key_of_the_memory_is_named_only_if_it_is_set(folder, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
     with pytest.raises(UserError, match=r"^device: must hold the run, which needs "):
@@ -149,35 +137,18 @@ def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder
     assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
 
 
-def saved_run(folder, name: str, rows: int, *overrides: str) -> list[str]:
-    """Save what the plan reads of a run's state; return the overrides that continue the run."""
-    state = folder / "out" / name / "state" / "00000002"
-    state.mkdir(parents=True)
-    saved = {"config": {"optim.micro_batch_size": rows}}
-    (state / "progress.json").write_text(json.dumps(saved))
-    return [f"run_name={name}", *overrides]
-
-
 @pytest.mark.parametrize(("saved", "fitting"), [(4, 1), (ROWS, 3)])
 def test_a_run_continues_on_a_smaller_device_with_fewer_rows(folder, saved, fitting, caplog):
     caplog.set_level("INFO")
-    continued = saved_run(folder, f"less{saved}", saved, "optim.micro_batch_size=auto")
+    state = folder / "out" / f"less{saved}" / "state" / "00000002"
+    state.mkdir(parents=True)
+    (state / "progress.json").write_text(json.dumps({"config": {"optim.micro_batch_size": saved}}))
+    continued = [f"run_name=less{saved}", "optim.micro_batch_size=auto"]
     memory = f"device.memory_gib={(planned_gib(folder, fitting) * 1.001)}"
     assert fit_run(conf(folder, *continued), PARALLEL).conf.optim.micro_batch_size == saved
     fitted = fit_run(conf(folder, *continued, memory), PARALLEL)
     assert fitted.conf.optim.micro_batch_size == fitting
     assert f"auto takes {fitting}, the most rows of a pass that fit" in caplog.text
-
-
-def test_overrides_that_a_continued_run_cannot_take_are_for_another_run(folder):
-    long = ["data.row_length=256", "loss.logits_chunk=16", "optim.micro_batch_size=1"]
-    fitted = fit_run(conf(folder, *long), PARALLEL)
-    memory = f"device.memory_gib={0.7 * fitted.planned_bytes / GIB}"
-    with pytest.raises(UserError, match=r"with data\.row_length=\d+ it fits, but answers are"):
-        fit_run(conf(folder, *long, memory), PARALLEL)
-    continued = saved_run(folder, "long", 1, *long, memory)
-    with pytest.raises(UserError, match=r"it fits, under another run_name or with resume=false,"):
-        fit_run(conf(folder, *continued), PARALLEL)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.9])

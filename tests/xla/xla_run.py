@@ -25,9 +25,8 @@ from models.target.target import Target
 from tests.support.packed import packed_of
 from tests.support.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.support.toy_run import toy_conf
-from train.config.log import LogConf
-from train.config.run import TrainConf
-from train.distributed.parallel import build_parallel
+from train.config.run import LogConf, TrainConf
+from train.distributed.build import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.planning import graph_plan
@@ -59,9 +58,9 @@ def conf_of(method: str) -> TrainConf:
 class Watched(Trainer):
     """Notes the first gradient, and how many graphs there are behind the first step."""
 
-    def _train_step(self, step: int) -> None:
-        super()._train_step(step)
-        if not step:
+    def _train_step(self) -> None:
+        super()._train_step()
+        if not self.state.progress.step:
             decay = self.conf.optim.betas[0]  # the first average is the gradient times 1 - decay
             optimizer = self.training_state.optimizers[0]
             self.gradient = [

@@ -72,17 +72,6 @@ class LearningRate:
             return 1 - decayed * (1 - self.min_lr_ratio)
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * decayed)) / 2
 
-    def extendable_from(self, multiple: int) -> int | None:
-        """Return the last multiple of `multiple` from which a longer run can continue, or None.
-
-        A state also contains the rate of the next step, which must be the longer run's as well:
-        hence one step before the decay.
-        """
-        if self.schedule is Schedule.cosine:
-            return None
-        last = self.steps - (self.decay_steps + 1 if self.schedule is Schedule.wsd else 0)
-        return last // multiple * multiple
-
 
 @dataclass(kw_only=True)
 class OptimConf:
@@ -96,7 +85,7 @@ class OptimConf:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.0
     schedule: Schedule = Schedule.cosine
-    warmup_ratio: float = 0.03  # share of the steps; an extended run keeps it as it was in steps
+    warmup_ratio: float = 0.03  # share of the steps
     decay_ratio: float = 0.2  # share of the steps, for wsd
     min_lr_ratio: float = 0.0  # share of lr that the decay leads to, one step after the last
     steps: int | None = None  # null: from `epochs`, else 300
@@ -152,13 +141,9 @@ class OptimConf:
             return math.ceil(self.epochs * rows / self.rows_per_step)
         return self.steps or DEFAULT_STEPS
 
-    def learning_rate(self, steps: int, *, warmup_steps: int | None = None) -> LearningRate:
-        """Return the learning rate over `steps` steps.
-
-        `warmup_steps`: those that an extended run began with; None computes them from `steps`.
-        """
+    def learning_rate(self, steps: int) -> LearningRate:
+        """Return the learning rate over `steps` steps."""
         return LearningRate(
-            schedule=self.schedule, steps=steps, decay_steps=round(self.decay_ratio * steps),
-            warmup_steps=round(self.warmup_ratio * steps) if warmup_steps is None else warmup_steps,
-            min_lr_ratio=self.min_lr_ratio,
+            schedule=self.schedule, steps=steps, warmup_steps=round(self.warmup_ratio * steps),
+            decay_steps=round(self.decay_ratio * steps), min_lr_ratio=self.min_lr_ratio,
         )  # fmt: skip

@@ -1,10 +1,11 @@
 """The configurations of `python -m train` and `train.plan`."""
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from data.config import DataConf
+from data.config import DataConf, DataSource
 from infer.config import EvaluationConf
 from models.device.config import DeviceConf, MachineConf
 from models.distill.config import LossConf, LossName
@@ -12,13 +13,55 @@ from models.drafts.options import DraftConf
 from models.errors import require
 from models.speculate.config import TreeConf
 from models.target.config import TargetConf
+from models.tracking import TrackerConf, Wandb
 from models.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
-from train.config.log import LogConf
-from train.config.optim import OptimConf, Schedule
-from train.config.parallel import ParallelConf
+from train.config.optim import OptimConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
 FIRST_STAGE_FOLDER = "first_stage"  # in the folder of the run that starts from it
+
+
+class Weights(Enum):
+    """The placement of weights: a full copy on each data rank, or a part."""
+
+    replicated = "replicated"
+    sharded = "sharded"
+
+
+@dataclass(kw_only=True)
+class ParallelConf:
+    """The placement of target and draft on the processes."""
+
+    tensor: int = 1  # processes that the target's layers are split over
+    target: Weights = Weights.replicated  # over the data ranks
+    draft: Weights = Weights.replicated  # over all processes
+
+    def __post_init__(self) -> None:
+        check_values(self, "parallel", tensor=at_least(1))
+
+    @property
+    def splits_target(self) -> bool:
+        """Return True if several processes hold one copy of the target."""
+        return self.tensor > 1 or self.target is Weights.sharded
+
+    @property
+    def splits_weights(self) -> bool:
+        """Return True if target or draft are not whole on every process."""
+        return self.splits_target or self.draft is Weights.sharded
+
+
+@dataclass(kw_only=True)
+class LogConf(TrackerConf):
+    """Configuration of a run's metrics: how often they are written, and where."""
+
+    interval: int = 10  # steps
+
+    def __post_init__(self) -> None:
+        check_values(self, "log", interval=at_least(1))
+
+    def list_trackers(self) -> list[str]:
+        """Return the trackers to start with Accelerate."""
+        return [] if self.wandb is Wandb.off else ["wandb"]
 
 
 @dataclass(kw_only=True)
@@ -52,22 +95,13 @@ class TrainConf:
         )  # fmt: skip
 
     @property
-    def renewal_interval(self) -> int:
-        """Return the steps between on-policy renewals; states are saved at multiples of them."""
-        return self.data.on_policy.interval if self.data.on_policy.share else 1
+    def save_interval(self) -> int | None:
+        """Return the steps between saved states, or None if `save_minutes` decides.
 
-    @property
-    def num_states(self) -> int:
-        """Return the most states on disk at once.
-
-        During a save these are the last and the new one, and if the run can be extended from an
-        earlier state, that one too.
+        A draft that writes rows needs a state at each renewal: a continued run renews them there.
         """
-        schedule = self.optim.schedule
-        keeps_extendable = schedule is Schedule.wsd or (
-            schedule is Schedule.constant and self.renewal_interval > 1
-        )
-        return 3 if keeps_extendable else 2
+        on_policy = self.data.on_policy
+        return self.save_every or (on_policy.interval if on_policy.share else None)
 
     def first_stage(self) -> "TrainConf | None":
         """Return the run that trains what this one starts from, in a folder of this run, or None.
@@ -91,6 +125,13 @@ class TrainConf:
         self._check_overlap()
         on_policy = self.data.on_policy
         require(
+            self.evaluation.prompts is not None
+            or self.held_out_prompts > 0
+            or self.data.source is DataSource.demo,
+            "held_out_prompts: must be at least 1 if evaluation.prompts is not set, got 0; "
+            "raise it or give evaluation.prompts=FILE",
+        )
+        require(
             not on_policy.share or self.draft.is_language_model,
             f"data.on_policy.share: needs a draft that is a language model, got "
             f"{on_policy.share} with {self.draft.method}; set it to 0",
@@ -101,7 +142,7 @@ class TrainConf:
             "cross-entropy on the draft's own text carries no signal from the target",
         )
         require(
-            self.save_every is None or self.save_every % self.renewal_interval == 0,
+            not (on_policy.share and self.save_every) or self.save_every % on_policy.interval == 0,
             f"save_every: must be a multiple of data.on_policy.interval = {on_policy.interval}, "
             f"got {self.save_every}; a continued run rewrites its rows at that step",
         )
@@ -133,13 +174,12 @@ class TrainConf:
 
 @dataclass(kw_only=True)
 class TrainPlanConf(TrainConf):
-    """Configuration of a run, of the machine to plan it for, and of the plan's file."""
+    """Configuration of a run, and of the machine to plan it for."""
 
     machine: MachineConf = field(default_factory=MachineConf)
     memory_margin: float = 0.1  # share of a core's memory for compiler, runtime, collectives
     prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
     tokens: float | None = None  # of the data set; null = those that the steps of the run read
-    output: str | None = None  # file for the plan as JSON
 
     def __post_init__(self) -> None:
         super().__post_init__()

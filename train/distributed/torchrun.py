@@ -18,25 +18,6 @@ def get_world_size() -> int:
     return _read_env_int("WORLD_SIZE", 1)
 
 
-def launch_command() -> list[str]:
-    """Return the start of a command line that launches as many processes as this run has.
-
-    With several nodes, NODE0 stands for the address of the first, which the user fills in.
-    """
-    processes = get_world_size()
-    if processes == 1:
-        return ["python"]
-    per_node = _read_env_int("LOCAL_WORLD_SIZE", processes)
-    node_flags = [
-        f"--nnodes={processes // per_node}", "--rdzv-backend=c10d", "--rdzv-endpoint=NODE0:29400",
-    ]  # fmt: skip
-    return [
-        "torchrun",
-        *(node_flags if per_node < processes else []),
-        f"--nproc-per-node={per_node}",
-    ]
-
-
 def is_restart() -> bool:
     """Return True if the launcher restarted this run after one of its processes died."""
     return _read_env_int("TORCHELASTIC_RESTART_COUNT", 0) > 0

@@ -27,7 +27,7 @@ from models.target.config import TargetConf
 from models.target.loading import load_target
 from models.target.pretrained import load_model
 from models.target.target import Target
-from train.config.parallel import ParallelConf, Weights
+from train.config.run import ParallelConf, Weights
 from train.distributed.parallel import Parallel
 
 

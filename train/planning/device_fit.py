@@ -11,30 +11,29 @@ from infer.memory_check import find_core_bytes
 from models.device.config import LOCAL_MACHINE, MachineConf
 from models.errors import UserError, require
 from models.meta_model import build_meta_target
+from models.saved_states import find_newest_state, read_progress_file
 from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf
 from train.distributed.parallel import Parallel
 from train.planning.layout import build_layout
-from train.planning.remedies import describe_cut, suggest_overrides
+from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
-from train.run import read_saved_value
-from train.state import CHANGEABLE_KEYS, ROUNDING_KEYS
 
 GIB = 2**30
-MUTABLE_KEYS = (*CHANGEABLE_KEYS, *ROUNDING_KEYS, "parallel=")  # what a continued run may change
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRun:
-    """A configuration that fits, and the bytes that a process of it needs by the plan."""
+    """A configuration that fits its processes, and the bytes that the plan gives each of them."""
 
     conf: TrainConf
+    parallel: Parallel
     planned_bytes: int | None  # None: the device does not tell its memory
 
 
 def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
-    """Return the configuration with its micro-batch size chosen, and the memory it is planned for.
+    """Return the run with its micro-batch size chosen and its memory planned.
 
     A continued run keeps its size where that fits. Raise UserError, with overrides that fit, if
     nothing fits.
@@ -49,36 +48,37 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
         )  # fmt: skip
         return FittedRun(
             conf=set_micro_batch_size(conf, saved_rows or 1) if is_auto else conf,
+            parallel=parallel,
             planned_bytes=None,
         )
     wanted = conf
     if is_auto and saved_rows is not None:
         conf = set_micro_batch_size(conf, saved_rows)
-    core_bytes = parallel.min_over_ranks(core_bytes)  # so that all choose the same rows
+    core_bytes = min(parallel.gather(core_bytes))  # so that all choose the same rows
     plan = plan_on_device(conf, parallel, core_bytes)
     if conf is not wanted and not plan.fits(plan.best):
         conf = wanted
         plan = plan_on_device(conf, parallel, core_bytes)
     if not plan.fits(plan.best):
-        raise UserError(describe_misfit(plan, is_continued=saved_rows is not None))
+        raise UserError(describe_misfit(plan))
     rows = plan.best.layout.rows
     require(
-        parallel.all_ranks_agree(rows),
+        len(set(parallel.gather(rows))) == 1,
         f"optim.micro_batch_size: must be the same on all processes, got {rows} here for auto; "
         "give a number",
     )
     if conf.optim.micro_batch_size == AUTO:
         log.info("optim.micro_batch_size: auto takes %d, the most rows of a pass that fit", rows)
         conf = set_micro_batch_size(conf, rows)
-    return FittedRun(conf=conf, planned_bytes=plan.best.peak_bytes)
+    return FittedRun(conf=conf, parallel=parallel, planned_bytes=plan.best.peak_bytes)
 
 
 def read_saved_rows(conf: TrainConf) -> int | None:
     """Return the rows per pass of the run that this one continues, or None if it continues none."""
     if not conf.resume:
         return None
-    folder = Path(conf.output_dir) / conf.run_name
-    return read_saved_value(folder, "optim.micro_batch_size")
+    newest = find_newest_state(Path(conf.output_dir) / conf.run_name)
+    return read_progress_file(newest)["config"]["optim.micro_batch_size"] if newest else None
 
 
 def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> MachinePlan:
@@ -96,14 +96,11 @@ def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> Ma
     return plan_layouts(plan_conf, machine, device.dtype, [layout])
 
 
-def describe_misfit(plan: MachinePlan, *, is_continued: bool) -> str:
+def describe_misfit(plan: MachinePlan) -> str:
     """Return what the run needs, what the device has, and overrides with which it fits."""
     needed, usable = plan.best.peak_bytes / GIB, plan.byte_limit / GIB
     changes = suggest_overrides(plan)
-    cut = describe_cut(changes, plan.conf.data)
-    keeps_run = not is_continued or all(change.startswith(MUTABLE_KEYS) for change in changes)
-    place = "" if keeps_run else ", under another run_name or with resume=false"
-    remedy = f"with {' '.join(changes)} it fits{place}{cut}" if changes else "take a larger device"
+    remedy = f"with {' '.join(changes)} it fits" if changes else "take a larger device"
     bound = "" if plan.best.phases else "more than "  # only what every step holds was counted
     key = "device" if plan.conf.device.memory_gib is None else "device.memory_gib"
     return (

@@ -9,9 +9,8 @@ from models.device.memory_trace import ACTIVATIONS, TracedPhase
 from models.errors import UserError, require
 from models.meta_model import MetaTarget, find_head_layers
 from models.parallel.tensor_parallel import plan_shards
-from train.config.parallel import ParallelConf, Weights
-from train.config.run import TrainConf
-from train.distributed.parallel import check_heads
+from train.config.run import ParallelConf, TrainConf, Weights
+from train.distributed.build import check_heads
 from train.planning.trace import (
     DRAFT_PASS,
     FROZEN,

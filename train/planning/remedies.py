@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from data.config import DataConf
 from models.device.memory_trace import LOGITS
 from models.errors import UserError
-from train.config.parallel import ParallelConf, Weights
-from train.config.run import TrainPlanConf
+from train.config.run import ParallelConf, TrainPlanConf, Weights
+from train.distributed.build import check_layout
 from train.planning.layout import BUCKETS, build_layout
-from train.planning.run_plan import LayoutOption, MachinePlan, check_planned_layout
+from train.planning.run_plan import LayoutOption, MachinePlan
 from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
 MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little
@@ -39,18 +38,10 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
 
 def _can_train(conf: TrainPlanConf) -> bool:
     try:
-        check_planned_layout(conf)
+        check_layout(conf)
     except UserError:
         return False
     return True
-
-
-def describe_cut(changes: list[str], data: DataConf) -> str:
-    """Return what shorter rows do to answers, as the end of a sentence; "" if rows are as long."""
-    length = dict(change.split("=", 1) for change in changes).get(ROW_LENGTH)
-    if length is None or data.overlap is not None:  # with an overlap documents are split
-        return ""
-    return f", but answers are cut where a conversation is longer than its row of {length} tokens"
 
 
 def _list_candidates(

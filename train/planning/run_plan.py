@@ -21,9 +21,9 @@ from models.meta_model import (
 )
 from models.target.precision import resolve_machine
 from train.config.optim import AUTO
-from train.config.parallel import ParallelConf, Weights
-from train.config.run import TrainPlanConf
-from train.distributed.parallel import check_layout
+from train.config.run import ParallelConf, TrainPlanConf, Weights
+from train.distributed.build import check_layout
+from train.optim import trained_parameters
 from train.planning.graph_plan import list_graphs
 from train.planning.layout import (
     ProcessLayout,
@@ -33,7 +33,7 @@ from train.planning.layout import (
     list_layouts,
 )
 from train.planning.trace import persistent_memory, trace_run
-from train.run import disk_bytes_needed, trained_parameters
+from train.run_folder import disk_bytes_needed
 
 
 @dataclass(kw_only=True)
@@ -83,7 +83,7 @@ class MachinePlan:
         """Return the sizes of the models, which do not depend on the layout."""
         target, draft = _build_models(self.conf, self.dtype)
         store = compatibility.read_store_manifest(self.conf.data, target, draft)
-        return _measure_sizes(target, draft, store, num_states=self.conf.num_states)
+        return _measure_sizes(target, draft, store)
 
     @property
     def byte_limit(self) -> float:
@@ -144,8 +144,7 @@ class MachinePlan:
 
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
     """Return a plan with all layouts of a run; raise UserError for what no layout can do."""
-    conf.check_settings()
-    check_planned_layout(conf)
+    check_layout(conf)
     machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     check_dtype(machine, dtype)
     machine.check_length(conf.data.row_length)
@@ -154,14 +153,6 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.spec.tokens))
     return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
-
-
-def check_planned_layout(conf: TrainPlanConf) -> None:
-    """Raise UserError for a layout that training would refuse."""
-    check_layout(
-        conf.parallel, trains_target=conf.draft.trains_target, device=conf.device.name,
-        optimizer=conf.optim.name.value,
-    )  # fmt: skip
 
 
 def plan_layouts(
@@ -202,9 +193,7 @@ def _build_models(
     return target, draft
 
 
-def _measure_sizes(
-    target: MetaTarget, draft: Draft, store: Manifest | None, *, num_states: int
-) -> ModelSizes:
+def _measure_sizes(target: MetaTarget, draft: Draft, store: Manifest | None) -> ModelSizes:
     # 1: the final hidden state
     computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
     return ModelSizes(
@@ -213,5 +202,5 @@ def _measure_sizes(
         trained=sum(p.numel() for p in trained_parameters(draft)),
         layers=draft.needs.layers,
         feature_bytes=computed if store is None else round(store.total_bytes / store.spec.tokens),
-        disk=disk_bytes_needed(draft, target, num_states=num_states),
+        disk=disk_bytes_needed(draft, target),
     )

@@ -1,27 +1,17 @@
 """Tables and JSON of a plan."""
 
 import math
-from typing import Any
 
 from infer.report.number_format import Table, choose_console, to_rich_table
 from models.console import CONSOLE, print_line
 from models.device.machine_specs import core_flops
 from train.planning.layout import BUCKETS
-from train.planning.remedies import describe_cut
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
 MEMORY_PARTS = (
-    TARGET,
-    FROZEN,
-    TRAINED,
-    GRADIENTS,
-    BUCKETS,
-    OPTIMIZER,
-    "activations",
-    "logits",
-    CACHE,
-)
+    TARGET, FROZEN, TRAINED, GRADIENTS, BUCKETS, OPTIMIZER, "activations", "logits", CACHE,
+)  # fmt: skip
 DAY, HOUR, MINUTE = 86400, 3600, 60
 MIB, GIB = 2**20, 2**30
 
@@ -46,8 +36,7 @@ def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
         return (
             f"It fits: {format_gib(best.peak_bytes)} GiB of {limit}. Start {describe_launch(plan)}"
         )
-    cut = describe_cut(changes, plan.conf.data)
-    remedy = f"with {' '.join(changes)} it does{cut}" if changes else "choose a larger machine"
+    remedy = f"with {' '.join(changes)} it does" if changes else "choose a larger machine"
     return f"It does not fit: {format_gib(best.peak_bytes)} GiB of {limit}; {remedy}"
 
 
@@ -79,8 +68,7 @@ def size_table(plan: MachinePlan) -> Table:
             ["of these trained", "", format_param_count(sizes.trained)],
             ["features", needs, f"{sizes.feature_bytes:,} bytes per token"],
             ["graphs", "to compile, without the final evaluation's", str(count_graphs(plan))],
-            ["disk", f"{'three' if plan.conf.num_states == 3 else 'two'} states, two checkpoints",
-             f"{sizes.disk / 1e9:.1f} GB"],
+            ["disk", "two states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
         ],
         label_columns=2,
     )  # fmt: skip
@@ -201,34 +189,3 @@ def format_duration(seconds: float) -> str:
         if seconds >= minimum:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
-
-
-def plan_to_json(plan: MachinePlan) -> dict[str, Any]:
-    """Return the plan as JSON values, in bytes and seconds."""
-    best = plan.best
-    return {
-        "machine": vars(plan.machine) | {"dtype": str(plan.dtype).removeprefix("torch.")},
-        "sizes": vars(plan.sizes),
-        "graphs": count_graphs(plan),
-        "limit_bytes": round(plan.byte_limit),
-        "fits": plan.fits(best),
-        "proposed": plan.options.index(best),
-        "layouts": [_layout_to_json(option, plan) for option in plan.options],
-    }
-
-
-def _layout_to_json(option: LayoutOption, plan: MachinePlan) -> dict[str, Any]:
-    layout = option.layout
-    return vars(layout) | {
-        "target": layout.target.name,
-        "draft": layout.draft.name,
-        "fits": plan.fits(option),
-        "bytes": option.peak_bytes,
-        "phases": {
-            name: {part: parts[part] for part in MEMORY_PARTS}
-            for name, parts in option.memory_by_phase.items()
-            if name in option.phases
-        },
-        "step_s": vars(option.step_time) if option.step_time else None,
-        "step_tokens": tokens_per_step(plan),
-    }

@@ -25,8 +25,7 @@ from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
 from models.unrolled_attention import without_kernel
 from train.config.run import TrainConf
-from train.optim import allocate_optimizer_states, build_optimizers
-from train.run import trained_parameters
+from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
 
 TARGET, FROZEN, TRAINED = "target", "draft, frozen", "draft, trained"
 GRADIENTS, OPTIMIZER, CACHE = "gradients", "optimizer", "cache"

@@ -1,8 +1,4 @@
-"""Packed rows that a run trains on, without the prompts that it is evaluated on.
-
-Two things are computed from them: hashes of their prompts, in which held-out prompts are looked up
-later, and the draft's reduced vocabulary, with its coverage of the answers.
-"""
+"""Packed rows that a run trains on, without the prompts that it is evaluated on."""
 
 import hashlib
 import json
@@ -11,41 +7,24 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from transformers import PreTrainedTokenizerBase
-
 from data.chat.tokenization import iter_demo_documents
 from data.config import DataSource, DemoAnswerSource
 from data.document_cache import read_cached_documents
-from data.eval_prompts.contamination import PROMPT_HASHES_FILE
 from data.eval_prompts.held_out_files import HeldOutPrompts
 from data.features.reader import FeatureStore
 from data.packing.documents import Documents, Packed
-from data.packing.pack import DOCUMENT, pack_documents
-from data.sources.rows import TokenizedDocument
-from data.sources.text_hashes import ANSWER_START_CHARS, prompt_hashes
-from data.vocabulary.counts import (
-    build_coverage_table,
-    count_answer_tokens,
-    render_markdown_table,
-    sizes_around,
-)
+from data.packing.pack import pack_documents
 from infer.engine.generate import generate_answers
-from models.console import print_table, track_progress
+from models.console import track_progress
 from models.drafts.base import Draft
-from models.files import PARTIAL_SUFFIX, atomic_path, write_text_atomically
+from models.files import PARTIAL_SUFFIX, write_text_atomically
 from models.speculate.config import SamplingConf
-from models.speculate.draft_vocab import required_token_ids
 from models.target.target import Target
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import hold_out
-from train.run import report_full_disk
 
 log = logging.getLogger(__name__)
-VOCABULARY_FILE = "vocabulary.md"  # in a run folder; only the checkpoint lists the tokens
-# Enough for the beginning of an answer: a character has at most 4 bytes, a token at least one.
-MAX_START_TOKENS = 4 * ANSWER_START_CHARS
 
 
 def load_training_rows(
@@ -116,63 +95,7 @@ def _answer_with_target(
     answers = [ids for _, ids in sorted(generated)]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            report_full_disk(path.parent),
-            # Runs of other names may write the same file at the same time.
-            tempfile.TemporaryDirectory(dir=path.parent, suffix=PARTIAL_SUFFIX) as own_folder,
-        ):
+        # Runs of other names may write the same file at the same time.
+        with tempfile.TemporaryDirectory(dir=path.parent, suffix=PARTIAL_SUFFIX) as own_folder:
             write_text_atomically(path, json.dumps(answers), partial_dir=Path(own_folder))
     return answers
-
-
-def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the hashes of all prompts and answer starts in the rows to the run folder."""
-    hashes = {
-        prompt_hash
-        for number in np.unique(rows.table[:, DOCUMENT]).tolist()
-        for prompt_hash in _hash_document(rows.documents[number], tokenizer)
-    }
-    with (
-        report_full_disk(folder),
-        atomic_path(folder / PROMPT_HASHES_FILE) as partial,
-        partial.open("wb") as stream,
-    ):
-        np.save(stream, np.array(sorted(hashes), np.uint64))
-
-
-def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the hashes of the first question, the text before the first answer, and its beginning.
-
-    A document with at most one token before its answer is a plain text, of which only the beginning
-    is hashed.
-    """
-    answer_start = document.answer.index(True)
-    text_start = 0 if answer_start <= 1 else answer_start
-    texts = [document.ids[:answer_start], document.ids[text_start : text_start + MAX_START_TOKENS]]
-    prompt, answer = tokenizer.batch_decode(texts, skip_special_tokens=True)
-    known = [document.first_question] if document.first_question else []
-    return [*known, *prompt_hashes(prompt, answer)]
-
-
-def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path | None) -> None:
-    """Let the draft choose its vocabulary by the tokens of the answers, and print its coverage.
-
-    Vocabularies of about half and double the size are printed for comparison. Held-out documents
-    are not counted.
-
-    `folder`: where the table is also written; None in processes that print and write nothing.
-    """
-    counts = count_answer_tokens(
-        (rows.documents[number] for number in rows.document_numbers.tolist()), target.vocab_size,
-        None if draft.kept_ids is None else target.tokenizer,
-    )  # fmt: skip
-    required_ids = required_token_ids(target.tokenizer)
-    figures = draft.fit_vocabulary(counts.total, target=target, required_ids=required_ids)
-    for name, value in figures.items():
-        log.info("draft: %s %.4g", name, value)
-    if draft.kept_ids is not None and folder is not None:
-        sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
-        coverage = build_coverage_table(counts, sizes, required_ids)
-        print_table(coverage[0], coverage[1:])
-        with report_full_disk(folder):
-            (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))

@@ -16,7 +16,7 @@ from data.packing.pack import pack_documents
 from data.sources.rows import document_from_pair
 from data.sources.text_hashes import ANSWER_START_CHARS
 from tests.data.chat.test_tokenization import PLAIN, chat_tokenizer
-from train.rows.packed_rows import write_prompt_hashes
+from train.rows.row_facts import write_prompt_hashes
 
 LONG = " ".join(str(1 + i % 50) for i in range(40))
 assert len(LONG) > ANSWER_START_CHARS

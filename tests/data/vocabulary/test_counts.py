@@ -25,7 +25,7 @@ from data.vocabulary.counts import (
 from models.errors import UserError
 from models.speculate.draft_vocab import choose_kept_ids, required_token_ids
 from tests.support.tiny import new_draft
-from train.rows.packed_rows import choose_vocabulary
+from train.rows.row_facts import choose_vocabulary
 
 TEXTS = {  # all the same sentence
     "en": "The committee will meet on Thursday because the weather has been so bad this week.",

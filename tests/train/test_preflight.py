@@ -27,9 +27,9 @@ from models.target.config import TargetConf
 from models.target.pretrained import load_tokenizer
 from tests.support.commands import commands
 from tests.support.own_target import save_conversations, save_target
-from train.checks import check_run
+from train.checks import check_inputs
 from train.config.run import TrainConf, TrainPlanConf
-from train.first_lines import describe_data, prepare_command, train_command
+from train.first_lines import describe_data, prepare_command
 from train.state import CHANGEABLE_KEYS, flatten_config
 
 LAPTOP = "smollm2-135m"  # its drafts bring no public data: they learn from answers of the target
@@ -104,40 +104,27 @@ def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(ru
         "chat template rewrites earlier turns; packed into rows of 128 tokens"
     )
     assert first[1].startswith("these answers are not known to be the target's own")
-    prepare, again = commands("\n".join(first[2:6]))
-    assert (prepare.module, again.module) == ("data.prepare", "train")
+    (prepare,) = commands("\n".join(first[2:4]))
+    assert prepare.module == "data.prepare"
+    assert first[5] == "    data=prepared data.path=outputs/prepare/first run_name=first-own"
     assert (folder / "outputs/train/first/report.json").exists()
 
 
-def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder():
+def test_the_printed_command_composes_to_this_target_and_these_prompts():
     typed = [
         "draft=qwen3-1.7b", "data=jsonl", 'data.path="my rows,1.jsonl"', "data.column=said",
         "data.limit=50", "+data.template.enable_thinking=false", "target.path=/models/mine",
-        "optim.lr=1e-4", "data.row_length=256", "run_name=mine",
+        "run_name=mine",
     ]  # fmt: skip
     mine = conf(*typed)
-    first, second = (shlex.split(line)[3:] for line in (prepare_command(mine), train_command(mine)))
-    prepared = compose("prepare", PrepareConf, first)
+    prepared = compose("prepare", PrepareConf, shlex.split(prepare_command(mine))[3:])
     (source,) = prepared.mixture.sources.values()
     assert (source.path, source.limit) == ("my rows,1.jsonl", 50)
     assert source.columns == {"messages": "said"}
     assert source.template == {"enable_thinking": False}
     assert prepared.answers.source.value == "target"
     assert prepared.target == mine.target
-    again = conf(*second)
-    made = f"{prepared.output_dir}/{prepared.run_name}"
-    assert (again.data.source, again.data.path) == (DataSource.prepared, made)
-    assert (again.target, again.draft, again.data.row_length) == (mine.target, mine.draft, 256)
-    assert again.optim.lr == mine.optim.lr
-    assert again.run_name != mine.run_name
-
-
-@pytest.mark.parametrize(("nodes", "local"), [(1, 1), (1, 8), (2, 4)])
-def test_the_printed_command_trains_on_as_many_processes(nodes, local, monkeypatch):
-    for name, number in (("WORLD_SIZE", nodes * local), ("LOCAL_WORLD_SIZE", local)):
-        monkeypatch.setenv(name, str(number))
-    (again,) = commands(train_command(conf("draft=qwen3-1.7b")))
-    assert (again.module, again.processes) == ("train", nodes * local)
+    assert f"{prepared.output_dir}/{prepared.run_name}" == "outputs/prepare/mine"
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "saved", "splits", "many"])
@@ -263,22 +250,22 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, mo
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
     given = ["data=ultrachat", "data.path=someone/rows"]
     with pytest.raises(UserError, match=r"^target\.path: must be a reachable model"):
-        check_run(conf(*given, f"target.path={folder / 'none'}"))
+        check_inputs(conf(*given, f"target.path={folder / 'none'}"))
     assert loaded == []
     mine = conf(*given, f"target.path={folder / 'unread'}")
-    assert "someone/rows (train_sft); 24 rows" in describe_data(mine.data, check_run(mine))
+    assert "someone/rows (train_sft); 24 rows" in describe_data(mine.data, check_inputs(mine))
     assert loaded == ["someone/rows"]
 
 
 def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monkeypatch, caplog):
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"^data.source: the demo's prompts .* got target target;"):
-        check_run(conf("target.path=target"))
-    check_run(conf("target.path=target", "data=demo"))
-    check_run(conf("data=demo"))
+        check_inputs(conf("target.path=target"))
+    check_inputs(conf("target.path=target", "data=demo"))
+    check_inputs(conf("data=demo"))
     named = conf("target.path=target", "data=demo")
     with caplog.at_level(logging.INFO, logger="train.first_lines"):
-        train.first_lines.announce_data(named, check_run(named))
+        train.first_lines.announce_data(named, check_inputs(named))
     assert "these are the demo's prompts, answered by target" in caplog.text
 
 

@@ -22,11 +22,9 @@ from data.document_cache import read_documents
 from data.eval_prompts.held_out_files import (
     FINAL_FILE,
     SELECTION_FILE,
-    check_held_out_unchanged,
     find_held_out_file,
     format_data_name,
     read_longest_row,
-    write_held_out,
 )
 from data.eval_prompts.prompts import fingerprint_prompts, load_eval_prompts
 from data.sources.prepared_rows import write_prepared_rows
@@ -43,7 +41,6 @@ from tests.support.chat import asked
 from tests.support.families import FAMILIES
 from tests.support.tiny import CPU
 from train.__main__ import main
-from train.checks import check_run
 from train.config.run import TrainConf
 from train.rows.held_out import hold_out
 
@@ -205,24 +202,6 @@ def test_a_run_that_is_trained_already_is_judged_on_the_same(folder, run, capsys
     assert report_of(run)["prompts"] == before
 
 
-def test_a_run_is_not_continued_on_data_that_holds_back_others(folder, tmp_path):
-    """More lines move what is held back: the run would be judged on what it has learned."""
-    held = [hold_out_of(folder, tmp_path, count) for count in (40, 40, 80)]
-    write_held_out(held[0], tmp_path)
-    check_held_out_unchanged(held[1], tmp_path)
-    with pytest.raises(UserError, match="data: must hold out the conversations that the run was"):
-        check_held_out_unchanged(held[2], tmp_path)
-
-
-def hold_out_of(folder, place, count):
-    """What a run holds out of so many conversations."""
-    given = conf(folder)
-    given.data.path = str(place / "rows.jsonl")
-    write_lines(place / "rows.jsonl", conversations(count))
-    target = load_target(given.target, CPU)
-    return hold_out(given, target, read_documents(given.data, target.tokenizer))[1]
-
-
 def test_eval_takes_the_prompts_of_the_run(run, command, folder):
     command(infer.eval.main, "evaluation.max_new_tokens=2", "evaluation.batch_sizes=[]")
     ours = report_of(folder / "outputs/infer.eval/eval")
@@ -358,7 +337,7 @@ def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path)
     with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
         held_of(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
     with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 if evaluation"):
-        check_run(conf(folder, "held_out_prompts=0"))
+        conf(folder, "held_out_prompts=0").check_settings()
 
 
 def test_a_store_tells_which_documents_are_of_one_conversation(folder, tmp_path):

@@ -27,7 +27,7 @@ from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, training
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, weights
-from train.checks import check_run
+from train.checks import check_inputs
 from train.config.run import TrainPlanConf
 from train.planning.run_plan import plan_run
 from train.planning.trace import DRAFT_PASS, TARGET_PASS, fake_stored_output
@@ -200,7 +200,7 @@ def refused(folder, draft, store, name, **changes):
     target = replace(conf.target, path=str(with_nan_weights(folder)))
     conf = replace(conf, target=target, data=data, **changes)
     with pytest.raises(UserError) as error:
-        check_run(conf)
+        check_inputs(conf)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -216,25 +216,30 @@ def with_nan_weights(folder):
     return place
 
 
-def test_a_target_that_learns_has_no_store(folder, store):
-    said = refused(folder, Medusa2Conf(heads=4), store, "medusa2")
-    assert said.startswith("data.source: must be documents for draft medusa2, which changes its")
-
-
-def test_a_draft_that_writes_its_own_rows_has_no_store(folder, store):
-    share = {"on_policy": OnPolicyConf(share=0.5, interval=2)}
-    said = refused(folder, METHODS["draft model"], store, "on policy", data=share)
-    assert said.startswith("data.on_policy.share: must be 0.0 with data.source=captured, got 0.5")
-
-
-def test_a_store_is_not_kept_in_memory_besides(folder, store):
-    said = refused(folder, EAGLE3, store, "kept", data={"keep_features": True})
-    assert said.startswith("data.keep_features: must be False with data.source=captured, got True")
-
-
-def test_other_layers_are_refused(folder, store):
-    said = refused(folder, replace(EAGLE3, layers=[1, 2, 3]), store, "layers")
-    assert said.startswith("data.path: must hold what the draft reads, captured layers [1, 2, 3]")
+@pytest.mark.parametrize(
+    ("draft", "data", "line"),
+    [
+        (
+            Medusa2Conf(heads=4), {},
+            "data.source: must be documents for draft medusa2, which changes its",
+        ),
+        (
+            METHODS["draft model"], {"on_policy": OnPolicyConf(share=0.5, interval=2)},
+            "data.on_policy.share: must be 0.0 with data.source=captured, got 0.5",
+        ),
+        (
+            EAGLE3, {"keep_features": True},
+            "data.keep_features: must be False with data.source=captured, got True",
+        ),
+        (
+            replace(EAGLE3, layers=[1, 2, 3]), {},
+            "data.path: must hold what the draft reads, captured layers [1, 2, 3]",
+        ),
+    ],
+    ids=["trained target", "rows of the draft", "features in memory", "other layers"],
+)  # fmt: skip
+def test_what_a_store_cannot_serve_is_refused(folder, store, draft, data, line):
+    assert refused(folder, draft, store, "refused", data=data).startswith(line)
 
 
 def test_a_missing_shard_is_named_before_the_target_is_read(folder, store, tmp_path):

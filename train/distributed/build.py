@@ -1,0 +1,119 @@
+"""Check the layout of a run's processes, and build them for the route of their device."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+from models.device.config import DeviceName
+from models.device.device import Device
+from models.errors import require
+from models.parallel.tensor_parallel import plan_shards
+from models.target.pretrained import build_meta_model, read_model_config
+from train.config.run import ParallelConf, TrainConf
+from train.distributed import torchrun
+from train.distributed.parallel import Parallel
+from train.distributed.xla import XlaParallel, check_xla_layout, import_neuronx_distributed
+
+MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
+COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
+
+
+def check_parallel(conf: TrainConf) -> None:
+    """Raise UserError if the launched processes cannot train in the run's layout.
+
+    Of the target, only its config is read.
+    """
+    torchrun.check_launch()
+    parallel, processes = conf.parallel, torchrun.get_world_size()
+    require(
+        processes % parallel.tensor == 0,
+        f"parallel.tensor: must divide the {processes} processes, got {parallel.tensor}; "
+        "launch a multiple of it or lower it",
+    )
+    rows, data_ranks = conf.optim.rows_per_step, processes // parallel.tensor
+    require(
+        rows % data_ranks == 0,
+        f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
+        f"got {rows}; give {data_ranks} rows or a multiple of that",
+    )
+    check_layout(conf)
+    if conf.device.name is DeviceName.xla:
+        if parallel.tensor > 1:
+            plan_shards(build_meta_model(conf.target), parallel.tensor)
+        return
+    # Splitting failed with torch 2.9; 2.10 to 2.12 are untested.
+    require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
+        not parallel.splits_weights or torch.__version__ >= f"{MIN_TORCH}.dev0",
+        f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
+        f"{torch.__version__}; upgrade torch, or set parallel=data",
+    )
+    if parallel.tensor > 1:
+        check_heads(parallel, read_model_config(conf.target).get_text_config())
+
+
+def check_layout(conf: TrainConf) -> None:
+    """Raise UserError for a layout that the draft or the device's route cannot train in."""
+    parallel = conf.parallel
+    require(
+        not (conf.draft.trains_target and parallel.splits_weights),
+        "parallel: a draft that adapts its target needs both whole on every process, got "
+        f"tensor={parallel.tensor}, target={parallel.target.name}, draft={parallel.draft.name}; "
+        "leave parallel at its defaults or choose another draft",
+    )
+    if conf.device.name is DeviceName.xla:
+        check_xla_layout(parallel, conf.optim.name.value)
+
+
+def check_heads(conf: ParallelConf, config: Any) -> None:
+    """Raise UserError if DTensor cannot split a model of this config."""
+    for heads, kind in (
+        (config.num_key_value_heads, "key-value heads"),
+        (config.num_attention_heads, "attention heads"),
+    ):
+        require(
+            heads % conf.tensor == 0,
+            f"parallel.tensor: must divide the target's {heads} {kind}, "
+            f"got {conf.tensor}; lower it, or set parallel.target=sharded",
+        )
+
+
+def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -> Parallel:
+    """Build the processes of the device's route; raise UserError if it cannot train."""
+    parallel_class = Parallel
+    if device.name == "xla":
+        parallel_class = XlaParallel
+        if conf.tensor > 1:
+            import_neuronx_distributed(conf.tensor)  # early, before anything is loaded
+    return parallel_class(
+        conf=conf, device=device, accelerator=build_accelerator(device, trackers=trackers)
+    )
+
+
+def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
+    """Build an Accelerator with the device's mixed precision; master weights stay fp32."""
+    # A sweep runs several configs in one process, and Accelerate would reject a second precision.
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(
+        mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",
+        cpu=device.torch_device.type == "cpu",
+        log_with=[*trackers] or None,
+        kwargs_handlers=[
+            InitProcessGroupKwargs(
+                init_method=torchrun.rendezvous_url(), timeout=COLLECTIVE_TIMEOUT
+            ),
+            # Else DDP would rebuild its gradient buckets after the first step, and a resumed run
+            # would sum gradients in another order.
+            DistributedDataParallelKwargs(find_unused_parameters=True),
+        ],
+        step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
+    )
+    require(
+        accelerator.device.type == device.torch_device.type,
+        f"device.name: Accelerate trains on {accelerator.device.type} here, got {device.name}; "
+        "if torch_xla is installed, set USE_TORCH_XLA=0 to leave it alone",
+    )
+    return accelerator

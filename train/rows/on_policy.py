@@ -1,0 +1,117 @@
+"""Rows whose answers the draft has written itself (DistillSpec): on-policy training data.
+
+Every `interval` steps the draft rewrites the rows that it will visit until the next renewal. Which
+visits use them, and what is written, depend only on the seed, the step, the row and the weights at
+the renewal, not on the process. States are saved at renewals, so a continued run writes the same
+rows again.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from data.config import OnPolicyConf
+from data.packing.documents import Packed
+from data.packing.sampler import RowOrder
+from infer.engine.generate import generate_answers
+from models.drafts.base import Batch
+from models.speculate.config import SamplingConf
+from models.target.language_model import LanguageModel
+
+ANSWER_BATCH_SIZE = 128  # prompts that are decoded together
+BATCH_FIELDS = ("input_ids", "answer_mask", "document_ids", "positions")  # of rows without context
+
+
+@dataclass(kw_only=True)
+class OnPolicy:
+    """On-policy rows of one process, as its draft has written them."""
+
+    conf: OnPolicyConf
+    rows: Packed
+    order: RowOrder
+    language_model: LanguageModel  # the draft as a language model
+    rank: int = 0
+    world_size: int = 1
+    written: dict[int, Batch] = field(default_factory=dict)  # by row number
+
+    def select_rows(self, step: int) -> list[bool]:
+        """Return for each of this process's visits in a step whether it uses a row of the draft."""
+        # Drawn for the whole step, so that they do not depend on the number of processes.
+        draws = np.random.default_rng([self.order.seed, 1, step]).random(self.order.rows_per_step)
+        return (draws < self.conf.share)[self.rank :: self.world_size].tolist()
+
+    def renew(self, step: int) -> None:
+        """Let the draft write the rows that the steps from here to the next renewal use."""
+        row_numbers = sorted({
+            number
+            for later_step in range(step, step + self.conf.interval - step % self.conf.interval)
+            for number, is_drafted in zip(
+                self.order.batch_rows(later_step, self.rank, self.world_size),
+                self.select_rows(later_step),
+                strict=True,
+            )
+            if is_drafted
+        })  # fmt: skip
+        self.written = dict(zip(row_numbers, self._generate_rows(row_numbers, step), strict=True))
+
+    def build_batch(self, row_numbers: list[int], drafted: list[bool]) -> Batch:
+        """Build a batch of these rows; flagged rows are those that the draft has written."""
+        rows = [
+            self.written[number] if is_drafted else self.rows.batch([number])
+            for number, is_drafted in zip(row_numbers, drafted, strict=True)
+        ]
+        return Batch(
+            **{name: torch.cat([getattr(row, name) for row in rows]) for name in BATCH_FIELDS}
+        )
+
+    def _generate_rows(self, row_numbers: list[int], step: int) -> list[Batch]:
+        """Return the rows with the first answer of each document rewritten by the draft.
+
+        What follows in the document, the rest of the old answer and later turns, is dropped.
+        """
+        rows = {number: self.rows.batch([number]) for number in row_numbers}
+        spans = [
+            (number, begin, end)
+            for number, row in rows.items()
+            for begin, end in first_answer_spans(row)
+        ]
+        prompts = [_read_prompt(rows[number], begin) for number, begin, _ in spans]
+        # They key the sampling noise, so they must be the same on any process.
+        row_ids = [number * self.rows.length + begin for number, begin, _ in spans]
+        answers = generate_answers(
+            self.language_model, prompts, max_new_tokens=[end - begin for _, begin, end in spans],
+            sampling=SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step),
+            batch=ANSWER_BATCH_SIZE, row_ids=row_ids, slots=self.rows.length,
+        )  # fmt: skip
+        for index, answer_ids in answers:
+            number, begin, end = spans[index]
+            row, new_ids = rows[number], answer_ids[: end - begin]
+            row.input_ids[0, begin : begin + len(new_ids)] = torch.tensor(new_ids)
+            rest = row.document_ids[0] == row.document_ids[0, begin].clone()
+            rest[: begin + len(new_ids)] = False
+            row.document_ids[0, rest] = -1  # padding
+            row.answer_mask[0, rest] = False
+        return [*rows.values()]
+
+
+def _read_prompt(row: Batch, begin: int) -> list[int]:
+    """Return the tokens of a document before its answer, which begins at `begin`."""
+    inside = row.document_ids[0, :begin] == row.document_ids[0, begin]
+    return row.input_ids[0, :begin][inside].tolist()
+
+
+def first_answer_spans(row: Batch) -> list[tuple[int, int]]:
+    """Return [begin, end) of the first answer of each document that has a prompt.
+
+    `row` is a batch of one row.
+    """
+    spans = []
+    for document_id in range(int(row.document_ids.max()) + 1):
+        inside = row.document_ids[0] == document_id
+        in_answer = row.answer_mask[0] & inside
+        begin = int(in_answer.int().argmax())  # the first True
+        length = int(in_answer[begin:].int().cumprod(0).sum())  # the run of True from there
+        if in_answer.any() and begin > int(inside.int().argmax()):
+            spans.append((begin, begin + length))
+    return spans

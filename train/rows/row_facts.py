@@ -1,0 +1,81 @@
+"""What a run computes from its packed rows before it trains on them.
+
+Hashes of their prompts, in which held-out prompts are looked up later, and the draft's reduced
+vocabulary, with its coverage of the answers.
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from data.eval_prompts.contamination import PROMPT_HASHES_FILE
+from data.packing.documents import Packed
+from data.packing.pack import DOCUMENT
+from data.sources.rows import TokenizedDocument
+from data.sources.text_hashes import ANSWER_START_CHARS, prompt_hashes
+from data.vocabulary.counts import (
+    build_coverage_table,
+    count_answer_tokens,
+    render_markdown_table,
+    sizes_around,
+)
+from models.console import print_table
+from models.drafts.base import Draft
+from models.files import atomic_path
+from models.speculate.draft_vocab import required_token_ids
+from models.target.target import Target
+
+log = logging.getLogger(__name__)
+VOCABULARY_FILE = "vocabulary.md"  # in a run folder; only the checkpoint lists the tokens
+# Enough for the beginning of an answer: a character has at most 4 bytes, a token at least one.
+MAX_START_TOKENS = 4 * ANSWER_START_CHARS
+
+
+def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the hashes of all prompts and answer starts in the rows to the run folder."""
+    hashes = {
+        prompt_hash
+        for number in np.unique(rows.table[:, DOCUMENT]).tolist()
+        for prompt_hash in _hash_document(rows.documents[number], tokenizer)
+    }
+    with atomic_path(folder / PROMPT_HASHES_FILE) as partial, partial.open("wb") as stream:
+        np.save(stream, np.array(sorted(hashes), np.uint64))
+
+
+def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the hashes of the first question, the text before the first answer, and its beginning.
+
+    A document with at most one token before its answer is a plain text, of which only the beginning
+    is hashed.
+    """
+    answer_start = document.answer.index(True)
+    text_start = 0 if answer_start <= 1 else answer_start
+    texts = [document.ids[:answer_start], document.ids[text_start : text_start + MAX_START_TOKENS]]
+    prompt, answer = tokenizer.batch_decode(texts, skip_special_tokens=True)
+    known = [document.first_question] if document.first_question else []
+    return [*known, *prompt_hashes(prompt, answer)]
+
+
+def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path | None) -> None:
+    """Let the draft choose its vocabulary by the tokens of the answers, and print its coverage.
+
+    Vocabularies of about half and double the size are printed for comparison. Held-out documents
+    are not counted.
+
+    `folder`: where the table is also written; None in processes that print and write nothing.
+    """
+    counts = count_answer_tokens(
+        (rows.documents[number] for number in rows.document_numbers.tolist()), target.vocab_size,
+        None if draft.kept_ids is None else target.tokenizer,
+    )  # fmt: skip
+    required_ids = required_token_ids(target.tokenizer)
+    figures = draft.fit_vocabulary(counts.total, target=target, required_ids=required_ids)
+    for name, value in figures.items():
+        log.info("draft: %s %.4g", name, value)
+    if draft.kept_ids is not None and folder is not None:
+        sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
+        coverage = build_coverage_table(counts, sizes, required_ids)
+        print_table(coverage[0], coverage[1:])
+        (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))
