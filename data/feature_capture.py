@@ -28,8 +28,7 @@ from models.files import atomic_path, partial_directory, report_disk_errors, wri
 from models.lock import acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 from models.target.precision import build_device
-from models.target.pretrained import check_pretrained, load_tokenizer, read_vocab_size
-from models.target.target import load_target
+from models.target.pretrained import check_pretrained, load_target, load_tokenizer, read_vocab_size
 
 log = logging.getLogger("data.capture")
 DEMO_FOLDER = Path("outputs/prepare/demo")

@@ -46,11 +46,11 @@ from models.target.config import TargetConf
 from models.target.precision import build_device
 from models.target.pretrained import (
     check_pretrained,
+    load_target,
     load_tokenizer,
     read_context_length,
     read_vocab_size,
 )
-from models.target.target import load_target
 from models.tracking import upload_results
 
 log = logging.getLogger("data.prepare")

@@ -13,8 +13,8 @@ from models.device.config import DeviceConf
 from models.drafts.registry import load_draft
 from models.target.config import TargetConf
 from models.target.precision import build_device
-from models.target.pretrained import load_tokenizer
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target, load_tokenizer
+from models.target.target import Target
 
 
 def load_checkpoint_target(

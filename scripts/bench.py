@@ -18,7 +18,7 @@ import torch
 from transformers.utils import logging
 
 from models.drafts.registry import find_draft_class
-from models.target.target import load_target
+from models.target.pretrained import load_target
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it runs from any directory
 

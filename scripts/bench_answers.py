@@ -24,7 +24,8 @@ from infer.report.number_format import Table
 from models.device.config import DeviceConf, Precision
 from models.device.opening import open_device
 from models.target.config import TargetConf
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 from scripts.bench_tables import machine, show, write
 
 PAGE = Path(__file__).parent.parent / "docs" / "data.md"

@@ -27,7 +27,8 @@ from models.drafts.registry import load_draft
 from models.speculate.config import TreeConf
 from models.speculate.tree import TreeKind
 from models.target.precision import build_device
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 from scripts.bench_decoding import (
     LOOKUPS,
     Contender,

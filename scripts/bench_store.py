@@ -35,7 +35,8 @@ from models.device.opening import open_device
 from models.drafts.base import Draft
 from models.drafts.registry import build_draft
 from models.meta_model import build_meta_target
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 from scripts.bench_tables import machine, show, write
 from train.checks import build_run_parallel
 from train.config.run import TrainConf

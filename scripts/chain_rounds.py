@@ -17,7 +17,8 @@ from models.drafts.base import Draft
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import TreeKind
 from models.target.config import TargetConf
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 
 NEW_TOKENS = 64
 

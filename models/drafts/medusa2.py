@@ -34,7 +34,8 @@ from models.files import atomic_directory, report_disk_errors
 from models.lora import add_adapters, merge_adapters
 from models.target.config import TargetConf
 from models.target.language_model import LanguageModel, TargetOutput
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 
 TARGET_FOLDER_KEY = "adapted_target"  # key of config.json
 LR_SCALE_ATTRIBUTE = "lr_scale"  # a parameter's factor on the learning rate

@@ -108,3 +108,8 @@ def get_rope_parameters(text: Any) -> dict[str, dict[str, Any]]:
     parameters = getattr(text, "rope_parameters", None) or {}
     by_kind = {kind: rope for kind, rope in parameters.items() if isinstance(rope, dict)}
     return by_kind or {"full_attention": parameters}
+
+
+def as_id_list(ids: int | list[int] | None) -> list[int]:
+    """Return the ids of a generation config, which holds one, several or none, as a list."""
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

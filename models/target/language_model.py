@@ -21,7 +21,6 @@ from models.parallel import tensor_parallel
 from models.target import architectures
 from models.target.cache import CacheWrite, StaticCache
 from models.target.modeling import HookedDecoder
-from models.target.pretrained import as_id_list
 
 
 @dataclass(kw_only=True)
@@ -82,7 +81,7 @@ class LanguageModel:
     @property
     def eos_ids(self) -> list[int]:
         """Return the ids that end an answer."""
-        return as_id_list(self.model.generation_config.eos_token_id)
+        return architectures.as_id_list(self.model.generation_config.eos_token_id)
 
     def eager(self) -> Any:  # of the same class; the checker of the tests rejects `Self` here
         """Return a shallow copy that runs eagerly, for rounds too few to compile for."""

@@ -1,6 +1,7 @@
-"""Load pretrained models, their configs and their tokenizers from the hub or a local copy."""
+"""Load targets and other pretrained models, their configs and tokenizers: hub or local copy."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from models.device.device import Device
 from models.device.rank_files import find_rank_files, load_rank_files
 from models.errors import UserError, require
 from models.target import architectures
-from models.target.config import ModelSource
+from models.target.config import ModelSource, TargetConf
 from models.target.load_errors import (
     CONFIG_FILE,
     TOKENIZER_FILE,
@@ -20,8 +22,28 @@ from models.target.load_errors import (
 )
 from models.target.modeling import build_thin_model, check_modeling
 from models.target.stored_weights import check_load_report, check_stored_weights, quiet_loading
+from models.target.target import Target
+from models.target.tokenizer_files import find_tokenizer_folder
 
 SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
+
+
+def load_target(
+    conf: TargetConf, device: Device, *, name: str | None = None,
+    load_part: Callable[[ModelSource], Any] | None = None,
+) -> Target:  # fmt: skip
+    """Load the model, freeze it and move it to the device; return it with its tokenizer.
+
+    `load_part` loads a model that is divided among several devices, and leaves it there. Raise
+    UserError for a model that is missing or cannot be served exactly.
+    """
+    read_model_config(conf)
+    model = load_part(conf) if load_part else load_model(conf, device.dtype)
+    target = Target(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
+    target.tokenizer_folder = find_tokenizer_folder(conf)
+    if not load_part:  # after the checks, which a lazy device would compile
+        model.to(device.torch_device)
+    return target
 
 
 def read_model_config(source: ModelSource) -> Any:
@@ -127,7 +149,7 @@ def read_eos_ids(source: ModelSource) -> list[int]:
             generation = GenerationConfig.from_pretrained(source.location, **hub_args)
         except OSError:  # the model has no such file
             generation = GenerationConfig.from_model_config(read_model_config(source))
-    return as_id_list(generation.eos_token_id)
+    return architectures.as_id_list(generation.eos_token_id)
 
 
 def _from_pretrained(source: ModelSource, auto_class: Any, *, file: str, **kwargs: Any) -> Any:
@@ -137,8 +159,3 @@ def _from_pretrained(source: ModelSource, auto_class: Any, *, file: str, **kwarg
             source.location, revision=source.revision, trust_remote_code=source.trust_remote_code,
             **kwargs,
         )  # fmt: skip
-
-
-def as_id_list(ids: int | list[int] | None) -> list[int]:
-    """Return the ids of a generation config, which holds one, several or none, as a list."""
-    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

@@ -1,7 +1,6 @@
 """The frozen target: the model whose outputs must not change."""
 
 import copy
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ import torch
 from models.checkpoint import find_non_finite, target_fingerprint, tokenizer_fingerprint
 from models.device.device import Device
 from models.errors import UserError, require
-from models.target.config import ModelSource, TargetConf
 from models.target.language_model import LanguageModel, TargetOutput
-from models.target.pretrained import load_model, load_tokenizer, read_model_config
-from models.target.tokenizer_files import copy_tokenizer_files, find_tokenizer_folder
+from models.target.tokenizer_files import copy_tokenizer_files
 
 
 class Target(LanguageModel):
@@ -98,21 +95,3 @@ class Target(LanguageModel):
             "target.name: the model must not scale or cap its logits after the LM head, got "
             f"{self.name!r} ({type(self.model).__name__}); choose another target",
         )
-
-
-def load_target(
-    conf: TargetConf, device: Device, *, name: str | None = None,
-    load_part: Callable[[ModelSource], Any] | None = None,
-) -> Target:  # fmt: skip
-    """Load the model, freeze it and move it to the device; return it with its tokenizer.
-
-    `load_part` loads a model that is divided among several devices, and leaves it there. Raise
-    UserError for a model that is missing or cannot be served exactly.
-    """
-    read_model_config(conf)
-    model = load_part(conf) if load_part else load_model(conf, device.dtype)
-    target = Target(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
-    target.tokenizer_folder = find_tokenizer_folder(conf)
-    if not load_part:  # after the checks, which a lazy device would compile
-        model.to(device.torch_device)
-    return target

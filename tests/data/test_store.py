@@ -19,8 +19,8 @@ from models.distill.loss_weights import shift_left
 from models.drafts.base import Needs
 from models.drafts.options import CausalLMConf, Eagle1Conf, HydraConf, InitFrom, MedusaConf
 from models.target.config import TargetConf
-from models.target.pretrained import read_model_config
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target, read_model_config
+from models.target.target import Target
 from scripts import bench_store_read
 from tests.support.captured import (
     EAGLE3,

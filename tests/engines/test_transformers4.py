@@ -16,7 +16,7 @@ from models.distill.config import LossConf
 from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.pretrained import load_target
 from tests.support.own_target import save_target
 from tests.support.saved_configs import OLDER, SAVED, save_draft
 from tests.support.tiny import CPU

@@ -16,7 +16,7 @@ from models.drafts.options import MedusaConf
 from models.drafts.registry import build_draft
 from models.speculate.config import SamplingConf
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.pretrained import load_target
 from tests.support.cached import read_prompts, read_tree
 from tests.support.family_models import (
     FAMILIES,

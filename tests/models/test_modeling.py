@@ -26,8 +26,7 @@ from models.target.modeling import (
     find_cache_name,
     is_tested,
 )
-from models.target.pretrained import SHIPPED_CONFIGS
-from models.target.target import load_target
+from models.target.pretrained import SHIPPED_CONFIGS, load_target
 from tests.support.family_models import FAMILIES, MORE, family_model
 from tests.support.tiny import CPU
 

@@ -10,7 +10,7 @@ from models.device.xla.nxd_checkpoint import find_rank_files, merge_shares, read
 from models.errors import UserError
 from models.parallel.tensor_parallel import plan_shards
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.pretrained import load_target
 from tests.support.parallel_layers import shard_state_dict
 from tests.support.sharded import CUT, RANKS, model_of
 from tests.support.tiny import CPU, tiny_tokenizer

@@ -24,7 +24,8 @@ from transformers import (
 
 from models.errors import UserError
 from models.target.config import TargetConf
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 from tests.support.tiny import CPU, VOCAB, tiny_target, tiny_tokenizer
 
 SMALL: dict[str, Any] = {

@@ -12,7 +12,7 @@ from models.distill.config import LossConf
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf, Medusa2Conf
 from models.drafts.registry import build_draft
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.pretrained import load_target
 from models.target.tokenizer_files import PATTERNS, find_tokenizer_folder
 from tests.support.own_target import save_target
 from tests.support.tiny import CPU

@@ -25,7 +25,7 @@ from fastapi.responses import JSONResponse
 from infer.engine.generate import generate_answers
 from models.speculate.config import SamplingConf
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.pretrained import load_target
 from tests.support.killing import FORKS, TIMEOUT_S
 from tests.support.tiny import CPU
 

@@ -22,7 +22,8 @@ from models.drafts.options import CausalLMConf
 from models.parallel.tensor_parallel import parallelize_model
 from models.speculate.config import SamplingConf
 from models.target.config import TargetConf
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 from tests.support import nxd
 from tests.support.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.killing import TIMEOUT_S

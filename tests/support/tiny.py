@@ -18,7 +18,8 @@ from models.drafts.registry import build_draft
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import TreeKind
 from models.target.config import TargetConf
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 
 CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
 VOCAB = 61

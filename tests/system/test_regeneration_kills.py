@@ -18,7 +18,7 @@ from data.prepare import main
 from data.sources.prepared_rows import PreparedRow, read_prepared_rows
 from infer.engine.answer_backend import TargetAnswerBackend
 from models.target.config import DEMO_TARGET, TargetConf
-from models.target.target import load_target
+from models.target.pretrained import load_target
 from tests.support.chat import asked, conf
 from tests.support.killing import FORKS, TIMEOUT_S
 from tests.support.openai_server import free_port, restart, serving

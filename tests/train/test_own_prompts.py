@@ -29,7 +29,7 @@ from infer.config import EvaluationConf
 from infer.measure.prompt_choice import find_held_out_file, max_answer_tokens, read_longest_row
 from models.errors import UserError
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.pretrained import load_target
 from tests.support import captured
 from tests.support.chat import asked
 from tests.support.families import FAMILIES

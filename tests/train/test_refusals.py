@@ -20,7 +20,8 @@ from models.drafts.registry import load_draft
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
 from models.target.config import TargetConf
-from models.target.target import Target, load_target
+from models.target.pretrained import load_target
+from models.target.target import Target
 from tests.support.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
 from train.checks import check_run_device
 from train.config.run import TrainConf

@@ -28,8 +28,8 @@ from models.device.device import Device
 from models.errors import require
 from models.parallel.tensor_parallel import plan_shards
 from models.target.config import ModelSource, TargetConf
-from models.target.pretrained import build_meta_model, load_model, read_model_config
-from models.target.target import Target, load_target
+from models.target.pretrained import build_meta_model, load_model, load_target, read_model_config
+from models.target.target import Target
 from train.config.parallel import ParallelConf, Weights
 from train.distributed import torchrun
 

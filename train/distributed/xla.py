@@ -24,8 +24,8 @@ from torch.optim import AdamW, Optimizer
 from models.errors import UserError, require
 from models.parallel.tensor_parallel import ParallelLayers, parallelize_model
 from models.target.config import TargetConf
-from models.target.pretrained import load_model
-from models.target.target import Target, load_target
+from models.target.pretrained import load_model, load_target
+from models.target.target import Target
 from train.config.parallel import ParallelConf, Weights
 from train.distributed.parallel import Parallel
 
