@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from models.device.device import Device, matmul_dtype
+from models.device.device import Device
+from models.device.opening import matmul_dtype
 from models.errors import require
 from train.config.optim import DEFAULT_STEPS, LearningRate, OptimConf, OptimName
 from train.muon import Muon

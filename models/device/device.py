@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.device.config import Precision
 from models.device.graph_budget import (
     KIND_SEPARATOR,
     Graph,
@@ -27,16 +26,6 @@ SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads this many in a fraction of a m
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
 MAX_GRAPHS_PER_FUNCTION = 64
 SLOW_COMPILERS = ("neuron", "xla")  # so unannounced graphs are errors
-
-
-def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the number type in which large matrix products are computed.
-
-    CPUs without matrix units for bf16 compute them several times slower than in fp32.
-    """
-    if precision is Precision.auto:
-        precision = Precision.float32 if device.type == "cpu" else Precision.bfloat16
-    return getattr(torch, precision.value)
 
 
 @dataclass(kw_only=True)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from models.device.config import DeviceConf
-from models.device.device import Device, matmul_dtype
+from models.device.config import DeviceConf, Precision
+from models.device.device import Device
 from models.device.host import Host
 from models.device.neuron_packages import (
     PACKAGES,
@@ -56,6 +56,16 @@ def _describe_host(host: Host) -> str:
     packages = [f"{name} {version}" for name in PACKAGES if (version := installed_version(name))]
     hardware = [host.instance_type or "", "/dev/neuron*" if host.has_neuron else ""]
     return ", ".join([*packages, *filter(None, hardware)])
+
+
+def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """Return the number type in which large matrix products are computed.
+
+    CPUs without matrix units for bf16 compute them several times slower than in fp32.
+    """
+    if precision is Precision.auto:
+        precision = Precision.float32 if device.type == "cpu" else Precision.bfloat16
+    return getattr(torch, precision.value)
 
 
 class RouteChoice(NamedTuple):

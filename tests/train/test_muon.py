@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models.device.config import Precision
-from models.device.device import matmul_dtype
+from models.device.opening import matmul_dtype
 from train.config.optim import MuonScaling, OptimConf, OptimName
 from train.muon import Muon, orthogonalize
 from train.optim import build_optimizers
