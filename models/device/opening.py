@@ -68,16 +68,6 @@ def _describe_host(host: Host) -> str:
     return ", ".join([*packages, *filter(None, hardware)])
 
 
-def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the number type in which large matrix products are computed.
-
-    CPUs without matrix units for bf16 compute them several times slower than in fp32.
-    """
-    if precision is Precision.auto:
-        precision = Precision.float32 if device.type == "cpu" else Precision.bfloat16
-    return getattr(torch, precision.value)
-
-
 class RouteChoice(NamedTuple):
     """A route (cpu, cuda, neuron or xla) and why it was chosen."""
 
