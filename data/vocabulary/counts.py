@@ -30,6 +30,7 @@ from models.checkpoint import tokenizer_fingerprint
 from models.checkpoint_files import TOKENIZER_HASH_KEY
 from models.errors import require
 from models.files import atomic_path
+from models.pages import render_markdown_table
 from models.speculate.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 
 TOKEN_COUNTS_FILE = "token_counts.safetensors"  # in a prepared folder
@@ -220,13 +221,6 @@ def build_coverage_table(
     ]
 
 
-def render_markdown_table(rows: list[list[str]]) -> str:
-    """Return a Markdown table whose columns after the first, all numbers, are aligned right."""
-    separator = ["---", *["---:"] * (len(rows[0]) - 1)]
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], separator, *rows[1:])]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
-
-
 def write_token_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, worker_dir: Path) -> str:
     """Write the counts to the folder and return the coverage section of its report.
 
@@ -245,9 +239,8 @@ def write_token_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, worker_
     coverage = build_coverage_table(
         counts, sizes_below(len(required_ids), vocab_size), required_ids
     )
-    return (
-        f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{render_markdown_table(coverage)}"
-    )
+    table = render_markdown_table(coverage[0], coverage[1:])
+    return f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{table}\n"
 
 
 def _iter_answered_documents(folder: Path) -> Iterator[TokenizedDocument]:

@@ -9,6 +9,7 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
 from infer.measure.context_limits import check_context
+from infer.measure.records import AUTOREGRESSIVE
 from infer.verify import build_acceptance_rule, build_evaluation_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
@@ -18,7 +19,6 @@ from models.speculate.tree import Tree, TreeKind
 from models.target.target import Target
 
 log = logging.getLogger(__name__)
-AUTOREGRESSIVE_MODE = "autoregressive"
 
 
 @dataclass(kw_only=True)
@@ -47,7 +47,7 @@ class DraftUnderTest:
     @property
     def baseline(self) -> str:
         """Return the name of the autoregressive mode that speed and answers are compared with."""
-        return f"{self.name}/{AUTOREGRESSIVE_MODE}" if self.adapted_target else AUTOREGRESSIVE_MODE
+        return f"{self.name}/{AUTOREGRESSIVE}" if self.adapted_target else AUTOREGRESSIVE
 
 
 @dataclass(kw_only=True)
@@ -78,14 +78,14 @@ def build_eval_modes(
         (c.draft.needs.layers for c in candidates if c.adapted_target is None), key=len, default=[]
     )
     modes = {
-        AUTOREGRESSIVE_MODE: EvalMode(
-            decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE_MODE
+        AUTOREGRESSIVE: EvalMode(
+            decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE
         ),
         "ngram": EvalMode(
             decoder=build_decoder(
                 target, NgramDraft(), chain, layers=fewest_layers, acceptance_rule=exact_rule
             ),
-            baseline=AUTOREGRESSIVE_MODE,
+            baseline=AUTOREGRESSIVE,
         ),
     }
     for candidate in candidates:

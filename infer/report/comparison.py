@@ -17,7 +17,6 @@ from infer.report.diff import (
 )
 from infer.report.metric_changes import MetricChange, compare_metrics, has_several_runs
 from infer.report.number_format import ABSENT, Table, choose_console, to_rich_table
-from infer.report.views import list_modes
 from models.console import CONSOLE
 from models.errors import UserError, require
 
@@ -43,8 +42,9 @@ def parse_report(content: Any, file: Path) -> Report:
             else f"invalid values ({'.'.join(map(str, first['loc']))}: {first['msg']})"
         )
         raise UserError(f"{mismatch} {problem} in {file}; {remedy}") from error
-    keys = [view.key for view in list_modes(report) if view.mode]
-    missing = [key for row in report.per_prompt for key in keys if key not in row.modes]
+    missing = [
+        key for row in report.per_prompt for key in report.overall.modes if key not in row.modes
+    ]
     require(not missing, f"{mismatch} no '{''.join(missing[:1])}' in {file}; {remedy}")
     return report
 

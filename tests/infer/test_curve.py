@@ -20,6 +20,10 @@ RISING = (
 )
 
 
+def with_curve(report, points):
+    return replace(report, drafts=[replace(report.drafts[0], training=points)])
+
+
 def write_metrics(folder, lines, *, torn=""):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text + torn)
@@ -108,9 +112,9 @@ def test_the_curve_is_drawn_with_the_line_that_judges_it(report):
     figure = page[page.index(f"<figcaption>{title}") :]
     assert "million tokens seen" in figure
     assert fitted in figure
-    short = replace(report, training={"eagle3-demo": curve(3)})
+    short = with_curve(report, curve(3))
     assert title in render_page(short)
     assert fitted not in render_page(short)
-    without = replace(report, training={})
+    without = with_curve(report, [])
     assert title not in render_page(without)
     assert "evaluations" not in render_markdown(without)

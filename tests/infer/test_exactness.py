@@ -81,7 +81,7 @@ def with_ids(result, ids) -> PromptResult:
 
 
 def trace_of(prompt, done) -> PromptResult:
-    return PromptResult(prompt=prompt, generation=done, depth=4)
+    return PromptResult(prompt=prompt, generation=done)
 
 
 @pytest.fixture(

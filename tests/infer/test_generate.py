@@ -14,11 +14,11 @@ from infer.engine.decode import Decoder
 from infer.engine.graph_plan import DraftSpec
 from infer.engine.requests import Generation
 from infer.generate import main
-from infer.generation import GrowingText, compile_graphs, describe_speed, list_accepted
+from infer.generation import compile_graphs, describe_speed
 from models.device.graph_budget import GraphLedger
 from models.errors import UserError
 from models.speculate.config import SamplingConf
-from tests.support.tiny import CPU, chain, demo_target, tiny_target
+from tests.support.tiny import CPU, chain, tiny_target
 
 NEW = 12
 
@@ -125,34 +125,3 @@ def test_an_empty_prompt_is_refused(prompt):
 def test_one_of_prompt_and_prompts_is_needed(folder, overrides):
     with pytest.raises(UserError, match=r"^prompt: needs a text, or prompts=FILE .* set one of"):
         generate(folder, *overrides)
-
-
-@pytest.mark.parametrize("text", ["def f(x): return x + 1", "naïve 日本語 🙂 end", "  a\n\n b"])
-@pytest.mark.parametrize("count", [1, 3, 100])
-def test_pieces_add_up_to_the_text_however_many_tokens_come_at_once(text, count):
-    """Characters of several bytes may take several tokens, which come in different rounds."""
-    tokenizer = demo_target().tokenizer
-    ids = tokenizer(text)["input_ids"]
-    growing, pieces = GrowingText(tokenizer), []
-    for end in [*range(count, len(ids), count), len(ids)]:
-        accepted = [count - 1] * len(ids)
-        pieces += growing.read(Generation(ids=ids[:end], accepted=accepted))
-    assert "".join(piece for piece, _ in pieces) == tokenizer.decode(ids)
-    if count == 1:
-        assert not any(is_accepted for _, is_accepted in pieces)
-
-
-@pytest.mark.parametrize("text", ["warm \U0001f976", "warm \ufffd"])
-def test_pieces_add_up_to_an_answer_that_ends_anywhere_in_a_character(text):
-    """The written answer has the mark of an incomplete character, so the printed one has it too."""
-    tokenizer = demo_target().tokenizer
-    ids = tokenizer(text)["input_ids"]
-    for end in range(1, len(ids) + 1):
-        growing, generation = GrowingText(tokenizer), Generation(ids=ids[:end], accepted=[0] * end)
-        pieces = [*growing.read(generation), *growing.read(generation, is_complete=True)]
-        assert "".join(piece for piece, _ in pieces) == tokenizer.decode(ids[:end])
-
-
-def test_the_last_token_of_a_round_is_the_targets():
-    generation = Generation(ids=list(range(7)), accepted=[2, 0, 3])
-    assert list_accepted(generation) == [False, True, True, False, False, True, True]

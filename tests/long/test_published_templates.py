@@ -230,8 +230,9 @@ def test_a_draft_is_trained_judged_and_asked_through_the_template(name, tokenize
         "evaluation.batch_sizes=[]", "run_name=run", f"output_dir={tmp_path}",
     ]))  # fmt: skip
     report = json.loads((tmp_path / "run/report.json").read_text())
-    assert report["prompts"]["chat_template"] == report["prompts"]["count"] == 4
-    assert all(mode["lossless"] != "no" for mode in report["drafts"][0]["modes"].values())
+    prompts_told, modes = report["setup"]["prompts"], report["overall"]["modes"]
+    assert prompts_told["chat_template"] == prompts_told["count"] == 4
+    assert all(mode["verdict"]["lossless"] != "no" for mode in modes.values())
     generate.__wrapped__(compose("generate", GenerateConf, [
         *common, f"checkpoint={tmp_path}/run/checkpoint", f"prompts={prompts}",
         "max_new_tokens=8", f"output={tmp_path}/answers.jsonl",

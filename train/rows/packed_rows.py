@@ -30,13 +30,13 @@ from data.sources.row_formats import TokenizedDocument
 from data.vocabulary.counts import (
     build_coverage_table,
     count_training_tokens,
-    render_markdown_table,
     sizes_around,
 )
 from infer.engine.generate import generate_answers
 from models.console import print_table, track_progress
 from models.drafts.base import Draft
 from models.files import PARTIAL_SUFFIX, atomic_path, write_text_atomically
+from models.pages import render_markdown_table
 from models.speculate.config import SamplingConf
 from models.speculate.draft_vocab import required_token_ids
 from models.target.target import Target
@@ -179,5 +179,6 @@ def choose_vocabulary(
         sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
         coverage = build_coverage_table(counts, sizes, required_ids)
         print_table(coverage[0], coverage[1:])
+        text = render_markdown_table(coverage[0], coverage[1:])
         with report_full_disk(folder):
-            (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))
+            (folder / VOCABULARY_FILE).write_text(text + "\n")
