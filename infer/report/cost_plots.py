@@ -1,4 +1,4 @@
-"""The plots of costs: the parts of a round, speed-up against batch size, and the trade-off.
+"""The plots of costs: the parts of a round, and the trade-off.
 
 The trade-off is the plot to choose a draft by: speed-up against acceptance length. A draft that
 cost nothing would lie on its line speed-up = tau; the distance below it is the cost.
@@ -51,30 +51,6 @@ def plot_round_split(axes: Axes, report: Report) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.set(xlabel="autoregressive steps; tokens per round", xlim=(0, None))
-
-
-def plot_speedup_by_batch(axes: Axes, report: Report) -> None:
-    """Plot a line for each draft, with intervals."""
-    all_sizes = {1}
-    for index, (color, draft) in enumerate(assign_draft_colors(report)):
-        speedup = report.overall.modes[f"{draft.name}/tree"].figures.speedup
-        points = [(1, speedup)] if speedup else []
-        points += [(batch.size, batch.speedup) for batch in draft.batches]
-        all_sizes |= {size for size, _ in points}
-        # A small shift keeps the intervals of drafts from hiding each other.
-        shift = 1 + 0.03 * (index - (len(report.drafts) - 1) / 2)
-        axes.plot(
-            [size * shift for size, _ in points], [value.mean for _, value in points],
-            color=color, marker="o", ms=5, label=f"{draft.name} tree",
-        )  # fmt: skip
-        for size, value in points:
-            axes.plot([size * shift] * 2, value.ci95 or [value.mean] * 2, color=color, lw=2)
-    sizes = sorted(all_sizes)
-    axes.axhline(1, color=INK, lw=0.8, ls="--")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, list(map(str, sizes)))
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel="rows decoded at a time", ylabel="speed-up", ylim=(0, None))
 
 
 def plot_speedup_against_length(axes: Axes, report: Report) -> None:

@@ -17,7 +17,6 @@ from infer.report.cost_plots import (
     list_split_modes,
     plot_round_split,
     plot_speedup_against_length,
-    plot_speedup_by_batch,
 )
 from infer.report.views import (
     INK,
@@ -55,8 +54,6 @@ def render_plots(report: Report) -> dict[str, str]:
         plots["Where a round's time goes"] = render_svg(
             report, plot_round_split, size=(5.6, 1.7 + 0.4 * len(split_modes))
         )
-    if any(draft.batches for draft in report.drafts):
-        plots["Speed-up against batch size"] = render_svg(report, plot_speedup_by_batch)
     if any(draft.training for draft in report.drafts):
         plots["Acceptance length over tokens seen"] = render_svg(report, plot_training)
     plots["Acceptance by position"] = render_svg(report, plot_acceptance_by_position)

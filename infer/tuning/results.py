@@ -1,7 +1,6 @@
 """Results of tuning: the choice for each setting, printed as lines and written as files."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,10 +16,14 @@ from infer.report.number_format import format_estimate
 from infer.tuning.candidates import TreeCandidate
 from infer.tuning.config import TuneConf, format_overrides
 from infer.tuning.cost_model import CostCurve
+from models.console import print_line, print_table
 from models.speculate.tree import TreeKind
 from models.speculate.tree_formats import write_paths
 from models.target.target import Target
+from models.tracking import TrackedResults
 
+SHAPE_COLUMNS = ["shape", "nodes", "depth", "tau"]
+SUMMARY_COLUMNS = ["batch", "context", "draft", "choice", "predicted", "measured", "verdict"]
 MAX_SHOWN_CANDIDATES = 8  # candidates of each result in the terminal; tune.json has all
 
 
@@ -104,49 +107,47 @@ class DraftTuning:
         return self.expected_tokens[candidate.name].kept / result.cost_curve.steps(candidate)
 
 
-def format_acceptance(tuning: DraftTuning) -> Iterator[str]:
-    """Yield the table of acceptance, and the tokens per round of each candidate."""
-    yield "share of rounds in which the target's token is candidate 0, 1, ... of the draft,"
-    yield "among those in which candidate 0 was right at every depth before"
-    ranks = range(tuning.acceptance.shape[1])
-    yield "depth  rounds  " + "  ".join(f"{rank:>5}" for rank in ranks)
-    for depth, (rounds, shares) in enumerate(zip(tuning.rounds, tuning.acceptance, strict=True), 1):
-        yield f"{depth:>5}  {rounds:>6}  " + "  ".join(f"{share:5.3f}" for share in shares)
-    yield ""
-    yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}"
-    for candidate in tuning.candidates:
-        yield (
-            f"{candidate.name:<14}{candidate.tree.size:>6}{candidate.tree.max_path_length:>6}"
-            f"{tuning.expected_tokens[candidate.name].tau:>6.2f}"
-        )
+def print_acceptance(tuning: DraftTuning) -> None:
+    """Print the table of acceptance, and the tokens per round of each candidate."""
+    print_line(
+        "share of rounds in which the target's token is candidate 0, 1, ... of the draft,\n"
+        "among those in which candidate 0 was right at every depth before"
+    )
+    shares = enumerate(zip(tuning.rounds, tuning.acceptance, strict=True), start=1)
+    print_table(
+        ["depth", "rounds", *map(str, range(tuning.acceptance.shape[1]))],
+        [[str(depth), str(rounds), *map("{:.3f}".format, row)] for depth, (rounds, row) in shares],
+    )
+    print_line()
+    print_table(SHAPE_COLUMNS, [_shape_cells(tuning, one) for one in tuning.candidates])
 
 
-def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
-    """Yield lines on the candidates of the highest predicted speed-ups and all measured ones."""
-    yield ""
-    yield (
-        f"{tuning.name}, batch {result.batch}, context {result.context}: without a draft, the "
+def _shape_cells(tuning: DraftTuning, candidate: TreeCandidate) -> list[str]:
+    tree, tokens = candidate.tree, tuning.expected_tokens[candidate.name]
+    return [candidate.name, str(tree.size), str(tree.max_path_length), f"{tokens.tau:.2f}"]
+
+
+def print_result(tuning: DraftTuning, result: TuningResult) -> None:
+    """Print the candidates of the highest predicted speed-ups, all measured ones and the choice."""
+    print_line(
+        f"\n{tuning.name}, batch {result.batch}, context {result.context}: without a draft, the "
         f"target takes {1e3 * result.token_s:.2f} ms per token"
     )
-    yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}{'cost':>7}{'predicted':>10}  measured"
-    ranked = sorted(
-        tuning.candidates, key=lambda candidate: -tuning.predicted_speedup(result, candidate)
-    )
-    for rank, candidate in enumerate(ranked):
-        if rank < MAX_SHOWN_CANDIDATES or candidate.name in result.speedups:
-            mark = " " if result.cost_curve.num_timings(candidate) else "~"
-            yield (
-                f"{candidate.name:<14}{candidate.tree.size:>6}{candidate.tree.max_path_length:>6}"
-                f"{tuning.expected_tokens[candidate.name].tau:>6.2f}"
-                f"{mark}{result.cost_curve.steps(candidate):>6.2f}"
-                f"{tuning.predicted_speedup(result, candidate):>10.2f}  "
-                f"{result.format_speedup(candidate)}"
-            )
-    if result.pick:
-        reservation = "" if result.verdict is TuningVerdict.pays else f" ({result.verdict.value})"
-        yield f"choice: {result.pick.name}{reservation}"
-    else:
-        yield f"choice: do not speculate ({result.best.name}: {result.verdict.value})"
+    ranked = sorted(tuning.candidates, key=lambda one: -tuning.predicted_speedup(result, one))
+    rows = [
+        [
+            *_shape_cells(tuning, candidate),
+            f"{'' if result.cost_curve.num_timings(candidate) else '~'}"
+            f"{result.cost_curve.steps(candidate):.2f}",
+            f"{tuning.predicted_speedup(result, candidate):.2f}",
+            result.format_speedup(candidate),
+        ]
+        for rank, candidate in enumerate(ranked)
+        if rank < MAX_SHOWN_CANDIDATES or candidate.name in result.speedups
+    ]
+    print_table([*SHAPE_COLUMNS, "cost", "predicted", "measured"], rows)
+    choice = result.pick.name if result.pick else f"do not speculate; {result.best.name}"
+    print_line(f"choice: {choice} ({result.verdict.value})")
 
 
 def list_results(tunings: list[DraftTuning]) -> list[tuple[DraftTuning, TuningResult]]:
@@ -155,27 +156,41 @@ def list_results(tunings: list[DraftTuning]) -> list[tuple[DraftTuning, TuningRe
     return sorted(rows, key=lambda row: (row[1].batch, row[1].context))
 
 
-def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Iterator[str]:
-    """Yield one line for each result, and the command that decodes with each choice."""
-    yield ""
-    yield "cost: autoregressive steps per round (~ interpolated); speed-up over the target alone"
-    yield f"{'batch':>5}{'context':>9}  {'draft':<20}{'choice':<16}{'predicted':>9}  measured"
-    rows = list_results(tunings)
-    for tuning, result in rows:
-        yield (
-            f"{result.batch:>5}{result.context:>9}  {tuning.name:<20}"
-            f"{result.choice:<16}"
-            f"{tuning.predicted_speedup(result, result.best):>9.2f}  "
-            f"{result.format_speedup(result.best)}"
-            f"{'' if result.verdict is TuningVerdict.pays else f'  {result.verdict.value}'}"
-        )
-    for tuning, result in rows:
+def build_summary(tunings: list[DraftTuning]) -> list[list[str]]:
+    """Return a row of SUMMARY_COLUMNS for each result."""
+    return [
+        [
+            str(result.batch), str(result.context), tuning.name, result.choice,
+            f"{tuning.predicted_speedup(result, result.best):.2f}",
+            result.format_speedup(result.best), result.verdict.value,
+        ]
+        for tuning, result in list_results(tunings)
+    ]  # fmt: skip
+
+
+def collect_results(tunings: list[DraftTuning]) -> TrackedResults:
+    """Return the summary and the choices for W&B."""
+    return TrackedResults(
+        prefix="tune_report",
+        figures={
+            f"{tuning.name}/batch {result.batch}, context {result.context}": result.choice
+            for tuning, result in list_results(tunings)
+        },
+        columns=SUMMARY_COLUMNS,
+        rows=build_summary(tunings),
+    )
+
+
+def list_commands(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:
+    """Return the command that decodes with each choice."""
+    commands = []
+    for tuning, result in list_results(tunings):
         if result.pick:
             checkpoint = format_overrides({"checkpoint": tuning.directory})
             overrides = _eval_overrides(result.pick, _tree_file(run, tuning, result), result, conf)
             note = "  # its mode ngram; no draft is needed" if result.pick.is_lookup else ""
-            yield f"python -m infer.eval {checkpoint} {overrides}{note}"
-    yield f"all figures: {run / 'tune.json'}"
+            commands.append(f"python -m infer.eval {checkpoint} {overrides}{note}")
+    return commands
 
 
 def _tree_file(run: Path, tuning: DraftTuning, result: TuningResult) -> Path:

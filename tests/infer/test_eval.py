@@ -207,7 +207,7 @@ def test_names_are_as_short_as_they_can_be_and_no_two_alike(tmp_path):
 
     assert called("a/demo", "b/demo", "b/other/checkpoint") == ["a/demo", "b/demo", "other"]
     assert called("a/x/demo", "a/y/demo", "b/y/demo") == ["a/x/demo", "a/y/demo", "b/y/demo"]
-    assert called("a/runs/demo/checkpoint", "b/runs/demo") == ["a/demo", "b/demo"]
+    assert called("a/runs/demo/checkpoint", "b/runs/demo") == ["a/runs/demo", "b/runs/demo"]
     assert called("demo", "runs/demo") == [f"{tmp_path.name}/demo", "runs/demo"]
     assert called("demo/../demo/state/..") == ["demo"]
 

@@ -68,7 +68,7 @@ def test_every_mode_is_in_the_page_and_in_the_text(
 
 
 def test_the_page_needs_nothing_from_outside(report_page, comparison_page, bare):
-    for html, plots in ((report_page, 4), (comparison_page, 5), (render_page(bare), 1)):
+    for html, plots in ((report_page, 3), (comparison_page, 4), (render_page(bare), 1)):
         assert "http" not in html
         assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", html)
         assert html.count("<svg") == html.count("</svg>") == plots

@@ -27,7 +27,7 @@ from infer.tuning.results import (
     ExpectedTokens,
     TuningResult,
     TuningVerdict,
-    format_summary,
+    list_commands,
     write_tree_files,
 )
 from infer.tuning.search import estimate_expected_tokens
@@ -299,7 +299,7 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
     left = json.loads((tmp_path / "new-b1-c40.json").read_text())
     assert (left["name"], left["mode"]) == ("ngram-4", "ngram")
     assert compose("eval", EvalConf, shlex.split(left["overrides"])).tree.build() == pick.tree
-    *_, line, _ = format_summary([tuning], tmp_path, TuneConf())
+    (line,) = list_commands([tuning], tmp_path, TuneConf())
     assert line.endswith(f" {left['overrides']}  # its mode ngram; no draft is needed")
 
 
