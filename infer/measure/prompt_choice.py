@@ -94,8 +94,7 @@ def load_calibration_prompts(
 
 def read_longest_row(directory: Path) -> int | None:
     """Return the length of the draft's longest training row; None if its run does not record it."""
-    data = _read_data_conf(directory)
-    length = data.get("row_length", data.get("length"))  # `length` in runs of earlier versions
+    length = _read_data_conf(directory).get("row_length")
     return length if isinstance(length, int) else None
 
 

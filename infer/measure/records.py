@@ -68,7 +68,7 @@ class Exactness:
     tolerance: LogitTolerance = field(default_factory=LogitTolerance)
 
     @property
-    def num_beyond_gap(self) -> int:
+    def mismatches_beyond_gap(self) -> int:
         return sum(m.logit_gap > self.tolerance.near_tie_gap for m in self.mismatches)
 
     @property
@@ -79,7 +79,7 @@ class Exactness:
             return LosslessVerdict.no
         if tolerance.near_tie_gap > tolerance.explained_gap:
             return LosslessVerdict.undecided
-        return LosslessVerdict.no if self.num_beyond_gap else LosslessVerdict.yes
+        return LosslessVerdict.no if self.mismatches_beyond_gap else LosslessVerdict.yes
 
     def judge(self, verification: str) -> Verdict:
         """Return the verdict on a rule: `no` for a lossy one, even if its answers agree."""
@@ -91,7 +91,7 @@ class Exactness:
             mismatched_prompts=len({mismatch.prompt_id for mismatch in self.mismatches}),
             near_tie_gap=self.tolerance.near_tie_gap,
             explained_gap=self.tolerance.explained_gap,
-            divergences_beyond_gap=self.num_beyond_gap,
+            divergences_beyond_gap=self.mismatches_beyond_gap,
             divergences=self.mismatches,
         )
 

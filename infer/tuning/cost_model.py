@@ -49,14 +49,11 @@ def read_clock(decoder: Decoder, generation: Generation) -> list[float]:  # noqa
 def hold_timing_lock(*, exclusive: bool) -> Iterator[None]:
     """Wait for and hold a lock among a user's tuners: shared to compile, exclusive to time.
 
-    Waiters hold the gate lock so that later compiles cannot starve them. Must not be nested: the
-    inner lock would wait for the outer one.
+    Must not be nested: the inner lock would wait for the outer one.
     """
-    folder = Path(tempfile.gettempdir())
-    with (folder / f"infer.tune-{os.getuid()}.lock").open("a") as file:
-        with (folder / f"infer.tune-{os.getuid()}.gate").open("a") as gate:  # closing unlocks it
-            wait_for_lock(gate, exclusive=True)
-            wait_for_lock(file, exclusive=exclusive)
+    path = Path(tempfile.gettempdir(), f"infer.tune-{os.getuid()}.lock")
+    with path.open("a") as file:  # closing unlocks it
+        wait_for_lock(file, exclusive=exclusive)
         yield
 
 

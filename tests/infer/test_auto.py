@@ -201,13 +201,6 @@ def test_every_mode_of_the_report_is_among_what_is_decoded(target, run, tree):
     assert reported <= decoded
 
 
-def test_the_search_stays_small_whatever_the_draft_can_do(target):
-    deep = new_draft(target, ttt_steps=12, max_depth=16)
-    conf = build_tune_conf(AUTO, deep, EvaluationConf(max_new_tokens=999))
-    assert (conf.depth, conf.batch, conf.max_new_tokens) == (2, [1], 64)
-    assert build_tune_conf(replace(AUTO, depth=4), deep, EvaluationConf()).depth == 4
-
-
 SKIPPED = {
     "evaluation.verification": {"verification": Verification.typical},
     "parallel": {"is_target_split": True},

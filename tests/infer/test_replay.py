@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,7 +20,7 @@ from infer.measure.replay import (
 from models.device.memory_trace import MemoryTracer
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
-from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.config import SamplingConf
 from models.speculate.tree import tree_from_paths
 from tests.support.methods import CASES
 from tests.support.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
@@ -101,25 +100,6 @@ def test_penalties_look_at_the_same_history(target, drafts, prompts, temperature
     accepted = decoded(target, draft, tree(), prompts, sampling)
     assert [one[decoding_starts(one)].tolist() for one in found] == accepted
     assert sum(map(sum, accepted)) > 0
-
-
-def test_a_chain_tells_of_every_shorter_window(target, drafts, prompts):
-    draft = drafts["eagle3"]
-    found = replayed(target, draft, {"long": chain(6)}, prompts, GREEDY)["long"]
-    for window in (1, 2, 4):
-        short = [np.minimum(one, window) for one in found]
-        accepted = decoded(target, draft, chain(window), prompts, GREEDY)
-        assert [one[decoding_starts(one)].tolist() for one in short] == accepted
-
-
-def test_copied_tokens_are_worth_the_longer_of_both(target, drafts, prompts):
-    shapes = {
-        "grown": TreeConf(depth=3, nodes=6, beam_width=2, children=3).build(), "both": mixed(),
-    }  # fmt: skip
-    found = replayed(target, drafts["medusa"], shapes, prompts, GREEDY)
-    copied = replayed(target, NgramDraft(), {"chain": chain(4)}, prompts, GREEDY)["chain"]
-    for grown, alone, both in zip(found["grown"], copied, found["both"], strict=True):
-        assert np.maximum(grown, alone).tolist() == both.tolist()
 
 
 def test_an_answer_ends_where_decoding_ends(target, drafts, prompts, monkeypatch):

@@ -68,11 +68,6 @@ def test_lookup_alone_has_its_windows_and_is_timed_at_each():
     assert not considered(lookup=())[-1].is_lookup
 
 
-def test_a_draft_of_one_token_has_windows_and_trees_of_one_token():
-    found = considered(table=TABLE[:1], copied=0)
-    assert {one.name for one in found} == {"chain-1", "static-4", "dynamic-4", "product-4"}
-
-
 def test_the_overrides_decode_with_the_shape_that_was_measured(tmp_path):
     for one in {one.family: one for one in considered()}.values():  # the largest of each family
         file = tmp_path / "tree.json"
@@ -123,15 +118,6 @@ def test_only_an_interval_above_one_pays():
         assert TuningVerdict.from_speedup(Estimate(mean=1.0, ci95=list(ci95))) is wanted
     assert TuningVerdict.from_speedup(Estimate(mean=3.0, ci95=None)) is TuningVerdict.open
     assert TuningVerdict.from_speedup(None) is TuningVerdict.unmeasured
-
-
-def test_neighbours_are_the_next_sizes_of_the_family():
-    found = {one.name: one for one in considered()}
-    for name, wanted in {
-        "chain-1": ["chain-2"], "chain-3": ["chain-2", "chain-4"], "static-32": ["static-16"],
-        "dynamic-8+4": ["dynamic-4+4", "dynamic-16+4"],
-    }.items():  # fmt: skip
-        assert [one.name for one in find_neighbors(found[name], list(found.values()))] == wanted
 
 
 def test_a_sweep_has_every_window_and_a_dozen_trees():

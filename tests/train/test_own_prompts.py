@@ -272,7 +272,7 @@ def test_the_demo_keeps_its_own_prompts(tmp_path):
     with pytest.raises(UserError, match="must be named"):
         find_held_out_file([checkpoint], copy, FINAL_FILE, key="k")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("data: {source: demo, length: 128}")
+    (tmp_path / "run" / "config.yaml").write_text("data: {source: demo, row_length: 128}")
     assert find_held_out_file([checkpoint], copy, FINAL_FILE, key="k") == "demo"
     assert read_longest_row(checkpoint) == 128
 
