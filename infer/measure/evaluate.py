@@ -10,8 +10,6 @@ from functools import partial
 from importlib.metadata import version
 
 import torch
-from jaxtyping import Int
-from numpy import ndarray
 
 from data.eval_prompts.contamination import check_contamination
 from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
@@ -37,8 +35,6 @@ from infer.measure.eval_modes import (
     warn_tree_depth,
 )
 from infer.measure.exactness import compare_answers, measure_tolerance
-from infer.measure.intervals import bootstrap_t
-from infer.measure.metrics import sum_by_question
 from infer.measure.prompt_choice import read_longest_row
 from infer.measure.records import (
     AUTOREGRESSIVE,
@@ -47,7 +43,6 @@ from infer.measure.records import (
     ModeResult,
     PromptResult,
 )
-from infer.measure.replay import Replay, collect_replay_texts, count_all_positions, count_on_policy
 from infer.measure.report import build_report, describe_prompts
 from infer.measure.report_schema import (
     AdaptedTarget,
@@ -56,7 +51,6 @@ from infer.measure.report_schema import (
     DraftMemory,
     EvalReport,
     EvalSetup,
-    ReplayResult,
     TargetInfo,
     TreeInfo,
 )
@@ -231,7 +225,7 @@ def _measure_draft(
     results: dict[str, ModeResult], prompts: list[EvalPrompt], tree: Tree,
     checks: dict[str, CheckAnswers], conf: EvaluationConf,
 ) -> DraftInfo:  # fmt: skip
-    """Describe a draft, and measure what is no mode: batches and replay."""
+    """Describe a draft, and measure what is no mode: its batches."""
     adapted, directory = candidate.adapted_target, candidate.directory
     verifier, tree_mode = adapted or target, f"{candidate.name}/tree"
     return DraftInfo(
@@ -260,7 +254,6 @@ def _measure_draft(
             measure_batch_size(verifier, candidate, tree, prompts, conf, batch, checks[tree_mode])
             for batch in sorted(conf.batch_sizes)
         ],
-        replay=_replay_draft(verifier, candidate, prompts, tree, conf),
         samples=collect_samples(verifier.tokenizer, results[tree_mode].prompt_results),
     )
 
@@ -269,38 +262,6 @@ def _count_changed_answers(mode: ModeResult, original: ModeResult) -> int:
     """Count the prompts that a mode answers differently from the original."""
     pairs = zip(mode.prompt_results, original.prompt_results, strict=True)
     return sum(ours.generation.ids != theirs.generation.ids for ours, theirs in pairs)
-
-
-def _replay_draft(
-    target: Target,
-    candidate: DraftUnderTest,
-    prompts: list[EvalPrompt],
-    tree: Tree,
-    conf: EvaluationConf,
-) -> ReplayResult | None:
-    if not conf.replay:
-        return None
-    texts = collect_replay_texts(
-        target, prompts, sampling=conf.sampling, max_new_tokens=conf.new_tokens,
-        layers=candidate.draft.needs.layers, lookahead=tree.max_path_length,
-    )  # fmt: skip
-    accepted = Replay(
-        target, candidate.draft, texts, sampling=conf.sampling, verification=conf.verification
-    ).accepted_lengths({"tree": tree})["tree"]
-    return estimate_replay(accepted, [prompt.question for prompt in prompts])
-
-
-def estimate_replay(
-    accepted: list[Int[ndarray, " _"]], questions: list[str]
-) -> ReplayResult | None:
-    """Return the acceptance lengths of replayed texts, with intervals over their questions."""
-    tau, all_positions = (
-        bootstrap_t(sum_by_question(count(accepted), questions))
-        for count in (count_on_policy, count_all_positions)
-    )
-    if tau is None or all_positions is None:
-        return None
-    return ReplayResult(tau=tau, all_positions=all_positions)
 
 
 def _warm_up_modes(

@@ -261,17 +261,6 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayResult:
-    """Acceptance lengths on the target's own text.
-
-    `tau` is over the rounds of decoding, `all_positions` over rounds from every token.
-    """
-
-    tau: Estimate
-    all_positions: Estimate
-
-
-@dataclass(frozen=True, kw_only=True)
 class TextSpan:
     """A span of text of one origin: the prompt, a draft token or a token of the target's own."""
 
@@ -306,7 +295,6 @@ class DraftInfo:
     longest_row: Count | None
     training: list[CurvePoint]
     batches: list[Batch]
-    replay: ReplayResult | None
     samples: list[SampleAnswer]
 
 

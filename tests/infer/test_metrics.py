@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infer.measure.evaluate import estimate_replay
 from infer.measure.intervals import Estimate
 from infer.measure.metrics import (
     acceptance_by_position,
@@ -188,17 +187,3 @@ def test_a_category_is_judged_by_its_own_divergences():
 def test_loops_are_an_eight_gram_three_times():
     assert is_looping([0, *range(8), *range(8), 9, *range(8)])
     assert not is_looping([*range(8), *range(8), 9])
-
-
-@pytest.mark.parametrize("turns", [2, 3])
-def test_replayed_turns_of_a_question_count_as_one(turns):
-    """Turns that say the same again do not make an interval narrower."""
-    rng = np.random.default_rng(0)
-    alone = [rng.integers(0, 4, 20) for _ in range(12)]
-    again = [lengths for lengths in alone for _ in range(turns)]
-    questions = [str(number) for number in range(12) for _ in range(turns)]
-    as_one, expected = estimate_replay(again, questions), estimate_replay(alone, questions[::turns])
-    assert as_one.tau.ci95 == pytest.approx(expected.tau.ci95)
-    assert as_one.all_positions.ci95 == pytest.approx(expected.all_positions.ci95)
-    apart = estimate_replay(again, [*map(str, range(12 * turns))])
-    assert np.ptp(apart.tau.ci95) < 0.9 * np.ptp(as_one.tau.ci95)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.row_tensors import tensor_bytes
 from infer.measure.acceptance import AcceptanceCounter, build_comb
@@ -19,7 +18,6 @@ from infer.measure.replay import (
 )
 from models.device.memory_trace import MemoryTracer
 from models.drafts.ngram import NgramDraft
-from models.errors import UserError
 from models.speculate.config import SamplingConf
 from models.speculate.tree import tree_from_paths
 from tests.support.methods import CASES
@@ -65,12 +63,12 @@ def decoded(target, draft, shape, prompts, sampling):
     return [row.accepted for row in done]
 
 
-def replayed(target, draft, shapes, prompts, sampling, **more):
+def replayed(target, draft, shapes, prompts, sampling):
     found = collect_replay_texts(
         target, prompts, sampling=sampling, max_new_tokens=NEW, layers=draft.needs.layers,
         lookahead=max(shape.max_path_length for shape in shapes.values()),
     )  # fmt: skip
-    return Replay(target, draft, found, sampling=sampling, **more).accepted_lengths(shapes)
+    return Replay(target, draft, found, sampling=sampling).accepted_lengths(shapes)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
@@ -162,15 +160,6 @@ def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
     assert torch.equal(table.rounds, watched.rounds)
     assert torch.equal(table.hits, watched.hits)
     assert 0 < table.hits[:, 1:].sum() < table.rounds[0]
-
-
-@pytest.mark.parametrize("name", ["rejection", "block", "typical"])
-def test_what_depends_on_the_draft_cannot_be_replayed(target, drafts, prompts, name):
-    with pytest.raises(UserError, match=f"replay needs greedy or coupled, .* got {name}"):
-        replayed(
-            target, drafts["eagle3"], {"chain": chain(3)}, prompts[:1], COUPLED,
-            verification=Verification[name],
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["eagle3", "hydra++", "draft model"])

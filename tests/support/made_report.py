@@ -25,7 +25,6 @@ from infer.measure.report_schema import (
     EvalSetup,
     Mismatch,
     Mode,
-    ReplayResult,
     Report,
     RoundSplit,
     SampleAnswer,
@@ -157,7 +156,6 @@ def described(name, **changes):
         "longest_row": 512,
         "training": curve(),
         "batches": [at_batch(4, 2.0), at_batch(16, 1.25)],
-        "replay": ReplayResult(tau=FIGURE, all_positions=FIGURE),
         "samples": [SampleAnswer(prompt_id="code-3", pieces=pieces)],
     }
     return DraftInfo(name=name, **fields | changes)
