@@ -22,11 +22,10 @@ from infer.tuning.results import (
     build_summary,
     build_tuning_report,
     collect_results,
-    list_commands,
     print_acceptance,
     print_result,
     write_best_trees,
-    write_tree_files,
+    write_choices,
 )
 from infer.tuning.search import choose_tree, estimate_candidates
 from models.console import print_line, print_table
@@ -134,11 +133,8 @@ def tune_checkpoints(
         report = build_tuning_report(tunings, target, target.device.describe(), prompts)
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")
-        if conf.timing:
-            write_tree_files(tunings, run, conf)
-            commands = list_commands(tunings, run, conf)
-        else:
-            commands = write_best_trees(tunings, run, conf)
+        write = write_choices if conf.timing else write_best_trees
+        commands = write(tunings, run, conf)
     if conf.timing:
         print_line(
             "\ncost: autoregressive steps per round (~ interpolated); speed-up over the "

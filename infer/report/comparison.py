@@ -36,12 +36,8 @@ def parse_report(content: Any, file: Path) -> Report:
         report = TypeAdapter(Report).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        problem = (
-            f"no '{first['loc'][-1]}'"
-            if first["type"] == "missing"
-            else f"invalid values ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-        )
-        raise UserError(f"{mismatch} {problem} in {file}; {remedy}") from error
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{mismatch} {place}: {first['msg']} in {file}; {remedy}") from error
     missing = [
         key for row in report.per_prompt for key in report.overall.modes if key not in row.modes
     ]

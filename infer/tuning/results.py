@@ -181,48 +181,35 @@ def collect_results(tunings: list[DraftTuning]) -> TrackedResults:
     )
 
 
-def list_commands(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:
-    """Return the command that decodes with each choice."""
+def write_choices(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:
+    """Write a tree file for each choice, and return the commands that decode with them.
+
+    A file holds the fields of the tree, its paths unless it is dynamic, and the overrides.
+    """
     commands = []
     for tuning, result in list_results(tunings):
-        if result.pick:
-            checkpoint = format_overrides({"checkpoint": tuning.directory})
-            overrides = _eval_overrides(result.pick, _tree_file(run, tuning, result), result, conf)
-            note = "  # its mode ngram; no draft is needed" if result.pick.is_lookup else ""
-            commands.append(f"python -m infer.eval {checkpoint} {overrides}{note}")
-    return commands
-
-
-def _tree_file(run: Path, tuning: DraftTuning, result: TuningResult) -> Path:
-    return run / f"{tuning.name.replace('/', '-')}-b{result.batch}-c{result.context}.json"
-
-
-def _eval_overrides(pick: TreeCandidate, file: Path, result: TuningResult, conf: TuneConf) -> str:
-    return " ".join(filter(None, [pick.tree_overrides(file), conf.eval_overrides(result.batch)]))
-
-
-def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> None:
-    """Write a tree file for each choice: its fields, the paths unless dynamic, and overrides."""
-    for tuning, result in list_results(tunings):
-        if result.pick is None:
+        if (pick := result.pick) is None:
             continue
-        file = _tree_file(run, tuning, result)
+        name = f"{tuning.name.replace('/', '-')}-b{result.batch}-c{result.context}.json"
+        keys = [pick.tree_overrides(run / name), conf.eval_overrides(result.batch)]
+        overrides = " ".join(filter(None, keys))
+        paths = {} if pick.conf.kind is TreeKind.dynamic else {"paths": pick.tree.paths}
         content = {
-            "tree": result.pick.tree_fields,
-            **(
-                {}
-                if result.pick.conf.kind is TreeKind.dynamic
-                else {"paths": result.pick.tree.paths}
-            ),
-            **_candidate_to_dict(tuning, result, result.pick),
-            "overrides": _eval_overrides(result.pick, file, result, conf),
-            "mode": "ngram" if result.pick.is_lookup else "tree",
+            "tree": pick.tree_fields,
+            **paths,
+            **_candidate_to_dict(tuning, result, pick),
+            "overrides": overrides,
+            "mode": "ngram" if pick.is_lookup else "tree",
             "verdict": result.verdict.value,
             "checkpoint": str(tuning.directory),
             "batch": result.batch,
             "context": result.context,
         }
-        file.write_text(json.dumps(content) + "\n")
+        (run / name).write_text(json.dumps(content) + "\n")
+        checkpoint = format_overrides({"checkpoint": tuning.directory})
+        note = "  # its mode ngram; no draft is needed" if pick.is_lookup else ""
+        commands.append(f"python -m infer.eval {checkpoint} {overrides}{note}")
+    return commands
 
 
 def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:

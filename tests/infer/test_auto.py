@@ -31,7 +31,7 @@ from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import NO_TREE, TreeKind
 from models.target.config import TargetConf
 from tests.support.made_report import as_json, from_json
-from tests.support.tiny import CPU, new_draft, sampled_texts, tiny_target
+from tests.support.tiny import new_draft, sampled_texts
 from tests.support.tuning import GIVEN_TREE, TABLE, costs
 
 pytestmark = pytest.mark.no_shapes
@@ -100,20 +100,6 @@ def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(ta
     assert set(modes) == {"untrained", "chain", "tree", "tuned"}
     assert as_json(from_json(as_json(report))) == as_json(report)
     assert f"run {section.tuned_tree} (speed-up " in build_headline(report)
-
-
-@pytest.mark.slow
-def test_what_is_compiled_is_printed_where_it_is(texts, capsys):
-    """`eager` stands for a compiler."""
-    target = tiny_target(seed=0, device=replace(CPU, compiles=True, backend="eager"), layers=2)
-    draft = new_draft(target, layers=[1])
-    prompts = [EvalPrompt(id="0", category="a", ids=texts[0])]
-    conf = build_tune_conf(AUTO, draft, EvaluationConf(max_new_tokens=3))
-    bench = CostBench(
-        target=target, draft=draft, prompts=prompts, conf=conf, batch=1, context=32
-    )  # fmt: skip
-    bench.decoder_for(None)
-    assert "batch 1, context 32: compiling autoregressive\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -185,14 +185,6 @@ def test_results_go_to_the_wandb_run_that_trained_the_draft(folder, command):
     assert find_tracked_run(both[1:]) is None
 
 
-def test_several_checkpoints_are_judged_together(folder, command):
-    runs = [f"outputs/train/{name}/checkpoint" for name in ("older", "newer")]
-    out = command(f"checkpoint=[{','.join(runs)}]", "run_name=both")
-    assert f"checkpoint: {runs[0]}, {runs[1]}" in out
-    report = json.loads((folder / "outputs/infer.eval/both/report.json").read_text())
-    assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
-
-
 def test_runs_of_one_name_are_told_apart_by_where_they_lie(folder, command):
     shutil.copytree(folder / "outputs" / "train" / "older", folder / "elsewhere" / "newer")
     runs = ["outputs/train/newer/checkpoint", "elsewhere/newer/checkpoint"]

@@ -5,18 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infer.measure.intervals import Estimate
 from infer.measure.metrics import (
     acceptance_by_position,
     estimate_gain,
     estimate_metric,
     has_tree_rounds,
-    is_looping,
-    memory_bound_speedup,
     take_percentiles,
 )
 from infer.measure.records import Exactness, LogitTolerance, ModeResult
-from infer.measure.report_schema import LosslessVerdict, Mismatch, RoundCosts
+from infer.measure.report_schema import LosslessVerdict, Mismatch
 from tests.support.made_report import prompt_result
 
 
@@ -81,13 +78,6 @@ def test_intervals_are_over_questions_not_over_their_turns():
     assert gain.ci95 == pytest.approx([bound - 1 for bound in one.ci95])
 
 
-def test_memory_bound_speedup_by_hand():
-    tau = Estimate(mean=3.0, ci95=[2.5, 3.5])
-    chain = memory_bound_speedup(tau, draft_passes=4, bytes_ratio=0.125)
-    assert (chain.mean, chain.ci95) == (2.0, pytest.approx([2.5 / 1.5, 3.5 / 1.5]))
-    assert memory_bound_speedup(tau, draft_passes=0, bytes_ratio=0.0) == tau
-
-
 def test_acceptance_rate_counts_drafted_tokens():
     assert estimate_metric("acceptance_rate", CHAIN, PLAIN).mean == pytest.approx(6 / 15)
     assert estimate_metric("acceptance_rate", PLAIN, PLAIN) is None
@@ -140,11 +130,6 @@ def test_latency_by_hand():
     assert take_percentiles([1.0, None, 3.0]).p50 == pytest.approx(2)
 
 
-def test_efficiency_predicts_from_tau_and_costs():
-    costs = RoundCosts(draft=0.1, verify=0.4, autoregressive_step=0.25)
-    assert costs.predict_speedup(3.0) == pytest.approx(1.5)
-
-
 NEAR, FAR = (
     Mismatch(prompt_id=prompt_id, position=7, logit_gap=gap)
     for prompt_id, gap in (("a", 0.01), ("b", 0.5))
@@ -182,8 +167,3 @@ def test_a_category_is_judged_by_its_own_divergences():
     assert (judged.mismatched_prompts, judged.divergences_beyond_gap) == (2, 1)
     near = replace(CHAIN, exactness=both).select(lambda prompt: prompt.id == "a")
     assert near.exactness.judge("exact").lossless == LosslessVerdict.yes
-
-
-def test_loops_are_an_eight_gram_three_times():
-    assert is_looping([0, *range(8), *range(8), 9, *range(8)])
-    assert not is_looping([*range(8), *range(8), 9])

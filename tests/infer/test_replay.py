@@ -12,7 +12,6 @@ from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.measure.replay import (
     Replay,
     collect_replay_texts,
-    count_all_positions,
     count_on_policy,
     decoding_starts,
 )
@@ -135,14 +134,6 @@ def test_an_answer_of_one_token_takes_no_round(target, drafts, prompts):
     assert none.tolist() == []
     assert some.tolist() == alone.accepted_lengths({"tree": tree()})["tree"][0].tolist()
     assert torch.equal(replay.count_acceptance(3, 4).hits, alone.count_acceptance(3, 4).hits)
-
-
-def test_every_start_counts_once_in_the_other_figure(target, drafts, prompts):
-    found = replayed(target, drafts["eagle3"], {"chain": chain(3)}, prompts, GREEDY)["chain"]
-    sums = count_all_positions(found)
-    assert sums[:, 1].tolist() == [len(one) for one in found]
-    assert (sums[:, 0] - sums[:, 1]).tolist() == [one.sum() for one in found]
-    assert (count_on_policy(found)[:, 1] < sums[:, 1]).any()
 
 
 def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):

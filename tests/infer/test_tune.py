@@ -19,7 +19,7 @@ from infer.measure.replay import collect_replay_texts
 from infer.tree_tuning import tune_checkpoints
 from infer.tune import main
 from infer.tuning import cost_model
-from infer.tuning.candidates import USER_TREE, find_neighbors, select_sweep
+from infer.tuning.candidates import USER_TREE, find_neighbors
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostCurve, select_probes
 from infer.tuning.results import (
@@ -27,8 +27,7 @@ from infer.tuning.results import (
     ExpectedTokens,
     TuningResult,
     TuningVerdict,
-    list_commands,
-    write_tree_files,
+    write_choices,
 )
 from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
@@ -118,16 +117,6 @@ def test_only_an_interval_above_one_pays():
         assert TuningVerdict.from_speedup(Estimate(mean=1.0, ci95=list(ci95))) is wanted
     assert TuningVerdict.from_speedup(Estimate(mean=3.0, ci95=None)) is TuningVerdict.open
     assert TuningVerdict.from_speedup(None) is TuningVerdict.unmeasured
-
-
-def test_a_sweep_has_every_window_and_a_dozen_trees():
-    trees = [
-        one
-        for one in select_sweep(considered(nodes=(4, 8, 16, 24, 32, 63)))
-        if one.family != "chain"
-    ]
-    assert len(trees) == 13  # one of them given
-    assert {one.size for one in trees if one.name != USER_TREE} == {8, 16, 32, 63}
 
 
 def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
@@ -281,11 +270,10 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
         name="new", directory=tmp_path, candidates=candidates, acceptance=TABLE, rounds=[9] * 6,
         expected_tokens={c.name: tokens for c in candidates}, results=[result],
     )  # fmt: skip
-    write_tree_files([tuning], tmp_path, TuneConf())
+    (line,) = write_choices([tuning], tmp_path, TuneConf())
     left = json.loads((tmp_path / "new-b1-c40.json").read_text())
     assert (left["name"], left["mode"]) == ("ngram-4", "ngram")
     assert compose("eval", EvalConf, shlex.split(left["overrides"])).tree.build() == pick.tree
-    (line,) = list_commands([tuning], tmp_path, TuneConf())
     assert line.endswith(f" {left['overrides']}  # its mode ngram; no draft is needed")
 
 
