@@ -16,7 +16,7 @@ from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.intervals import Estimate
 from infer.measure.metrics import estimate_metric
 from infer.measure.records import AUTOREGRESSIVE, Exactness, ModeResult, PromptResult
-from infer.measure.report_schema import Batch
+from infer.measure.report_schema import BatchFigures
 from infer.verify import build_evaluation_rule
 from models.speculate.tree import NO_TREE, Tree
 from models.target.target import Target
@@ -61,7 +61,7 @@ def measure_batch_size(
     conf: EvaluationConf,
     batch: int,
     check_answers: Callable[[list[PromptResult]], Exactness],
-) -> Batch:
+) -> BatchFigures:
     """Measure the draft's tree and autoregressive decoding with `batch` rows.
 
     `check_answers` compares answers with autoregressive decoding of one row at a time. The passes
@@ -80,7 +80,7 @@ def measure_batch_size(
         assert value is not None
         return value
 
-    return Batch(
+    return BatchFigures(
         size=batch,
         speedup=estimate("speedup", speculative),
         tokens_per_s=estimate("tokens_per_s", speculative),

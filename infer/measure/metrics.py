@@ -100,8 +100,8 @@ def estimate_gain(
         return None
     metric = METRICS[name]
     rows, other_rows = (
-        metric.collect_rows(one.figures, baseline.figures, mode.questions)
-        for one, baseline in zip((mode, other), baselines, strict=True)
+        metric.collect_rows(result.figures, baseline.figures, mode.questions)
+        for result, baseline in zip((mode, other), baselines, strict=True)
     )
     statistic = subtract_statistics(metric.statistic, rows.shape[1])
     return bootstrap_t(np.hstack([rows, other_rows]), statistic)

@@ -246,7 +246,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchFigures:
     """Figures of a draft's tree with `size` rows decoded together.
 
     The speed-up is over autoregressive decoding with as many rows.
@@ -294,7 +294,7 @@ class DraftInfo:
     not_measured: dict[str, str]
     longest_row: Count | None
     training: list[CurvePoint]
-    batches: list[Batch]
+    batches: list[BatchFigures]
     samples: list[SampleAnswer]
 
 

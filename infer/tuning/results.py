@@ -119,7 +119,7 @@ def print_acceptance(tuning: DraftTuning) -> None:
         [[str(depth), str(rounds), *map("{:.3f}".format, row)] for depth, (rounds, row) in shares],
     )
     print_line()
-    print_table(SHAPE_COLUMNS, [_shape_cells(tuning, one) for one in tuning.candidates])
+    print_table(SHAPE_COLUMNS, [_shape_cells(tuning, candidate) for candidate in tuning.candidates])
 
 
 def _shape_cells(tuning: DraftTuning, candidate: TreeCandidate) -> list[str]:
@@ -133,7 +133,7 @@ def print_result(tuning: DraftTuning, result: TuningResult) -> None:
         f"\n{tuning.name}, batch {result.batch}, context {result.context}: without a draft, the "
         f"target takes {1e3 * result.token_s:.2f} ms per token"
     )
-    ranked = sorted(tuning.candidates, key=lambda one: -tuning.predicted_speedup(result, one))
+    ranked = sorted(tuning.candidates, key=lambda shape: -tuning.predicted_speedup(result, shape))
     rows = [
         [
             *_shape_cells(tuning, candidate),

@@ -16,7 +16,7 @@ from infer.measure.records import Exactness, LogitTolerance, ModeResult, PromptR
 from infer.measure.report import build_report, describe_prompts
 from infer.measure.report_schema import (
     AdaptedTarget,
-    Batch,
+    BatchFigures,
     CurvePoint,
     DeviceInfo,
     DraftInfo,
@@ -127,7 +127,7 @@ def measured_target(**more):
 
 
 def at_batch(size, speedup):
-    return Batch(
+    return BatchFigures(
         size=size,
         speedup=Estimate(mean=speedup, ci95=[speedup - 0.2, speedup + 0.3]),
         tokens_per_s=Estimate(mean=1234.5, ci95=None), autoregressive_tokens_per_s=FIGURE,
