@@ -95,26 +95,23 @@ def build_eval_modes(
                 decoder=build_decoder(verifier, layers=candidate.draft.needs.layers),
                 baseline=candidate.baseline,
             )
-        for name, draft, draft_tree in (
-            ("untrained", candidate.untrained, tree),
-            ("chain", candidate.draft, chain),
-            ("tree", candidate.draft, tree),
-        ):
-            if isinstance(draft, Draft):
-                modes[f"{candidate.name}/{name}"] = EvalMode(
-                    decoder=build_decoder(
-                        verifier, draft, draft_tree, acceptance_rule=build_evaluation_rule(conf)
-                    ),
-                    baseline=candidate.baseline,
-                    timed=name != "untrained",  # its rounds cost as much as the trained tree's
-                )
-        if tuned := candidate.tuned:
-            modes[f"{candidate.name}/tuned"] = EvalMode(
+        drafts: dict[str, tuple[Draft | str | None, Tree]] = {
+            "untrained": (candidate.untrained, tree),
+            "chain": (candidate.draft, chain),
+            "tree": (candidate.draft, tree),
+        }
+        if candidate.tuned:
+            drafts["tuned"] = (candidate.tuned.draft, candidate.tuned.tree)
+        for name, (draft, draft_tree) in drafts.items():
+            if isinstance(draft, str):
+                continue
+            modes[f"{candidate.name}/{name}"] = EvalMode(
                 decoder=build_decoder(
-                    verifier, tuned.draft, tuned.tree, layers=candidate.draft.needs.layers,
+                    verifier, draft, draft_tree, layers=candidate.draft.needs.layers,
                     acceptance_rule=build_evaluation_rule(conf),
                 ),
                 baseline=candidate.baseline,
+                timed=name != "untrained",  # its rounds cost as much as the trained tree's
             )  # fmt: skip
     return modes
 
