@@ -240,13 +240,6 @@ def test_what_was_measured_is_compared_key_by_key(report):
     ]
 
 
-def test_drafts_are_matched_by_name_where_there_are_several(report):
-    several = as_json(three_drafts())
-    labels = {mode for mode, _ in found(several, several)}
-    assert {"usual/tree", "runs/adapted/autoregressive", "a-run-with-a-long-name/chain"} <= labels
-    assert {mode for mode, _ in found(report, several)} == {"autoregressive", "ngram"}
-
-
 def test_a_mode_that_is_no_longer_measured_is_a_regression(report):
     after = copy.deepcopy(report)
     modes = after["overall"]["modes"]

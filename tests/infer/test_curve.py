@@ -61,19 +61,6 @@ def test_a_curve_rises_only_if_its_last_half_does_beyond_its_noise(points, trend
     assert ("at twice the tokens" in describe_curve(points)) == (trend is Trend.rising)
 
 
-def test_the_slope_and_its_interval_are_those_of_least_squares():
-    """Of five points off by 0.01 in turns, by the formulas of a textbook."""
-    x, y = np.arange(6.0, 11.0) / 10, np.array([p.tau for p in curve()[5:]])
-    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
-    residuals = y - y.mean() - slope * (x - x.mean())
-    error = np.sqrt(residuals @ residuals / 3 / ((x - x.mean()) ** 2).sum())
-    line = fit_rise(curve())
-    assert line is not None
-    assert line.slope.mean == pytest.approx(slope)
-    quantile = 3.182446305284263  # of Student's t with 3 degrees of freedom
-    assert line.slope.ci95 == pytest.approx([slope - quantile * error, slope + quantile * error])
-
-
 @pytest.mark.parametrize("count", [0, 1, 6])
 def test_a_short_curve_is_not_judged(count):
     assert fit_rise(curve(count)) is None

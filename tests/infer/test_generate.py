@@ -86,17 +86,18 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
-    [(1, "3 tokens, 1.5 tokens/s: 1 from reading the prompt, 2 from 1 round, 2.00 per round"),
-     (4, "12 tokens, 6.0 tokens/s: 4 from reading 4 prompts, 8 from 4 rounds, 2.00 per round")],
+    ("answers", "seconds", "expected"),
+    [
+        ([Generation(ids=[5, 6, 7], accepted=[3])], 2.0,
+         "3 tokens, 1.5 tokens/s: 1 from reading the prompt, 2 from 1 round, 2.00 per round"),
+        ([Generation(ids=[5, 6, 7], accepted=[3])] * 4, 2.0,
+         "12 tokens, 6.0 tokens/s: 4 from reading 4 prompts, 8 from 4 rounds, 2.00 per round"),
+        ([Generation(ids=[5])], 1.0,
+         "1 token, 1.0 tokens/s: 1 from reading the prompt, 0 from 0 rounds"),
+    ],
 )  # fmt: skip
-def test_every_token_is_accounted_for(count, told):
-    assert describe_speed([Generation(ids=[5, 6, 7], accepted=[3])] * count, 2.0) == told
-
-
-def test_an_answer_of_one_token_has_no_round():
-    (told,) = {describe_speed([Generation(ids=[5])], 1.0)}
-    assert told == "1 token, 1.0 tokens/s: 1 from reading the prompt, 0 from 0 rounds"
+def test_every_token_is_accounted_for(answers, seconds, expected):
+    assert describe_speed(answers, seconds) == expected
 
 
 def test_what_is_compiled_is_said_before_the_first_answer(learned, capsys):

@@ -281,8 +281,3 @@ def test_terminal_output_is_plain_and_fits_a_hundred_columns(report, bare, compa
         text = printed(shown)
         assert max(map(len, text.splitlines())) <= 100
         assert text.isascii()
-
-
-def test_a_terminal_shows_headings_in_bold(report, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    assert "\x1b[1m" in printed(report, force_terminal=True, width=100)
