@@ -23,6 +23,7 @@ from data.packing.pack import pack_documents
 from data.sources.row_formats import TokenizedDocument
 
 NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
+INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers if there is no color
 MIN_RUN_TOKENS = 16  # tokens of a run that are always shown
 SHARE_COLUMN = "supervised"
@@ -59,10 +60,12 @@ def split_into_spans(
     end = 0
     for num_tokens, text in split_text(tokenizer, document.ids):
         begin, end = end, end + num_tokens
-        ids, last = tuple(document.ids[begin:end]), document.ids[end - 1]
-        yield TokenSpan(
-            escape_unprintable(text), ids, document.answer[end - 1], last in special
-        )  # fmt: skip
+        # A mask that changes within a character is shown: its text then stands with its last part.
+        for answer, run in groupby(range(begin, end), key=document.answer.__getitem__):
+            ids = tuple(document.ids[number] for number in run)
+            shown = text if begin + len(ids) == end else INCOMPLETE_CHARACTER
+            begin += len(ids)
+            yield TokenSpan(escape_unprintable(shown), ids, answer, ids[-1] in special)
 
 
 def escape_unprintable(text: str) -> str:
