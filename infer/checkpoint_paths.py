@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 
 from conf.entry import command_that_writes
@@ -82,13 +81,13 @@ def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
 
 
 def run_names(directories: list[Path]) -> list[str]:
-    """Return a name per run: its folder, prefixed with the nearest parents that tell runs apart.
+    """Return a name per run: its folder, prefixed with the parents that tell namesakes apart.
 
     Raise UserError if a run is listed twice.
 
     >>> demos = [Path("/a/out/demo/checkpoint"), Path("/b/out/demo/checkpoint")]
     >>> run_names([*demos, Path("/b/medusa")])
-    ['a/demo', 'b/demo', 'medusa']
+    ['a/out/demo', 'b/out/demo', 'medusa']
     """
     paths = [directory.resolve() for directory in directories]  # `.` and `..` have no names
     runs = [path.parent if path.name == "checkpoint" else path for path in paths]
@@ -96,23 +95,12 @@ def run_names(directories: list[Path]) -> list[str]:
         require(
             runs.count(run) == 1, f"checkpoint: no run may be given twice, got {directory} again"
         )
-    namesakes = [[other for other in runs if other.name == run.name] for run in runs]
-    return [_unique_names(group)[run] for run, group in zip(runs, namesakes, strict=True)]
+    return [_shorten_name(run, [other for other in runs if other.name == run.name]) for run in runs]
 
 
-def _unique_names(paths: list[Path]) -> dict[Path, str]:
-    """Return a unique name per path: its last part, prefixed with parents in which paths differ.
-
-    Once two names are equal, all names are prefixed.
-    """
-    names = {path: path.name for path in paths}
-    # The parents of each path from the nearest on, without the root "/", which is in every path.
-    for parents in zip_longest(*(path.parts[-2:0:-1] for path in paths), fillvalue=""):
-        if len(set(names.values())) == len(paths):
-            break
-        if len(set(parents)) > 1:
-            names = {
-                path: f"{parent}/{names[path]}".strip("/")
-                for path, parent in zip(paths, parents, strict=True)
-            }
-    return names
+def _shorten_name(run: Path, namesakes: list[Path]) -> str:
+    """Return as many last parts of a path as tell all namesakes apart."""
+    for count in range(1, len(run.parts)):
+        if len({path.parts[-count:] for path in namesakes}) == len(namesakes):
+            return "/".join(run.parts[-count:])
+    return str(run)

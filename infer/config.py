@@ -39,7 +39,6 @@ class EvaluationConf:
     typical_delta: float = 0.3
     batch_sizes: list[int] = field(default_factory=lambda: [8])  # batch sizes measured besides 1
     phases: bool = True  # also times the parts of a round, each of which is a graph of its own
-    replay: bool = False  # also measures proposals at every position of the target's own text
 
     def __post_init__(self) -> None:
         check_values(
@@ -48,11 +47,6 @@ class EvaluationConf:
             batch_sizes=EACH_ABOVE_ONE, typical_epsilon=POSITIVE, typical_delta=POSITIVE,
         )  # fmt: skip
         self.rule.check_sampling(self.sampling)
-        require(
-            not self.replay or self.keeps_target_answers,
-            "evaluation.replay: needs greedy or coupled verification, whose answers do not depend "
-            f"on the draft, got {self.rule.value}; set it to false",
-        )
 
     @property
     def new_tokens(self) -> int:

@@ -3,13 +3,13 @@
 import json
 import time
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from data.chat.text_stream import TextStream
 from data.eval_prompts.prompts import EvalPrompt, build_prompt, load_eval_prompts
 from infer.checkpoint_paths import resolve_target
 from infer.command_inputs import load_checkpoint_target
@@ -18,7 +18,9 @@ from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
 from infer.engine.requests import Generation, Request
+from infer.measure.bench import WARMUP_TOKENS, decode_prompts
 from infer.measure.context_limits import check_context
+from infer.measure.samples import list_accepted
 from infer.memory_check import DecodingSize
 from models.console import CONSOLE, print_line, track_progress
 from models.drafts.registry import load_draft
@@ -28,8 +30,6 @@ from models.target.pretrained import load_tokenizer, read_vocab_size
 from models.target.target import Target
 
 ACCEPTED_STYLE = "green"  # tokens that the draft proposed; the others are the target's own
-INCOMPLETE = "\ufffd"  # decoders write it for a character whose bytes are not complete yet
-WARMUP_TOKENS = 8  # enough for a round, which compiles all graphs of an answer
 
 
 def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
@@ -69,7 +69,9 @@ def compile_graphs(decoder: Decoder, prompts: list[EvalPrompt]) -> None:
     graphs = list_graphs(decoder.session, [len(prompt.ids) for prompt in prompts])
     with device.expect_graphs(graphs, print_line):
         for prompt in {bucket_length(len(prompt.ids)): prompt for prompt in prompts}.values():
-            decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=WARMUP_TOKENS)
+            decode_prompts(
+                decoder, [prompt], max_new_tokens=WARMUP_TOKENS, stops_at_eos=False
+            )  # fmt: skip
 
 
 def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
@@ -85,19 +87,24 @@ def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
 
 def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: GenerateConf) -> None:
     """Print an answer while it grows, and then what its rounds took."""
-    growing, start = GrowingText(target.tokenizer), time.perf_counter()
+    stream, start = TextStream(target.tokenizer, skip_special_tokens=True), time.perf_counter()
 
-    def show(generation: Generation, *, is_complete: bool) -> None:
-        for piece, is_accepted in growing.read(generation, is_complete=is_complete):
-            style = ACCEPTED_STYLE if is_accepted else ""
-            CONSOLE.print(Text(piece, style=style), end="", soft_wrap=True)
+    def show(text: str | None, *, is_accepted: bool) -> None:
+        style = ACCEPTED_STYLE if is_accepted else ""
+        CONSOLE.print(Text(text or "", style=style), end="", soft_wrap=True)
+
+    def show_new_tokens(request: Request) -> None:
+        generation, num_shown = request.generation, len(stream.ids)
+        flags = list_accepted(generation)
+        for token, is_accepted in list(zip(generation.ids, flags, strict=True))[num_shown:]:
+            show(stream.read(token), is_accepted=is_accepted)
 
     (generation,) = decoder.decode(
         [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.max_new_tokens,
         eos_ids=target.eos_ids, stop=conf.stop,
-        on_tokens=lambda request: show(request.generation, is_complete=False),
+        on_tokens=show_new_tokens,
     )  # fmt: skip
-    show(generation, is_complete=True)
+    show(stream.finish(), is_accepted=list_accepted(generation)[-1])
     print_line(f"\n\n{describe_speed([generation], time.perf_counter() - start)}")
 
 
@@ -158,47 +165,3 @@ def count_of(number: int, noun: str) -> str:
     ('1 round', '1,234 tokens')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-class GrowingText:
-    """The text of an answer, piece by piece as its tokens arrive."""
-
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
-        self.num_read = 0  # tokens whose text has been returned
-        self.first = 0  # of the tokens that are decoded together: spaces depend on the one before
-
-    def read(
-        self, generation: Generation, *, is_complete: bool = False
-    ) -> Iterator[tuple[str, bool]]:
-        """Yield the text of each new token, and whether the draft proposed it.
-
-        The bytes of a character that several tokens share come with the last of them, or with the
-        last token of an answer that is complete, which a limit may cut within a character.
-        """
-        is_accepted = list_accepted(generation)
-        for end in range(self.num_read + 1, len(generation.ids) + 1):
-            before = self._decode(generation.ids[self.first : self.num_read])
-            text = self._decode(generation.ids[self.first : end])
-            is_last = is_complete and end == len(generation.ids)
-            if text.endswith(INCOMPLETE) and not is_last:
-                continue
-            yield text[len(before) :], is_accepted[end - 1]
-            self.first, self.num_read = self.num_read, end
-
-    def _decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-
-def list_accepted(generation: Generation) -> list[bool]:
-    """Return for each token of an answer whether the draft proposed it.
-
-    The first comes from the prefill, and the last of every round is the target's own.
-
-    >>> list_accepted(Generation(ids=[5, 6, 7, 8], accepted=[2, 1]))
-    [False, True, True, False]
-    """
-    flags = [False]
-    for count in generation.accepted:
-        flags += [True] * count + [False]
-    return flags[: len(generation.ids)]

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 from infer.config import EvaluationConf
 from infer.measure.batched import build_decoders, warm_up_decoders
+from infer.measure.bench import WARMUP_TOKENS, choose_warmup_prompts
 from infer.measure.eval_modes import DraftUnderTest
-from infer.measure.evaluate import choose_warmup_prompts, plan_evaluation
+from infer.measure.evaluate import plan_evaluation
 from infer.measure.exactness import measure_tolerance
-from infer.measure.timing import WARMUP_TOKENS, warm_up_unfused
+from infer.measure.timing import warm_up_unfused
 from models.speculate.config import TreeConf
 from models.target.target import Target
 

@@ -16,17 +16,18 @@ from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import (
+    SUMMARY_COLUMNS,
     DraftTuning,
+    build_summary,
     build_tuning_report,
     collect_results,
-    format_acceptance,
-    format_result,
-    format_summary,
+    print_acceptance,
+    print_result,
     write_best_trees,
-    write_tree_files,
+    write_choices,
 )
 from infer.tuning.search import choose_tree, estimate_candidates
-from models.console import print_line
+from models.console import print_line, print_table
 from models.device.out_of_memory import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.registry import load_draft
@@ -53,7 +54,7 @@ def tune_drafts(
         )
         tunings.append(tuning)
         if not conf.timing:
-            print_line(*format_acceptance(tuning), sep="\n")
+            print_acceptance(tuning)
             continue
         for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
             bench = CostBench(
@@ -63,7 +64,7 @@ def tune_drafts(
             swept = select_sweep(tuning.candidates) if conf.sweep else []
             tuning.results.append(choose_tree(bench, tuning, swept))
             torch.compiler.reset()  # drops these graphs: the next shapes are different
-            print_line(*format_result(tuning, tuning.results[-1]), sep="\n")
+            print_result(tuning, tuning.results[-1])
     return tunings
 
 
@@ -131,10 +132,13 @@ def tune_checkpoints(
         report = build_tuning_report(tunings, target, target.device.describe(), prompts)
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")
-        if conf.timing:
-            write_tree_files(tunings, run)
-            lines = [*format_summary(tunings, run, conf)]
-        else:
-            lines = write_best_trees(tunings, run, conf)
-    print_line(*lines, sep="\n")
+        write = write_choices if conf.timing else write_best_trees
+        commands = write(tunings, run, conf)
+    if conf.timing:
+        print_line(
+            "\ncost: autoregressive steps per round (~ interpolated); speed-up over the "
+            "target alone"
+        )
+        print_table(SUMMARY_COLUMNS, build_summary(tunings))
+    print_line(*commands, f"all figures: {run / 'tune.json'}", sep="\n")
     upload_results(conf.log, run, collect_results(tunings), find_tracked_run(directories))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from infer.report.number_format import Table, render_markdown_table
+from infer.report.number_format import Table
 from models.device.device import Device
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -36,7 +36,7 @@ def show(table: Table) -> None:
 
 def markdown(*tables: Table, setting: str) -> str:
     """Return the tables with their notes and the setting of the measurement as Markdown."""
-    parts = [part for table in tables for part in (render_markdown_table(table), table.note)]
+    parts = [part for table in tables for part in (table.render_markdown(), table.note)]
     return "\n\n".join([*parts, f"Measured on {setting}."])
 
 

@@ -10,15 +10,11 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from data.config import DataConf, DataSource
 from data.sources.prepared_rows import read_prepared_metadata
-from infer.measure.report_schema import DraftSection, EvalReport, LosslessVerdict, ModeSection
-from infer.report.number_format import (
-    Table,
-    format_estimate,
-    is_compared,
-    render_markdown_table,
-)
+from infer.measure.report_schema import DraftInfo, EvalReport, LosslessVerdict, Mode
+from infer.report.number_format import Table, format_estimate, is_compared
 from infer.report.prose import build_headline, describe_verdicts
 from infer.report.tables import overview_table
+from infer.report.views import get_draft_modes
 from models import checkpoint_files
 from models.files import write_text_atomically
 from models.target.config import TargetConf
@@ -38,7 +34,7 @@ def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> N
     checkpoint, draft = run_folder / "checkpoint", report.drafts[0]
     metadata = checkpoint_files.read_metadata(checkpoint)
     adapted = next((path.name for path in checkpoint.glob("target-*")), None)
-    chain = draft.modes["chain"]
+    modes = get_draft_modes(report, draft)
     card = ModelCard.from_template(
         build_metadata(conf),
         template_path=str(TEMPLATE),
@@ -47,14 +43,14 @@ def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> N
         target_hash=metadata.get(checkpoint_files.TARGET_HASH_KEY, NOT_RECORDED),
         served_target=f"THIS_FOLDER/{adapted}" if adapted else shlex.quote(conf.target.location),
         verdict=" ".join(describe_verdicts(report)),
-        answers=describe_answers(draft, adapted, report.prompts.count),
+        answers=describe_answers(draft, modes, adapted, report.setup.prompts.count),
         limits=conf.draft.describe_engine_limits(),
         vllm_method=conf.draft.vllm_method,
-        depth=chain.depth if chain else min(report.tree.depth, conf.draft.max_proposal_depth),
-        serving=describe_serving(draft) if conf.draft.vllm_method else NO_ENGINE,
-        table=render_markdown_table(overview_table(report)),
+        depth=modes["chain"].figures.depth,
+        serving=describe_serving(draft, modes) if conf.draft.vllm_method else NO_ENGINE,
+        table=overview_table(report).render_markdown(),
         headline=build_headline(report),
-        facts=render_markdown_table(training_table(conf, run_folder)),
+        facts=training_table(conf, run_folder).render_markdown(),
     )
     write_text_atomically(checkpoint / CARD_FILE, f"{card.content.rstrip()}\n")
 
@@ -83,10 +79,12 @@ def describe_target(target: TargetConf) -> str:
     return f"`{target.location}`" + (f" (a local copy or fine-tune{of})" if of else "")
 
 
-def describe_answers(draft: DraftSection, adapted: str | None, prompts: int) -> str:
+def describe_answers(
+    draft: DraftInfo, modes: dict[str, Mode], adapted: str | None, prompts: int
+) -> str:
     """Return whose answers the draft's user gets, or nothing where the verdict already tells."""
-    modes = [draft.modes[name] for name in ("chain", "tree", "tuned") if draft.modes.get(name)]
-    if any(mode.lossy for mode in modes if mode):
+    verdicts = [modes[name].verdict for name in ("chain", "tree", "tuned") if name in modes]
+    if any(verdict.lossy for verdict in verdicts):
         return ""
     if adapted is not None and draft.target is not None:
         return (
@@ -94,32 +92,26 @@ def describe_answers(draft: DraftSection, adapted: str | None, prompts: int) -> 
             f"which differ from the original's on {draft.target.changed_answers} of {prompts} "
             "prompts."
         )
-    if any(mode.lossless != LosslessVerdict.yes for mode in modes if mode and is_compared(mode)):
+    if any(v.lossless != LosslessVerdict.yes for v in verdicts if is_compared(v)):
         return ""
     return "Answers stay the target's own: what is rejected costs time, not quality."
 
 
-def describe_serving(draft: DraftSection) -> str:
+def describe_serving(draft: DraftInfo, modes: dict[str, Mode]) -> str:
     """Return what a chain, which engines draft, gained, and what was faster without the draft."""
-    chain, tuned = draft.modes["chain"], draft.modes.get("tuned")
-    sentences = []
-    if chain is not None:
-        sentences.append(
-            f"Engines draft a chain. One of {chain.depth} tokens was "
-            f"{format_estimate(chain.speedup)} times as fast as the target alone when it was "
-            f"measured, in the runtime that trained it{_describe_loss(chain)}."
-        )
-    if tuned is not None and not tuned.draft_passes:
-        sentences.append(
-            f"The fastest decoding there does not use this draft: {draft.tuned_tree}. Measure both "
-            "on your device before you deploy."
-        )
-    return " ".join(sentences)
-
-
-def _describe_loss(chain: ModeSection) -> str:
+    chain, tuned = modes["chain"].figures, modes.get("tuned")
     is_slower = chain.speedup is not None and chain.speedup.mean < 1
-    return ": there it does not pay" if is_slower else ""
+    text = (
+        f"Engines draft a chain. One of {chain.depth} tokens was "
+        f"{format_estimate(chain.speedup)} times as fast as the target alone when it was "
+        f"measured, in the runtime that trained it{': there it does not pay' * is_slower}."
+    )
+    if tuned is not None and not tuned.figures.draft_passes:
+        text += (
+            f" The fastest decoding there does not use this draft: {draft.tuned_tree}. Measure "
+            "both on your device before you deploy."
+        )
+    return text
 
 
 def training_table(conf: TrainConf, run_folder: Path) -> Table:

@@ -16,15 +16,15 @@ from transformers import PreTrainedTokenizerBase
 
 from data.chat.mask_check import MaskStats
 from data.chat.template import find_added_tokens
+from data.chat.text_stream import split_text
 from data.config import DataConf
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.rows import TokenizedDocument
 
 NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
-ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers if there is no color
 INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-MAX_CHARACTER_TOKENS = 8  # tokens of one character
+ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers if there is no color
 MIN_RUN_TOKENS = 16  # tokens of a run that are always shown
 SHARE_COLUMN = "supervised"
 ANSWER_STYLE, SPECIAL_STYLE, LEFT_OUT_STYLE = (
@@ -57,18 +57,15 @@ def split_into_spans(
 ) -> Iterator[TokenSpan]:
     """Split the document's text by tokens, keeping the tokens of a character together."""
     special = set(find_added_tokens(tokenizer).values())
-    previous: list[int] = []
-    group: list[int] = []
-    for end, (token, answer) in enumerate(zip(document.ids, document.answer, strict=True), 1):
-        group.append(token)
-        # Decoded after the previous group: some tokenizers drop a space at the start of a text.
-        prefix, text = (str(tokenizer.decode(ids)) for ids in (previous, previous + group))
-        text = text[len(prefix) :]
-        is_last = end == len(document.ids) or document.answer[end] != answer
-        is_incomplete = text.endswith(INCOMPLETE_CHARACTER) and len(group) < MAX_CHARACTER_TOKENS
-        if is_last or not is_incomplete:
-            yield TokenSpan(escape_unprintable(text), tuple(group), answer, token in special)
-            previous, group = group, []
+    end = 0
+    for num_tokens, text in split_text(tokenizer, document.ids):
+        begin, end = end, end + num_tokens
+        # A mask that changes within a character is shown: its text then stands with its last part.
+        for answer, run in groupby(range(begin, end), key=document.answer.__getitem__):
+            ids = tuple(document.ids[number] for number in run)
+            shown = text if begin + len(ids) == end else INCOMPLETE_CHARACTER
+            begin += len(ids)
+            yield TokenSpan(escape_unprintable(shown), ids, answer, ids[-1] in special)
 
 
 def escape_unprintable(text: str) -> str:

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from data.chat.mask_check import MaskStats
 from data.viewer.documents import (
     NEWLINE_MARK,
@@ -21,7 +19,9 @@ from data.viewer.documents import (
     escape_unprintable,
     shorten_spans,
 )
+from models.pages import render_html
 
+TEMPLATE = Path(__file__).with_name("sample.html.j2")
 MAX_TOKENS = 4000  # tokens shown of a document
 
 
@@ -33,13 +33,9 @@ def render_page(
     skipped: Counter[str],
 ) -> str:
     """Return the page as HTML."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["printable"] = escape_unprintable
     columns, *rows = build_mask_table(stats_by_category)
-    return environment.get_template("sample.html.j2").render(
+    return render_html(
+        TEMPLATE, filters={"printable": escape_unprintable},
         source=source, target=target, columns=columns, rows=rows, skipped=skipped,
         share_column=SHARE_COLUMN, newline_mark=NEWLINE_MARK,
         articles=[

@@ -24,6 +24,7 @@ from data.sources.prepared_rows import parse_recorded_documents, read_prepared_r
 from data.sources.rows import TokenizedDocument
 from models.console import track_progress
 from models.errors import require
+from models.pages import render_markdown_table
 from models.speculate.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 
 UNNAMED_CATEGORY = "unnamed"  # category of documents without a category
@@ -149,13 +150,6 @@ def build_coverage_table(
     ]
 
 
-def render_markdown_table(rows: list[list[str]]) -> str:
-    """Return a Markdown table whose columns after the first, all numbers, are aligned right."""
-    separator = ["---", *["---:"] * (len(rows[0]) - 1)]
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], separator, *rows[1:])]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
-
-
 def describe_coverage(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a section on the answers of a prepared folder; empty if the target gave none."""
     documents = (
@@ -169,5 +163,6 @@ def describe_coverage(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
         return ""
     required_ids = required_token_ids(tokenizer)
     sizes = sizes_below(len(required_ids), vocab_size)
-    table = render_markdown_table(build_coverage_table(counts, sizes, required_ids))
-    return f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{table}"
+    coverage = build_coverage_table(counts, sizes, required_ids)
+    table = render_markdown_table(coverage[0], coverage[1:])
+    return f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{table}\n"

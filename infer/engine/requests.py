@@ -21,7 +21,7 @@ class Generation:
     drafted: list[int] = field(default_factory=list)  # nodes proposed in each round
     prefill_s: float = 0.0  # until the first token is on the host
     round_s: list[float] = field(default_factory=list)
-    round_share_s: list[float] = field(default_factory=list)  # round_s / active rows
+    share_s: list[float] = field(default_factory=list)  # round_s / active rows
 
     def add_round(self, ids: list[int], *, drafted: int, round_s: float, active_rows: int) -> None:
         """Append the tokens of a round that `active_rows` rows shared."""
@@ -29,7 +29,7 @@ class Generation:
         self.accepted.append(len(ids) - 1)  # the last token is the target's own
         self.drafted.append(drafted)
         self.round_s.append(round_s)
-        self.round_share_s.append(round_s / active_rows)
+        self.share_s.append(round_s / active_rows)
 
     @property
     def rounds(self) -> int:
@@ -39,14 +39,6 @@ class Generation:
     def decoded_tokens(self) -> int:
         """Return the number of tokens that rounds added to the answer: all but the prefill's."""
         return len(self.ids) - 1
-
-    @property
-    def decode_s(self) -> float:
-        return sum(self.round_s, 0.0)
-
-    @property
-    def e2e_s(self) -> float:
-        return self.prefill_s + self.decode_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
 from infer.measure.context_limits import check_context
+from infer.measure.records import AUTOREGRESSIVE
 from infer.verify.base import AcceptanceRule
 from infer.verify.greedy_and_coupled import TypicalRule
 from infer.verify.rules import build_acceptance_rule
@@ -20,7 +21,6 @@ from models.speculate.tree import Tree, TreeKind
 from models.target.target import Target
 
 log = logging.getLogger(__name__)
-AUTOREGRESSIVE_MODE = "autoregressive"
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,7 @@ class DraftUnderTest:
     @property
     def baseline(self) -> str:
         """Return the name of the autoregressive mode that speed and answers are compared with."""
-        return f"{self.name}/{AUTOREGRESSIVE_MODE}" if self.adapted_target else AUTOREGRESSIVE_MODE
+        return f"{self.name}/{AUTOREGRESSIVE}" if self.adapted_target else AUTOREGRESSIVE
 
 
 @dataclass(kw_only=True)
@@ -80,14 +80,14 @@ def build_eval_modes(
         (c.draft.needs.layers for c in candidates if c.adapted_target is None), key=len, default=[]
     )
     modes = {
-        AUTOREGRESSIVE_MODE: EvalMode(
-            decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE_MODE
+        AUTOREGRESSIVE: EvalMode(
+            decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE
         ),
         "ngram": EvalMode(
             decoder=build_decoder(
                 target, NgramDraft(), chain, layers=fewest_layers, acceptance_rule=exact_rule
             ),
-            baseline=AUTOREGRESSIVE_MODE,
+            baseline=AUTOREGRESSIVE,
         ),
     }
     for candidate in candidates:
@@ -97,26 +97,23 @@ def build_eval_modes(
                 decoder=build_decoder(verifier, layers=candidate.draft.needs.layers),
                 baseline=candidate.baseline,
             )
-        for name, draft, draft_tree in (
-            ("untrained", candidate.untrained, tree),
-            ("chain", candidate.draft, chain),
-            ("tree", candidate.draft, tree),
-        ):
-            if isinstance(draft, Draft):
-                modes[f"{candidate.name}/{name}"] = EvalMode(
-                    decoder=build_decoder(
-                        verifier, draft, draft_tree, acceptance_rule=build_evaluation_rule(conf)
-                    ),
-                    baseline=candidate.baseline,
-                    timed=name != "untrained",  # its rounds cost as much as the trained tree's
-                )
-        if tuned := candidate.tuned:
-            modes[f"{candidate.name}/tuned"] = EvalMode(
+        drafts: dict[str, tuple[Draft | str | None, Tree]] = {
+            "untrained": (candidate.untrained, tree),
+            "chain": (candidate.draft, chain),
+            "tree": (candidate.draft, tree),
+        }
+        if candidate.tuned:
+            drafts["tuned"] = (candidate.tuned.draft, candidate.tuned.tree)
+        for name, (draft, draft_tree) in drafts.items():
+            if isinstance(draft, str):
+                continue
+            modes[f"{candidate.name}/{name}"] = EvalMode(
                 decoder=build_decoder(
-                    verifier, tuned.draft, tuned.tree, layers=candidate.draft.needs.layers,
+                    verifier, draft, draft_tree, layers=candidate.draft.needs.layers,
                     acceptance_rule=build_evaluation_rule(conf),
                 ),
                 baseline=candidate.baseline,
+                timed=name != "untrained",  # its rounds cost as much as the trained tree's
             )  # fmt: skip
     return modes
 

@@ -10,21 +10,24 @@ from functools import partial
 from importlib.metadata import version
 
 import torch
-from jaxtyping import Int
-from numpy import ndarray
 
 from data.eval_prompts.contamination import check_contamination
 from data.eval_prompts.held_out_files import read_longest_row
 from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
 from infer.config import EvaluationConf
-from infer.engine.admission import bucket_length
 from infer.engine.generate import generate_answers
 from infer.engine.graph_plan import list_graphs
 from infer.engine.row_tensors import tensor_bytes
-from infer.measure.batched import build_decoders, decode_prompts, measure_batch_size
+from infer.measure.batched import build_decoders, measure_batch_size
+from infer.measure.bench import (
+    WARMUP_TOKENS,
+    bind_decoders,
+    choose_warmup_prompts,
+    decode_in_turns,
+    decode_prompts,
+)
 from infer.measure.curve import read_curve
 from infer.measure.eval_modes import (
-    AUTOREGRESSIVE_MODE,
     DraftUnderTest,
     EvalMode,
     build_eval_modes,
@@ -33,38 +36,26 @@ from infer.measure.eval_modes import (
     warn_tree_depth,
 )
 from infer.measure.exactness import compare_answers, measure_tolerance
-from infer.measure.intervals import bootstrap_t
-from infer.measure.metrics import estimate_metric, sum_by_question
 from infer.measure.records import (
-    AdaptedTarget,
-    DraftResult,
+    AUTOREGRESSIVE,
     Exactness,
     LogitTolerance,
     ModeResult,
     PromptResult,
 )
-from infer.measure.replay import Replay, collect_replay_texts, count_all_positions, count_on_policy
 from infer.measure.report import build_report, describe_prompts
 from infer.measure.report_schema import (
-    SCHEMA_VERSION,
+    AdaptedTarget,
     DeviceInfo,
+    DraftInfo,
     DraftMemory,
     EvalReport,
     EvalSetup,
-    ReplayResult,
-    RoundSplit,
     TargetInfo,
     TreeInfo,
 )
 from infer.measure.samples import collect_samples
-from infer.measure.sections import DRAFT_MODES
-from infer.measure.timing import (
-    WARMUP_TOKENS,
-    alternate_order,
-    derive_costs,
-    describe_bottleneck,
-    measure_splits,
-)
+from infer.measure.timing import measure_splits
 from models.console import track_progress
 from models.device.graph_budget import Graph, GraphBudget
 from models.speculate.config import TreeConf
@@ -95,28 +86,38 @@ def _run_evaluation(
     with target.device.expect_graphs(needed_graphs, print_line) as graph_budget:
         with target.device.ledger.warming():
             tolerances = _warm_up_modes(modes, prompts, conf)
-        results = _decode_all_modes(modes, prompts, conf)
+        decoders = {name: mode.decoder for name, mode in modes.items()}
+        answers = decode_in_turns(
+            bind_decoders(decoders, max_new_tokens=conf.new_tokens),
+            [[prompt] for prompt in prompts], "held-out prompts",
+        )  # fmt: skip
         checks = {
-            name: partial(_check_answers, mode, modes, results, tolerances)
+            name: partial(_check_answers, mode, modes, answers, tolerances)
             for name, mode in modes.items()
         }
         splits = (
             measure_splits(modes, prompts, max_new_tokens=conf.new_tokens) if conf.phases else {}
         )
-        mode_results = _build_mode_results(modes, results, checks, splits)
+        results = {
+            name: ModeResult(
+                prompt_results=answers[name],
+                baseline=mode.baseline,
+                depth=mode.decoder.tree.max_path_length,
+                verification=mode.decoder.program.acceptance_rule.name,
+                exactness=checks[name](answers[name]),
+                split=splits.get(name),
+                draft_passes=draft and draft.passes(mode.decoder.tree.depth),
+                bytes_ratio=draft and _model_bytes(draft) / _model_bytes(mode.decoder.target.model),
+            )
+            for name, mode in modes.items()
+            for draft in [mode.decoder.draft]
+        }
         drafts = [
-            _measure_draft(candidate, target, modes, mode_results, prompts, tree, checks, conf)
+            _measure_draft(candidate, target, modes, results, prompts, tree, checks, conf)
             for candidate in candidates
         ]
-    for mode_result in mode_results.values():
-        mode_result.graphs_after_warmup = graph_budget and graph_budget.compiled_late
-    return build_report(
-        _describe_setup(target, candidates, prompts, tree, conf, graph_budget),
-        autoregressive=mode_results[AUTOREGRESSIVE_MODE],
-        ngram=mode_results["ngram"],
-        drafts=drafts,
-        target_bytes=_model_bytes(target.model),
-    )
+    setup = _describe_setup(target, candidates, prompts, tree, conf, graph_budget)
+    return build_report(setup, results, drafts)
 
 
 def _describe_setup(
@@ -124,7 +125,6 @@ def _describe_setup(
     conf: EvaluationConf, graph_budget: GraphBudget | None,
 ) -> EvalSetup:  # fmt: skip
     return EvalSetup(
-        schema_version=SCHEMA_VERSION,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=shlex.join(["python", "-m", *sys.orig_argv[2:]]),
         versions={
@@ -133,6 +133,7 @@ def _describe_setup(
         },
         device=DeviceInfo(**target.device.describe()),
         graphs=graph_budget and graph_budget.counts(),
+        graphs_after_warmup=graph_budget and graph_budget.compiled_late,
         target=TargetInfo(name=target.name, parameters=target.num_parameters),
         sampling=conf.sampling,
         tree=TreeInfo(
@@ -210,115 +211,48 @@ def _check_answers(
     return compare_answers(modes[base].decoder, results[base], answers, tolerances[base])
 
 
-def _build_mode_results(
-    modes: dict[str, EvalMode],
-    results: dict[str, list[PromptResult]],
-    checks: dict[str, CheckAnswers],
-    splits: dict[str, RoundSplit],
-) -> dict[str, ModeResult]:
-    costs, mode_results = derive_costs(modes, splits), {}
-    for name, mode in modes.items():
-        tau = estimate_metric("acceptance_length", results[name], results[mode.baseline])
-        draft = mode.decoder.draft
-        mode_results[name] = ModeResult(
-            prompt_results=results[name],
-            exactness=checks[name](results[name]),
-            verification=mode.decoder.program.acceptance_rule.name,
-            costs=costs.get(name),
-            draft_passes=draft and draft.passes(mode.decoder.tree.depth),
-            split=splits.get(name),
-            bottleneck=describe_bottleneck(splits[name], splits[mode.baseline], tau.mean)
-            if name in costs and tau is not None
-            else None,
-        )
-    return mode_results
-
-
 def _measure_draft(
-    candidate: DraftUnderTest,
-    target: Target,
-    modes: dict[str, EvalMode],
-    mode_results: dict[str, ModeResult],
-    prompts: list[EvalPrompt],
-    tree: Tree,
-    checks: dict[str, CheckAnswers],
-    conf: EvaluationConf,
-) -> DraftResult:
-    adapted, untrained = candidate.adapted_target, candidate.untrained
+    candidate: DraftUnderTest, target: Target, modes: dict[str, EvalMode],
+    results: dict[str, ModeResult], prompts: list[EvalPrompt], tree: Tree,
+    checks: dict[str, CheckAnswers], conf: EvaluationConf,
+) -> DraftInfo:  # fmt: skip
+    """Describe a draft, and measure what is no mode: its batches."""
+    adapted, directory = candidate.adapted_target, candidate.directory
     verifier, tree_mode = adapted or target, f"{candidate.name}/tree"
-    return DraftResult(
+    return DraftInfo(
         name=candidate.name,
         method=candidate.draft.method,
-        num_parameters=sum(p.numel() for p in candidate.draft.parameters()),
-        memory=DraftMemory(
+        parameters=sum(p.numel() for p in candidate.draft.parameters()),
+        memory_bytes=DraftMemory(
             weights=_model_bytes(candidate.draft),
             state=tensor_bytes(modes[tree_mode].decoder.session.buffers[1]),
         ),
-        modes={
-            name: mode_results[key]
-            for name in DRAFT_MODES
-            if (key := f"{candidate.name}/{name}") in mode_results
-        },
-        not_measured={"untrained": untrained} if isinstance(untrained, str) else {},
         target=adapted
         and AdaptedTarget(
             name=adapted.name,
             parameters=adapted.num_parameters,
-            adapted_from=target.name,
-            weight_bytes=_model_bytes(adapted.model),
+            changed_answers=_count_changed_answers(
+                results[candidate.baseline], results[AUTOREGRESSIVE]
+            ),
         ),
+        tuned_tree=candidate.tuned and candidate.tuned.description,
+        not_measured={"untrained": candidate.untrained}
+        if isinstance(candidate.untrained, str)
+        else {},
+        longest_row=directory and read_longest_row(directory),
+        training=read_curve(directory) if directory else [],
         batches=[
             measure_batch_size(target, candidate, tree, prompts, conf, batch, checks[tree_mode])
-            for batch in conf.batch_sizes
+            for batch in sorted(conf.batch_sizes)
         ],
-        replay_result=_replay_draft(verifier, candidate, prompts, tree, conf),
-        tuned_tree=candidate.tuned and candidate.tuned.description,
-        longest_row=candidate.directory and read_longest_row(candidate.directory),
-        curve=read_curve(candidate.directory) if candidate.directory else [],
-        samples=collect_samples(
-            verifier, mode_results[tree_mode].prompt_results, draft=candidate.name
-        ),
+        samples=collect_samples(verifier.tokenizer, results[tree_mode].prompt_results),
     )
 
 
-def _replay_draft(
-    target: Target,
-    candidate: DraftUnderTest,
-    prompts: list[EvalPrompt],
-    tree: Tree,
-    conf: EvaluationConf,
-) -> ReplayResult | None:
-    if not conf.replay:
-        return None
-    texts = collect_replay_texts(
-        target, prompts, sampling=conf.sampling, max_new_tokens=conf.new_tokens,
-        layers=candidate.draft.needs.layers, lookahead=tree.max_path_length,
-    )  # fmt: skip
-    accepted = Replay(
-        target, candidate.draft, texts, sampling=conf.sampling, verification=conf.verification
-    ).accepted_lengths({"tree": tree})["tree"]
-    return estimate_replay(accepted, [prompt.question for prompt in prompts])
-
-
-def estimate_replay(
-    accepted: list[Int[ndarray, " _"]], questions: list[str]
-) -> ReplayResult | None:
-    """Return the acceptance lengths of replayed texts, with intervals over their questions."""
-    tau, all_positions = (
-        bootstrap_t(sum_by_question(count(accepted), questions))
-        for count in (count_on_policy, count_all_positions)
-    )
-    if tau is None or all_positions is None:
-        return None
-    return ReplayResult(tau=tau, all_positions=all_positions)
-
-
-def choose_warmup_prompts(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
-    """Return one prompt of each padded length and one of each category, to warm up with."""
-    return [
-        *{bucket_length(len(p.ids)): p for p in prompts}.values(),
-        *{p.category: p for p in prompts}.values(),
-    ]
+def _count_changed_answers(mode: ModeResult, original: ModeResult) -> int:
+    """Count the prompts that a mode answers differently from the original."""
+    pairs = zip(mode.prompt_results, original.prompt_results, strict=True)
+    return sum(ours.generation.ids != theirs.generation.ids for ours, theirs in pairs)
 
 
 def _warm_up_modes(
@@ -337,22 +271,11 @@ def _warm_up_modes(
             )
             continue
         for prompt in warmup_prompts:
-            mode.decoder.decode(
-                [prompt.ids], row_ids=[prompt.row_id],
-                max_new_tokens=min(WARMUP_TOKENS, conf.new_tokens),
+            decode_prompts(
+                mode.decoder, [prompt], max_new_tokens=min(WARMUP_TOKENS, conf.new_tokens),
+                stops_at_eos=False,
             )  # fmt: skip
     return tolerances
-
-
-def _decode_all_modes(
-    modes: dict[str, EvalMode], prompts: list[EvalPrompt], conf: EvaluationConf
-) -> dict[str, list[PromptResult]]:
-    """Decode each prompt in every mode, in alternating order, before the next prompt."""
-    results: dict[str, list[PromptResult]] = {name: [] for name in modes}
-    for number, prompt in enumerate(track_progress(prompts, "held-out prompts")):
-        for name in alternate_order(list(modes), number):
-            results[name] += decode_prompts(modes[name].decoder, [prompt], conf.new_tokens)
-    return results
 
 
 def _model_bytes(model: torch.nn.Module) -> int:

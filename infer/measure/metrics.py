@@ -1,4 +1,4 @@
-"""Compute the metrics of a mode with their intervals, and the gains of one mode over another.
+"""Define every metric once, with its interval; compute gains of one mode over another.
 
 Except for the mean over prompts, every metric is a ratio of sums over prompts: a long answer weighs
 more than a short one, as it does on a server. Intervals are over questions, because the turns of
@@ -6,7 +6,7 @@ one conversation resemble each other. `docs/report.md` defines each metric.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,23 +14,32 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from infer.engine.requests import Generation
 from infer.measure.intervals import Estimate, Statistic, bootstrap_t, ratio_of_means
-from infer.measure.records import PromptResult
-from infer.measure.report_schema import Percentiles, PositionAcceptance
+from infer.measure.records import ModeResult
+from infer.measure.report_schema import Percentiles, PositionAcceptance, PromptFigures
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """The definition of a metric.
 
-    `columns` computes a row from a prompt's answer and its autoregressive answer, `statistic` the
-    metric from the means of the columns; `support` is the range of its values.
+    `columns` computes a row from a prompt's figures in a mode and in its autoregressive mode,
+    `statistic` the metric from the means of the columns; `support` is the range of its values.
     """
 
-    columns: Callable[[Generation, Generation], tuple[float, ...]]
-    statistic: Statistic
+    columns: Callable[[PromptFigures, PromptFigures], tuple[float, ...]]
+    statistic: Statistic = ratio_of_means
     support: tuple[float, float] = (0.0, np.inf)
+
+    def collect_rows(
+        self,
+        figures: Sequence[PromptFigures],
+        baseline: Sequence[PromptFigures],
+        questions: Sequence[str],
+    ) -> Float[ndarray, "questions columns"]:
+        """Return the columns of each question; the figures are of the same prompts in order."""
+        rows = [self.columns(*pair) for pair in zip(figures, baseline, strict=True)]
+        return sum_by_question(np.array(rows, dtype=np.float64), questions)
 
 
 def ratio_of_ratios(means: Float[ndarray, "... 4"]) -> Float[ndarray, "..."]:
@@ -38,83 +47,64 @@ def ratio_of_ratios(means: Float[ndarray, "... 4"]) -> Float[ndarray, "..."]:
     return ratio_of_means(means[..., :2]) / ratio_of_means(means[..., 2:])
 
 
-def _prompt_acceptance(answer: Generation) -> tuple[float, float]:
+def _prompt_acceptance(row: PromptFigures) -> tuple[float, float]:
     """Return the acceptance length of one prompt and its weight, which is 0 without rounds."""
-    return (sum(answer.accepted) / answer.rounds + 1, 1.0) if answer.rounds else (0.0, 0.0)
+    return (row.accepted / row.rounds + 1, 1.0) if row.rounds else (0.0, 0.0)
 
 
-EVAL_METRICS = {
-    "tokens_per_s": Metric(
-        columns=lambda r, _: (r.decoded_tokens, r.decode_s), statistic=ratio_of_means
-    ),
+METRICS = {
+    "tokens_per_s": Metric(columns=lambda row, _: (row.decoded_tokens, row.decode_s)),
     "speedup": Metric(
-        columns=lambda r, base: (
-            r.decoded_tokens,
-            r.decode_s,
+        columns=lambda row, base: (
+            row.decoded_tokens,
+            row.decode_s,
             base.decoded_tokens,
             base.decode_s,
         ),
         statistic=ratio_of_ratios,
     ),
     "speedup_e2e": Metric(
-        columns=lambda r, base: (len(r.ids), r.e2e_s, len(base.ids), base.e2e_s),
+        columns=lambda row, base: (row.tokens, row.e2e_ms, base.tokens, base.e2e_ms),
         statistic=ratio_of_ratios,
     ),
     "acceptance_length": Metric(
-        columns=lambda r, _: (sum(r.accepted) + r.rounds, r.rounds),
-        statistic=ratio_of_means,
-        support=(1.0, np.inf),
+        columns=lambda row, _: (row.accepted + row.rounds, row.rounds), support=(1.0, np.inf)
     ),
-    "delivered_per_round": Metric(
-        columns=lambda r, _: (r.decoded_tokens, r.rounds), statistic=ratio_of_means
-    ),
+    "delivered_per_round": Metric(columns=lambda row, _: (row.decoded_tokens, row.rounds)),
     "acceptance_length_per_prompt": Metric(
-        columns=lambda r, _: _prompt_acceptance(r), statistic=ratio_of_means, support=(1.0, np.inf)
+        columns=lambda row, _: _prompt_acceptance(row), support=(1.0, np.inf)
     ),
     "acceptance_rate": Metric(
-        columns=lambda r, _: (sum(r.accepted), sum(r.drafted)),
-        statistic=ratio_of_means,
-        support=(0.0, 1.0),
+        columns=lambda row, _: (row.accepted, row.drafted), support=(0.0, 1.0)
     ),
 }
 
 
-def estimate_metric(
-    name: str, results: list[PromptResult], autoregressive: list[PromptResult]
-) -> Estimate | None:
-    """Estimate a metric of EVAL_METRICS with its interval.
-
-    `autoregressive` must hold the same prompts. Return None if the metric is undefined.
-    """
-    metric = EVAL_METRICS[name]
-    rows = sum_by_question(
-        _collect_rows(metric, results, autoregressive), [r.prompt.question for r in results]
-    )
+def estimate_metric(name: str, mode: ModeResult, baseline: ModeResult) -> Estimate | None:
+    """Estimate a metric of METRICS with its interval; return None if it is undefined."""
+    metric = METRICS[name]
+    rows = metric.collect_rows(mode.figures, baseline.figures, mode.questions)
     return bootstrap_t(rows, metric.statistic, support=metric.support)
 
 
 def estimate_gain(
-    name: str,
-    results: list[PromptResult],
-    other: list[PromptResult],
-    autoregressive: list[PromptResult],
-    others_autoregressive: list[PromptResult] | None = None,
+    name: str, mode: ModeResult, other: ModeResult, baselines: tuple[ModeResult, ModeResult]
 ) -> Estimate | None:
-    """Estimate the metric of `results` minus that of `other`, paired by prompt.
+    """Estimate the metric of `mode` minus that of `other`, paired by prompt.
 
-    `others_autoregressive` is the baseline of `other` if that has a different target. Return None
-    for the acceptance rate of a tree minus that of a chain: siblings exclude each other, so a
-    tree's rate is lower by construction.
+    `baselines` are the autoregressive modes of the two. Return None for the acceptance rate of a
+    tree minus that of a chain: siblings exclude each other, so a tree's rate is lower by
+    construction.
     """
-    if name == "acceptance_rate" and has_tree_rounds(results) != has_tree_rounds(other):
+    if name == "acceptance_rate" and has_tree_rounds(mode) != has_tree_rounds(other):
         return None
-    metric = EVAL_METRICS[name]
-    columns = _collect_rows(metric, results, autoregressive)
-    other_columns = _collect_rows(metric, other, others_autoregressive or autoregressive)
-    other_row = {result.prompt.id: row for row, result in enumerate(other)}
-    paired = other_columns[[other_row[result.prompt.id] for result in results]]
-    rows = sum_by_question(np.hstack([columns, paired]), [r.prompt.question for r in results])
-    return bootstrap_t(rows, subtract_statistics(metric.statistic, columns.shape[1]))
+    metric = METRICS[name]
+    rows, other_rows = (
+        metric.collect_rows(result.figures, baseline.figures, mode.questions)
+        for result, baseline in zip((mode, other), baselines, strict=True)
+    )
+    statistic = subtract_statistics(metric.statistic, rows.shape[1])
+    return bootstrap_t(np.hstack([rows, other_rows]), statistic)
 
 
 def subtract_statistics(statistic: Statistic, columns: int) -> Statistic:
@@ -123,7 +113,7 @@ def subtract_statistics(statistic: Statistic, columns: int) -> Statistic:
 
 
 def sum_by_question(
-    rows: Float[ndarray, "prompts columns"], questions: list[str]
+    rows: Float[ndarray, "prompts columns"], questions: Sequence[str]
 ) -> Float[ndarray, "questions columns"]:
     """Return one row per question: the sum over its turns.
 
@@ -154,44 +144,27 @@ def memory_bound_speedup(
     )
 
 
-def _collect_rows(
-    metric: Metric, results: list[PromptResult], autoregressive: list[PromptResult]
-) -> Float[ndarray, "prompts columns"]:
-    baselines = {result.prompt.id: result.generation for result in autoregressive}
-    rows = [metric.columns(r.generation, baselines[r.prompt.id]) for r in results]
-    return np.array(rows, dtype=np.float64)
-
-
-def has_tree_rounds(results: list[PromptResult]) -> bool:
+def has_tree_rounds(mode: ModeResult) -> bool:
     """Return whether a round proposed more nodes than the mode is deep."""
-    return any(max(result.generation.drafted, default=0) > result.depth for result in results)
+    return mode.nodes > mode.depth
 
 
-def acceptance_by_position(results: list[PromptResult]) -> PositionAcceptance:
+def acceptance_by_position(mode: ModeResult) -> PositionAcceptance:
     """Return the shares of rounds that accept at least 1, 2, ... draft tokens."""
-    accepted = np.array([count for result in results for count in result.generation.accepted])
-    depth = max((result.depth for result in results), default=0)
-    reached = [int((accepted >= position).sum()) for position in range(depth + 1)]
+    accepted = np.array([n for result in mode.prompt_results for n in result.generation.accepted])
+    reached = [int((accepted >= position).sum()) for position in range(mode.depth + 1)]
     return PositionAcceptance(
         marginal=[count / max(1, reached[0]) for count in reached[1:]],
         conditional=[after / before if before else None for before, after in pairwise(reached)],
     )
 
 
-def inter_token_latency(answer: Generation) -> float | None:
-    """Return the inter-token latency in seconds, (E2E - TTFT) / (tokens - 1).
-
-    It is a mean, because all tokens of a round arrive at once. None for an answer of one token.
-    """
-    return answer.decode_s / answer.decoded_tokens if answer.decoded_tokens else None
-
-
-def percentiles_in_ms(seconds: list[float | None]) -> Percentiles | None:
-    """Return percentiles over prompts, in milliseconds; None if no prompt has a value."""
-    milliseconds = [1000 * value for value in seconds if value is not None]
-    if not milliseconds:
+def take_percentiles(values: Sequence[float | None]) -> Percentiles | None:
+    """Return percentiles over prompts; None if no prompt has a value."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    p50, p90, p99 = (float(value) for value in np.percentile(milliseconds, [50, 90, 99]))
+    p50, p90, p99 = (float(value) for value in np.percentile(known, [50, 90, 99]))
     return Percentiles(p50=p50, p90=p90, p99=p99)
 
 

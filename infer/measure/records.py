@@ -1,34 +1,49 @@
-"""Records of an evaluation: the answers of a mode to all prompts, and the modes of a draft."""
+"""Records of an evaluation: the answers of each mode to all prompts, and how they were judged."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import Verification
 from infer.engine.requests import Generation
 from infer.measure.report_schema import (
-    BatchSection,
-    CurvePoint,
-    DraftMemory,
     LosslessVerdict,
     Mismatch,
-    ReplayResult,
-    RoundCosts,
+    PromptFigures,
     RoundSplit,
-    SampleAnswer,
-    TargetInfo,
     Verdict,
 )
 
+AUTOREGRESSIVE = "autoregressive"  # the mode of the target alone
 LOSSY_RULES = tuple(rule.value for rule in Verification if not rule.is_lossless)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptResult:
-    """A prompt and its answer in one mode, whose trees are `depth` levels deep."""
+    """A prompt and its answer in one mode."""
 
     prompt: EvalPrompt
     generation: Generation
-    depth: int
+
+    @cached_property
+    def figures(self) -> PromptFigures:
+        """Return the numbers of the answer; the inter-token latency is (E2E - TTFT) / (tokens - 1).
+
+        That latency is a mean, because all tokens of a round arrive at once. It is None for an
+        answer of one token.
+        """
+        answer = self.generation
+        ttft_ms, decode_ms = 1000 * answer.prefill_s, 1000 * sum(answer.share_s)
+        return PromptFigures(
+            tokens=len(answer.ids),
+            rounds=answer.rounds,
+            accepted=sum(answer.accepted),
+            drafted=sum(answer.drafted),
+            ttft_ms=ttft_ms,
+            itl_ms=decode_ms / answer.decoded_tokens if answer.decoded_tokens else None,
+            e2e_ms=ttft_ms + decode_ms,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,62 +96,40 @@ class Exactness:
         )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModeResult:
-    """The result of one mode over all prompts; the report describes the other fields."""
+    """The result of one mode; all modes hold the same prompts in the same order.
 
-    prompt_results: list[PromptResult]
-    verification: str = "exact"  # stands for any rule that keeps the target's own answers
-    exactness: Exactness = field(default_factory=Exactness)
-    costs: RoundCosts | None = None
-    graphs_after_warmup: int | None = None
-    draft_passes: int | None = None
-    split: RoundSplit | None = None
-    bottleneck: str | None = None
-
-    def select_category(self, category: str) -> "ModeResult":
-        """Return a copy with only the prompts of a category, and without the bottleneck."""
-        results = [r for r in self.prompt_results if r.prompt.category == category]
-        ids = {result.prompt.id for result in results}
-        exactness = replace(
-            self.exactness,
-            mismatches=[m for m in self.exactness.mismatches if m.prompt_id in ids],
-        )
-        return replace(self, prompt_results=results, exactness=exactness, bottleneck=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptedTarget(TargetInfo):
-    """A target that a draft's method adapted; it verifies the draft and is its baseline."""
-
-    adapted_from: str
-    weight_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftResult:
-    """The results of one draft.
-
-    Its modes are `untrained` (before distillation), `chain`, `tree` and perhaps `tuned`; those of a
-    draft with an adapted target begin with the `autoregressive` mode of that target. `not_measured`
-    has the reason for each missing mode.
+    `baseline` is the key of the autoregressive mode of the same target, `depth` that of the mode's
+    trees, `bytes_ratio` the bytes of the draft's weights over the target's.
     """
 
-    name: str
-    method: str
-    num_parameters: int
-    memory: DraftMemory
-    modes: dict[str, ModeResult]
-    not_measured: dict[str, str] = field(default_factory=dict)
-    target: AdaptedTarget | None = None
-    replay_result: ReplayResult | None = None
-    batches: list[BatchSection] = field(default_factory=list)
-    samples: list[SampleAnswer] = field(default_factory=list)
-    longest_row: int | None = None  # tokens of the longest row that it was trained on
-    tuned_tree: str | None = None  # the decoding of the mode `tuned`, in words
-    curve: list[CurvePoint] = field(default_factory=list)  # of its training
+    prompt_results: list[PromptResult]
+    baseline: str = AUTOREGRESSIVE
+    depth: int
+    verification: str = "exact"  # stands for any rule that keeps the target's own answers
+    exactness: Exactness = field(default_factory=Exactness)
+    split: RoundSplit | None = None
+    draft_passes: int | None = None
+    bytes_ratio: float | None = None
 
-    def select_category(self, category: str) -> "DraftResult":
-        """Return a copy whose modes hold only the prompts of a category."""
-        modes = {name: mode.select_category(category) for name, mode in self.modes.items()}
-        return replace(self, modes=modes)
+    @property
+    def figures(self) -> list[PromptFigures]:
+        return [result.figures for result in self.prompt_results]
+
+    @property
+    def questions(self) -> list[str]:
+        return [result.prompt.question for result in self.prompt_results]
+
+    @property
+    def nodes(self) -> int:
+        """Return the most draft tokens that a round proposed."""
+        return max(max(r.generation.drafted, default=0) for r in self.prompt_results)
+
+    def select(self, matches: Callable[[EvalPrompt], bool]) -> "ModeResult":
+        """Return a copy with only the prompts that match."""
+        results = [result for result in self.prompt_results if matches(result.prompt)]
+        ids = {result.prompt.id for result in results}
+        mismatches = [m for m in self.exactness.mismatches if m.prompt_id in ids]
+        exactness = replace(self.exactness, mismatches=mismatches)
+        return replace(self, prompt_results=results, exactness=exactness)

@@ -22,7 +22,6 @@ from numpy import ndarray
 from torch import Tensor
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.row_tensors import repeat_row, tensor_bytes
 from infer.engine.steps import lookahead_noise
@@ -31,7 +30,6 @@ from infer.verify.greedy_and_coupled import walk_choices
 from models.console import track_progress
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft
-from models.errors import require
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal, ancestor_mask, node_depths
 from models.speculate.sampling import History, Sampler
@@ -116,13 +114,7 @@ class Replay:
 
     def __init__(
         self, target: Target, draft: Draft, texts: list[ReplayText], *, sampling: SamplingConf,
-        verification: Verification = Verification.auto,
     ):  # fmt: skip
-        require(
-            verification in (Verification.auto, Verification.greedy, Verification.coupled),
-            "evaluation.verification: replay needs greedy or coupled, whose answers do not depend "
-            f"on the draft, got {verification.value}; decode instead",
-        )
         self.draft, self.texts = MixedDraft(draft), texts
         self.rule, self.vocab_size = sampling, target.vocab_size
 

@@ -1,8 +1,6 @@
 """The content of report.json, as a tree of dataclasses; `docs/report.md` defines every field.
 
-`python -m scripts.report_schema` derives `docs/report.schema.json` from it. A field with a default
-may be absent in a file: older reports of the same version lack it. Of several base classes, the
-fields of the last one come first.
+`python -m scripts.report_schema` derives `docs/report.schema.json` from it.
 """
 
 from dataclasses import dataclass, field
@@ -15,15 +13,16 @@ from data.eval_prompts.contamination import Contamination
 from infer.measure.intervals import Estimate
 from models.speculate.config import SamplingConf
 
-SCHEMA_VERSION: Literal[3] = 3
+SCHEMA_VERSION: Literal[4] = 4
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 TextKind = Literal["prompt", "accepted", "target"]
-TrainedMode = Literal["chain", "tree"]
 GainMetric = Literal["acceptance_length", "acceptance_rate", "speedup"]
 Gain = dict[GainMetric, Estimate | None]
+# The key of a mode: `autoregressive`, `ngram` or `NAME/MODE` of the draft NAME.
+ModeKey = str
 
 
 class LosslessVerdict(StrEnum):
@@ -53,14 +52,6 @@ class TargetInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptedTargetInfo(TargetInfo):
-    """A target that a draft's method adapted; it verifies the draft and is its baseline."""
-
-    adapted_from: str
-    changed_answers: Count
-
-
-@dataclass(frozen=True, kw_only=True)
 class TreeInfo:
     """The tree of the modes `tree` and `untrained`."""
 
@@ -77,12 +68,32 @@ class PromptSet:
     count: Size
     questions: Size
     sha256: Annotated[str, Field(min_length=64, max_length=64)]
-    source: Annotated[str, Field(min_length=1)] = "an unknown source"
-    chat_template: Count = 0
-    lengths: dict[Literal["shortest", "median", "longest"], Count] = field(default_factory=dict)
+    source: Annotated[str, Field(min_length=1)]
+    chat_template: Count
+    lengths: dict[Literal["shortest", "median", "longest"], Count]
     max_new_tokens: Size
     by_category: dict[str, Size]
     contamination: dict[str, Contamination]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSetup:
+    """The setup of an evaluation: everything that a reader needs to repeat it.
+
+    `graphs` counts those announced and compiled by function; `graphs_after_warmup` those compiled
+    outside of a warm-up. Both are None if nothing is compiled.
+    """
+
+    created: Annotated[str, Field(description="UTC, ISO 8601")]
+    command: str
+    versions: dict[str, str]
+    device: DeviceInfo
+    graphs: dict[str, dict[str, Count]] | None
+    graphs_after_warmup: Count | None
+    target: TargetInfo
+    sampling: SamplingConf
+    tree: TreeInfo
+    prompts: PromptSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,18 +128,28 @@ class Mismatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundCosts:
-    """Milliseconds that a round drafts and verifies, and those of an autoregressive step.
+class Verdict:
+    """The verdict on whether answers are the target's own, and the evidence for it."""
 
-    `level` is the part of `draft` that a level of the tree takes on average.
-    """
+    verification: str
+    lossy: bool  # whether the rule keeps the target's distribution only approximately
+    lossless: LosslessVerdict
+    mismatched_prompts: Count
+    near_tie_gap: Amount
+    explained_gap: Amount
+    divergences_beyond_gap: Count
+    divergences: list[Mismatch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCosts:
+    """Milliseconds that a round drafts and verifies, and those of an autoregressive step."""
 
     draft: Amount
     verify: Amount
     autoregressive_step: Amount
-    level: Amount | None = None  # None for n-gram lookup, which has no levels to compute
 
-    def predicted_speedup(self, acceptance_length: float) -> float:
+    def predict_speedup(self, acceptance_length: float) -> float:
         """Return the speed-up of a loop that does nothing but draft and verify."""
         return acceptance_length * self.autoregressive_step / (self.draft + self.verify)
 
@@ -161,10 +182,8 @@ class ModeFigures:
 
     prompts: Size
     questions: Size
-    batch: Size
     depth: Count
     nodes: Count
-    drafts_trees: bool
     tokens_per_s: Estimate | None
     speedup: Estimate | None
     speedup_e2e: Estimate | None
@@ -174,6 +193,8 @@ class ModeFigures:
     acceptance_rate: Estimate | None
     draft_passes: Count | None
     mbsu: Estimate | None
+    predicted_speedup: Amount | None
+    efficiency: Amount | None
     acceptance_by_position: PositionAcceptance
     ttft_ms: Percentiles | None
     itl_ms: Percentiles | None
@@ -181,61 +202,62 @@ class ModeFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The verdict on whether answers are the target's own, and the evidence for it."""
+class Mode:
+    """One mode on one set of prompts; `gains` are over other modes, by their name."""
 
-    verification: str
-    lossy: bool  # whether the rule keeps the target's distribution only approximately
-    lossless: LosslessVerdict
-    mismatched_prompts: Count
-    near_tie_gap: Amount
-    explained_gap: Amount
-    divergences_beyond_gap: Count
-    divergences: list[Mismatch]
+    figures: ModeFigures
+    verdict: Verdict
+    costs_ms: RoundCosts | None
+    split_ms: RoundSplit | None
+    gains: dict[Literal["untrained", "ngram"], Gain]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModeSection(Verdict, ModeFigures):
-    """One mode; `bottleneck` is a sentence on what limits its speed-up."""
+class Section:
+    """Every measured mode on one set of prompts."""
 
-    efficiency: Amount | None
-    predicted_speedup: Amount | None
-    costs_ms: RoundCosts | None
-    split_ms: RoundSplit | None = None
-    bottleneck: str | None = None
-    graphs_after_warmup: Count | None
+    loop_share: Share
+    modes: dict[ModeKey, Mode]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedTarget:
+    """A target that a draft's method adapted; it verifies the draft and is its baseline."""
+
+    name: str
+    parameters: Count
+    changed_answers: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftMemory:
+    """Bytes that a draft needs besides its target: its weights, and its state for one row."""
+
+    weights: Count
+    state: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """Tau on the prompts that chose the checkpoint, after training on this many tokens."""
+
+    tokens: Count
+    tau: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFigures:
-    """Figures of one mode of a draft with `batch` rows decoded together.
+    """Figures of a draft's tree with `size` rows decoded together.
 
     The speed-up is over autoregressive decoding with as many rows.
     """
 
-    draft: str
-    batch: Size
-    mode: str
+    size: Size
     speedup: Estimate
     tokens_per_s: Estimate
     autoregressive_tokens_per_s: Estimate
     acceptance_length: Estimate
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSection(Verdict, BatchFigures):
-    """The figures of a batch, and the verdict on its answers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayResult:
-    """Acceptance lengths on the target's own text.
-
-    `tau` is over the rounds of decoding, `all_positions` over rounds from every token.
-    """
-
-    tau: Estimate
-    all_positions: Estimate
+    verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,83 +270,46 @@ class TextSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleAnswer:
-    """An answer as spans of text."""
+    """An answer of the mode `tree` as spans of text."""
 
-    draft: str
     prompt_id: str
-    mode: str
     pieces: list[TextSpan]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftMemory:
-    """Bytes that a draft needs besides its target: its weights, and its state for one row."""
+class DraftInfo:
+    """A draft, and what was measured of it apart from its modes.
 
-    weights: Count
-    state: Count
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftSection:
-    """A draft: its modes, and the gains of the trained ones.
-
-    `target` is None if the report's target verifies the draft. Otherwise `modes` begins with
-    the autoregressive mode of the adapted target.
+    `target` is None if the report's target verifies the draft; otherwise the draft has a mode
+    `autoregressive` of its own. `not_measured` has the reason for each missing mode, `longest_row`
+    the tokens of the longest row that the draft trained on, None if its run does not record it.
     """
 
     name: str
     method: str
     parameters: Count
     memory_bytes: DraftMemory
-    target: AdaptedTargetInfo | None
-    modes: Annotated[
-        dict[str, ModeSection | None],
-        Field(json_schema_extra={"required": ["untrained", "chain", "tree"]}),
-    ]
-    tuned_tree: str | None = None  # the decoding of the mode `tuned`, in words
+    target: AdaptedTarget | None
+    tuned_tree: str | None  # the decoding of the mode `tuned`, in words
     not_measured: dict[str, str]
-    gain: dict[TrainedMode, dict[Literal["over_untrained", "over_ngram"], Gain | None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """Every mode on one set of prompts; `not_measured` has the reason for each missing mode."""
-
-    loop_share: Share
-    autoregressive: ModeSection
-    ngram: ModeSection | None
-    not_measured: dict[str, str]
-    drafts: list[DraftSection]
+    longest_row: Count | None
+    training: list[CurvePoint]
+    batches: list[BatchFigures]
+    samples: list[SampleAnswer]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthBucket:
-    """Tau, by draft and mode, of the prompts of at most `up_to` tokens."""
+    """Tau of each draft's chain and tree on the prompts of at most `up_to` tokens."""
 
     up_to: Count
     prompts: Size
-    drafts: dict[str, dict[TrainedMode, Estimate | None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthSection:
-    """Tau by prompt length, beside the tokens of the longest row that each draft trained on."""
-
-    longest_row: dict[str, Count | None] = field(default_factory=dict)
-    buckets: list[LengthBucket] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """Tau on the prompts that chose the checkpoint, after training on this many tokens."""
-
-    tokens: Count
-    tau: Amount
+    tau: dict[ModeKey, Estimate | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFigures:
-    """The raw numbers of one prompt in one mode, from which a reader can compute metrics."""
+    """The raw numbers of one prompt in one mode, from which every metric is computed."""
 
     tokens: Count
     rounds: Count
@@ -334,48 +319,39 @@ class PromptFigures:
     itl_ms: Amount | None
     e2e_ms: Amount
 
+    @property
+    def decoded_tokens(self) -> int:
+        """Return the tokens that rounds added to the answer: all but the prefill's."""
+        return self.tokens - 1
+
+    @property
+    def decode_s(self) -> float:
+        """Return the seconds of all rounds, without the prefill."""
+        return (self.e2e_ms - self.ttft_ms) / 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRow:
-    """One prompt and its figures by mode, such as `ngram` or `NAME/tree`."""
+    """One prompt and its figures in each mode."""
 
     prompt_id: str
     category: str
     question: str
     turn: Count
-    prompt_tokens: Count = 0
-    modes: dict[str, PromptFigures]
+    prompt_tokens: Count
+    modes: dict[ModeKey, PromptFigures]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSetup:
-    """The setup of an evaluation: everything that a reader needs to repeat it.
+class Report:
+    """report.json of a run; `overall` is of all prompts, `categories` of those of each category."""
 
-    `graphs` counts those announced and compiled by function; it is None if nothing is compiled.
-    """
-
-    schema_version: Literal[3]
-    created: Annotated[str, Field(description="UTC, ISO 8601")]
-    command: str
-    versions: dict[str, str]
-    device: DeviceInfo
-    graphs: dict[str, dict[str, Count]] | None = None
-    target: TargetInfo
-    sampling: SamplingConf
-    tree: TreeInfo
-    prompts: PromptSet
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report(Section, EvalSetup):
-    """report.json of a run."""
-
+    schema_version: Literal[4]
+    setup: EvalSetup
+    drafts: list[DraftInfo]
+    overall: Section
     categories: dict[str, Section]
-    batches: list[BatchSection] = field(default_factory=list)
-    replay: dict[str, ReplayResult] = field(default_factory=dict)
-    samples: list[SampleAnswer] = field(default_factory=list)
-    by_prompt_length: LengthSection = field(default_factory=LengthSection)
-    training: dict[str, list[CurvePoint]] = field(default_factory=dict)  # by draft
+    by_prompt_length: list[LengthBucket]
     per_prompt: Annotated[list[PromptRow], Field(min_length=1)]
 
 

@@ -17,7 +17,6 @@ from infer.report.diff import (
 )
 from infer.report.metric_changes import MetricChange, compare_metrics, has_several_runs
 from infer.report.number_format import ABSENT, Table, choose_console, to_rich_table
-from infer.report.views import list_modes
 from models.console import CONSOLE
 from models.errors import UserError, require
 
@@ -37,14 +36,11 @@ def parse_report(content: Any, file: Path) -> Report:
         report = TypeAdapter(Report).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        problem = (
-            f"no '{first['loc'][-1]}'"
-            if first["type"] == "missing"
-            else f"invalid values ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-        )
-        raise UserError(f"{mismatch} {problem} in {file}; {remedy}") from error
-    keys = [view.key for view in list_modes(report) if view.mode]
-    missing = [key for row in report.per_prompt for key in keys if key not in row.modes]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{mismatch} {place}: {first['msg']} in {file}; {remedy}") from error
+    missing = [
+        key for row in report.per_prompt for key in report.overall.modes if key not in row.modes
+    ]
     require(not missing, f"{mismatch} no '{''.join(missing[:1])}' in {file}; {remedy}")
     return report
 

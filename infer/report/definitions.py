@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable
 
-POSITION_COLUMN = "at position"  # defines all columns whose names are numbers
 DEFINITIONS = {
     "tau": "tokens per round, the target's own included, over all rounds (acceptance length)",
     "delivered": "tokens per round that the user gets: tau without what is cut off after the end",
-    "tau per prompt": "mean of each prompt's own tau, so that every prompt weighs the same",
     "acceptance rate": "accepted / drafted tokens; of a tree, all its nodes count as drafted",
     "speed-up": "tokens/s over those of autoregressive decoding, same prompts and run",
     "tokens/s": "tokens kept after the first / seconds of all rounds, without the prefill",
@@ -20,8 +18,6 @@ DEFINITIONS = {
     "step ms": "milliseconds of an autoregressive step: verifying and accepting an empty tree",
     "chain tau": "tau with one candidate per position",
     "tree tau": "tau with several candidates per position",
-    POSITION_COLUMN: "marginal: share of rounds that accept at least that many draft tokens; "
-    "conditional: the same among rounds that accepted the one before",
     "mismatched": "prompts whose answer is not the autoregressive one, token for token",
     "near-tie gap": "how close two logits must be for rounding to swap them, measured without "
     "trees",
@@ -30,9 +26,6 @@ DEFINITIONS = {
     "near-tie gap",
     "widest divergence": "the widest logit gap of a divergence, its prompt and its position in the "
     "answer",
-    "TTFT": "time to first token, ms: the prefill",
-    "ITL": "inter-token latency of a prompt, ms: (E2E - TTFT) / (tokens - 1)",
-    "E2E": "the whole request, ms",
     "predicted": "speed-up of a loop that only drafts and verifies: tau x step / (draft + verify)",
     "efficiency": "measured speed-up / predicted speed-up",
     "MBSU": "memory-bound speed-up: tau / (1 + c L), c the draft's bytes over the target's, L its "
@@ -47,27 +40,18 @@ DEFINITIONS = {
     "sum": "these parts together",
     "round": "the whole unfused round, timed by itself",
     "fused round": "the same round as one graph, decoded in turns with the unfused one",
-    "level ms": "milliseconds that drafting takes a level: draft / depth; - for n-gram lookup",
-    "level steps": "the same in autoregressive steps",
     "autoregressive tokens/s": "tokens/s of autoregressive decoding with as many rows at a time",
-    "on-policy tau": "tau of the rounds of decoding, computed from the target's own text",
-    "all-positions tau": "tokens per round if a round began after every token of that text",
 }
 
 
 def select_definitions(words: Iterable[str]) -> dict[str, str]:
     """Return the definitions of `words`, in the order of this file; skip words without any.
 
-    >>> list(select_definitions(["mode", "3", "MB", "tau"]))
-    ['tau', 'MB', 'at position']
+    >>> list(select_definitions(["mode", "MB", "tau"]))
+    ['tau', 'MB']
     """
-    selected = {POSITION_COLUMN if word.isdigit() else word for word in words}
+    selected = set(words)
     return {word: meaning for word, meaning in DEFINITIONS.items() if word in selected}
-
-
-def get_definition(word: str) -> str:
-    """Return the definition of a column, or an empty string if it has none."""
-    return next(iter(select_definitions([word]).values()), "")
 
 
 def format_definitions(*words: str) -> str:

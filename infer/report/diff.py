@@ -1,11 +1,13 @@
 """The differences between two reports: settings that changed, verdicts, and modes that are gone."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from infer.measure.report_schema import LosslessVerdict, Report, Verdict
-from infer.report.views import ModeView, list_measured_modes, list_modes
+from infer.report.views import ModeView, list_modes
 
+SETTINGS = ("target", "device", "versions", "sampling", "tree", "prompts")  # groups of the setup
 DERIVED_SETTINGS = ("contamination", "by_category")  # keys under "prompts" that follow from others
 
 VerdictPairs = dict[str, tuple[str | None, str]]  # of each mode, before and after
@@ -22,28 +24,25 @@ def find_changed_settings(before: Report, after: Report) -> list[str]:
 
 
 def _collect_settings(report: Report) -> dict[str, Any]:
-    groups = {
-        "target": vars(report.target),
-        "device": vars(report.device),
-        "versions": report.versions,
-        "sampling": vars(report.sampling),
-        "tree": vars(report.tree),
-        "prompts": vars(report.prompts),
-    }
+    setup = asdict(report.setup)
     drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
     return (
         {
             f"{group}.{key}": value
-            for group, values in groups.items()
-            for key, value in values.items()
+            for group in SETTINGS
+            for key, value in setup[group].items()
             if key not in DERIVED_SETTINGS
         }
         | {"drafts": ", ".join(drafts)}
         | {f"{draft.name}: tuned": draft.tuned_tree for draft in report.drafts if draft.tuned_tree}
         | {
-            f"{label}: {key}": getattr(mode, key)
-            for label, mode in list_measured_modes(report)
-            for key in ("verification", "batch", "depth", "nodes")
+            f"{view.label}: {key}": value
+            for view in list_modes(report)
+            for key, value in (
+                ("verification", view.mode.verdict.verification),
+                ("depth", view.mode.figures.depth),
+                ("nodes", view.mode.figures.nodes),
+            )
         }
     )
 
@@ -53,9 +52,7 @@ def find_not_lossless(before: Report, after: Report) -> VerdictPairs:
 
     A mode with a lossy rule is left out, unless its rule in the first report is not lossy.
     """
-    old_verdicts, new_verdicts = map(
-        _collect_verdicts, index_modes([before, after]), (before, after)
-    )
+    old_verdicts, new_verdicts = map(_collect_verdicts, index_modes([before, after]))
     pairs = {name: (old_verdicts.get(name), new) for name, new in new_verdicts.items()}
     return {
         name: (old and old.lossless, new.lossless)
@@ -65,45 +62,47 @@ def find_not_lossless(before: Report, after: Report) -> VerdictPairs:
     }
 
 
-def _collect_verdicts(views: dict[str, ModeView], report: Report) -> dict[str, Verdict]:
+def _collect_verdicts(views: dict[str, ModeView]) -> dict[str, Verdict]:
     """Return by name all verdicts on losslessness: those of modes and of batches."""
-    names = {view.key: name for name, view in views.items()}
-    verdicts: dict[str, Verdict] = {name: v.mode for name, v in views.items() if v.mode}
-    for batch in report.batches:
-        key = f"{batch.draft}/{batch.mode}"
-        verdicts[f"{names.get(key, key)}, batch {batch.batch}"] = batch
-    return verdicts
+    return {name: view.mode.verdict for name, view in views.items()} | {
+        f"{name}, batch {batch.size}": batch.verdict
+        for name, view in views.items()
+        if view.draft and view.name == "tree"
+        for batch in view.draft.batches
+    }
 
 
 def find_missing_modes(before: Report, after: Report) -> dict[str, str]:
     """Return the modes that are no longer measured, each with the reason or an empty string."""
     old_views, new_views = index_modes([before, after])
-    return {
-        name: new_views[name].reason if name in new_views else ""
-        for name, old in old_views.items()
-        if old.mode and (name not in new_views or not new_views[name].mode)
+    reasons = {
+        _name_mode(f"{draft.name}/{name}", is_single=_is_single([before, after])): reason
+        for draft in after.drafts
+        for name, reason in draft.not_measured.items()
     }
+    return {name: reasons.get(name, "") for name in old_views if name not in new_views}
 
 
 def index_modes(reports: Sequence[Report]) -> list[dict[str, ModeView]]:
     """Return each report's modes by name; with one draft in each, its name does not matter."""
-    single_draft = all(len(report.drafts) == 1 for report in reports)
+    is_single = _is_single(reports)
     return [
-        {
-            _mode_name(report, view.key) if single_draft else view.key: view
-            for view in list_modes(report)
-        }
+        {_name_mode(view.key, is_single=is_single): view for view in list_modes(report)}
         for report in reports
     ]
 
 
-def _mode_name(report: Report, key: str) -> str:
+def _is_single(reports: Sequence[Report]) -> bool:
+    return all(len(report.drafts) == 1 for report in reports)
+
+
+def _name_mode(key: str, *, is_single: bool) -> str:
     """Replace the only draft's name with `draft`, so that no mode is taken for the target's."""
-    prefix = f"{report.drafts[0].name}/"
-    return f"draft/{key.removeprefix(prefix)}" if key.startswith(prefix) else key
+    draft, _, name = key.rpartition("/")
+    return f"draft/{name}" if draft and is_single else key
 
 
 def has_same_prompts(before: Report, after: Report) -> bool:
     """Return whether both reports hold the same prompts in the same order."""
     old_ids, new_ids = ([row.prompt_id for row in r.per_prompt] for r in (before, after))
-    return before.prompts.sha256 == after.prompts.sha256 and old_ids == new_ids
+    return before.setup.prompts.sha256 == after.setup.prompts.sha256 and old_ids == new_ids

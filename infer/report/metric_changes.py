@@ -9,7 +9,7 @@ in every run.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,42 +17,20 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy import stats
 
-from infer.measure.intervals import Statistic, estimate_interval, ratio_of_means
-from infer.measure.metrics import ratio_of_ratios, subtract_statistics, sum_by_question
-from infer.measure.report_schema import PromptFigures, Report
+from infer.measure.intervals import Statistic, estimate_interval
+from infer.measure.metrics import METRICS, subtract_statistics
+from infer.measure.records import AUTOREGRESSIVE
+from infer.measure.report_schema import Report
 from infer.report.diff import has_same_prompts, index_modes
 
 FALSE_ALARM_RATE = 0.05  # share of comparisons in which nothing changed
-
-ColumnFunction = Callable[[PromptFigures, PromptFigures], tuple[float, ...]]
-
-
-def _decode_columns(row: PromptFigures) -> tuple[float, float]:
-    return row.tokens - 1.0, (row.e2e_ms - row.ttft_ms) / 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedMetric:
-    """A metric of two reports: a statistic of columns, each computed from a prompt's rows.
-
-    The rows are those in the mode and in autoregressive decoding.
-    """
-
-    columns: ColumnFunction
-    statistic: Statistic = ratio_of_means
-    is_timed: bool = False
-
-
-COMPARED_METRICS = {
-    "tau": ComparedMetric(columns=lambda row, _: (row.accepted + row.rounds, row.rounds)),
-    "acceptance rate": ComparedMetric(columns=lambda row, _: (row.accepted, row.drafted)),
-    "speed-up": ComparedMetric(
-        columns=lambda row, baseline: _decode_columns(row) + _decode_columns(baseline),
-        statistic=ratio_of_ratios,
-        is_timed=True,
-    ),
-    "tokens/s": ComparedMetric(columns=lambda row, _: _decode_columns(row), is_timed=True),
+COMPARED_METRICS = {  # by the name that is shown
+    "tau": "acceptance_length",
+    "acceptance rate": "acceptance_rate",
+    "speed-up": "speedup",
+    "tokens/s": "tokens_per_s",
 }
+TIMED_METRICS = ("speed-up", "tokens/s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,52 +71,52 @@ def compare_metrics(
     Metrics of time have an interval if each side has several runs or `gates_speed` asks for it.
     """
     views = index_modes([*before, *after])
-    shared = [name for name in views[0] if all(name in each and each[name].mode for each in views)]
+    shared = [name for name in views[0] if all(name in each for each in views)]
     gated = ("tau", "speed-up") if gates_speed else ("tau",)
-    num_drafting = sum(bool((mode := views[0][name].mode) and mode.depth) for name in shared)
+    num_drafting = sum(views[0][name].mode.figures.depth > 0 for name in shared)
     # Bonferroni, over the comparisons that can be a regression.
     level = 1 - FALSE_ALARM_RATE / max(1, len(gated) * num_drafting)
     knows_speed = gates_speed or has_several_runs(before, after)
     paired = has_same_prompts(before[0], after[0])
     for name in shared:
-        for metric, compared in COMPARED_METRICS.items():
+        for metric, schema_name in COMPARED_METRICS.items():
             runs = [
-                _collect_rows(report, each[name].key, compared.columns)
+                _collect_rows(report, each[name].key, schema_name)
                 for report, each in zip([*before, *after], views, strict=True)
             ]
             old_runs, new_runs = runs[: len(before)], runs[len(before) :]
-            old, new = (_measure(np.concatenate(runs), compared) for runs in (old_runs, new_runs))
+            statistic = METRICS[schema_name].statistic
+            old, new = (_measure(np.concatenate(runs), statistic) for runs in (old_runs, new_runs))
             if math.isfinite(old) and math.isfinite(new):
                 yield MetricChange(
                     mode=name, metric=metric, before=old, after=new, gated=metric in gated,
-                    interval=estimate_change(old_runs, new_runs, compared, level, paired=paired)
-                    if knows_speed or not compared.is_timed
+                    interval=estimate_change(old_runs, new_runs, statistic, level, paired=paired)
+                    if knows_speed or metric not in TIMED_METRICS
                     else None,
                 )  # fmt: skip
 
 
 def estimate_change(
-    old_runs: list[ndarray], new_runs: list[ndarray], compared: ComparedMetric, level: float, *,
+    old_runs: list[ndarray], new_runs: list[ndarray], statistic: Statistic, level: float, *,
     paired: bool,
 ) -> list[float] | None:  # fmt: skip
     """Return the interval of the new figure minus the old one, with both kinds of noise."""
     old_rows, new_rows = (np.mean(runs, 0) for runs in (old_runs, new_runs))
     if paired:
-        subtract = subtract_statistics(compared.statistic, old_rows.shape[1])
+        subtract = subtract_statistics(statistic, old_rows.shape[1])
         rows = np.hstack([new_rows, old_rows])
         difference, interval = estimate_interval(rows, subtract, level=level)
     else:
         (old, old_interval), (new, new_interval) = (
-            estimate_interval(rows, compared.statistic, level=level)
-            for rows in (old_rows, new_rows)
+            estimate_interval(rows, statistic, level=level) for rows in (old_rows, new_rows)
         )
         difference = None if old is None or new is None else new - old
         interval = _join_intervals(old, new, old_interval, new_interval)
     if difference is None or interval is None:
         return None
     half_width = _estimate_run_noise(
-        [_measure(rows, compared) for rows in old_runs],
-        [_measure(rows, compared) for rows in new_runs],
+        [_measure(rows, statistic) for rows in old_runs],
+        [_measure(rows, statistic) for rows in new_runs],
         level,
     )
     return [
@@ -147,9 +125,19 @@ def estimate_change(
     ]
 
 
-def _measure(rows: Float[ndarray, "questions columns"], compared: ComparedMetric) -> float:
+def _measure(rows: Float[ndarray, "questions columns"], statistic: Statistic) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(compared.statistic(rows.mean(0)))
+        return float(statistic(rows.mean(0)))
+
+
+def _collect_rows(report: Report, key: str, metric: str) -> Float[ndarray, "questions columns"]:
+    # A draft that adapts its target has an autoregressive mode to be compared with.
+    own_baseline, rows = f"{key.rpartition('/')[0]}/{AUTOREGRESSIVE}", report.per_prompt
+    return METRICS[metric].collect_rows(
+        [row.modes[key] for row in rows],
+        [row.modes.get(own_baseline, row.modes[AUTOREGRESSIVE]) for row in rows],
+        [row.question for row in rows],
+    )
 
 
 def _estimate_run_noise(old: list[float], new: list[float], level: float) -> float:
@@ -168,20 +156,6 @@ def _estimate_run_noise(old: list[float], new: list[float], level: float) -> flo
         return 0.0
     degrees = variances.sum() ** 2 / (variances**2 / (counts - 1)).sum()
     return float(stats.t.ppf((1 + level) / 2, degrees) * np.sqrt(variances.sum()))
-
-
-def _collect_rows(
-    report: Report, key: str, columns: ColumnFunction
-) -> Float[ndarray, "questions columns"]:
-    # A draft that adapts its target has an autoregressive mode to be compared with.
-    baseline = f"{key.rpartition('/')[0]}/autoregressive"
-    rows = [
-        columns(row.modes[key], row.modes.get(baseline, row.modes["autoregressive"]))
-        for row in report.per_prompt
-    ]
-    return sum_by_question(
-        np.array(rows, dtype=np.float64), [row.question for row in report.per_prompt]
-    )
 
 
 def _join_intervals(

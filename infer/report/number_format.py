@@ -7,8 +7,9 @@ from rich.table import Table as RichTable
 
 from infer.config import Verification
 from infer.measure.intervals import Estimate
-from infer.measure.report_schema import Percentiles, Verdict
+from infer.measure.report_schema import Verdict
 from models.console import build_aligned_table
+from models.pages import render_markdown_table
 
 ABSENT = "-"
 # Rules that are proven lossless in distribution, which no single answer can show.
@@ -27,6 +28,10 @@ class Table:
     stacked_headers: bool = False  # on a terminal, each word of a column's name takes a line
     footnotes: list[str] = field(default_factory=list)  # conclusions from the figures, in sentences
 
+    def render_markdown(self) -> str:
+        """Return the columns and rows as Markdown."""
+        return render_markdown_table(self.columns, self.rows, label_columns=self.label_columns)
+
 
 def to_rich_table(table: Table, *, ruled: bool) -> RichTable:
     """Convert a table for a terminal: with rules, or as plain aligned lines."""
@@ -38,16 +43,6 @@ def to_rich_table(table: Table, *, ruled: bool) -> RichTable:
     return build_aligned_table(
         columns, rows, ruled=ruled, label_columns=table.label_columns, no_wrap=table.stacked_headers
     )
-
-
-def render_markdown_table(table: Table) -> str:
-    """Return the columns and rows of a table as Markdown."""
-    rule = ["---"] * table.label_columns
-    rule += ["---:"] * (len(table.columns) - table.label_columns)
-    lines = [
-        [cell.replace("|", r"\|") for cell in row] for row in [table.columns, rule, *table.rows]
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def choose_console(output: Console) -> Console:
@@ -94,8 +89,3 @@ def format_lossless(verdict: Verdict) -> str:
 def is_compared(verdict: Verdict) -> bool:
     """Return whether the answers were compared with those of autoregressive decoding."""
     return verdict.verification not in UNCOMPARED_RULES
-
-
-def format_percentiles(value: Percentiles | None) -> str:
-    """Format percentiles as `p50 / p90 / p99`."""
-    return f"{value.p50:.1f} / {value.p90:.1f} / {value.p99:.1f}" if value else ABSENT

@@ -3,22 +3,23 @@
 from dataclasses import asdict
 
 from data.eval_prompts.contamination import Contamination
-from infer.measure.report_schema import LosslessVerdict, ModeSection, Report
+from infer.measure.report_schema import LosslessVerdict, Mode, Report
 from infer.report.number_format import format_estimate, is_compared
-from infer.report.views import list_measured_modes, list_modes
+from infer.report.views import ModeView, find_baseline, has_several_drafts, list_modes
 from models.speculate.config import SamplingConf
 
 
 def build_headline(report: Report) -> str:
     """Return sentences on what was measured, with what and on what, followed by the remarks."""
-    target, prompts, device, tree = report.target, report.prompts, report.device, report.tree
+    setup = report.setup
+    target, prompts, device, tree = setup.target, setup.prompts, setup.device, setup.tree
     drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
     # Options at their defaults are left out, but the temperature is always listed.
     defaults = asdict(SamplingConf()) | {"temperature": None}
     sampling = [
-        f"{key} {value}" for key, value in asdict(report.sampling).items() if value != defaults[key]
+        f"{key} {value}" for key, value in asdict(setup.sampling).items() if value != defaults[key]
     ]
-    rules = list(dict.fromkeys(mode.verification for mode in _list_draft_modes(report)))
+    rules = _list_rules(report)
     threads = f"{device.threads} thread{'' if device.threads == 1 else 's'}"
     compiled = "compiled" if device.compiled else "not compiled"
     how = "through the chat template" if prompts.chat_template else "as plain text"
@@ -43,9 +44,10 @@ def build_headline(report: Report) -> str:
 def _describe_tuned(report: Report) -> str:
     """Return a sentence on what the mode `tuned` of each draft decodes with, if any has one."""
     tuned = [
-        f"{draft.name} {draft.tuned_tree} (speed-up {format_estimate(mode.speedup)})"
-        for draft in report.drafts
-        if (mode := draft.modes.get("tuned"))
+        f"{view.draft.name} {view.draft.tuned_tree} "
+        f"(speed-up {format_estimate(view.mode.figures.speedup)})"
+        for view in list_modes(report)
+        if view.draft and view.name == "tuned"
     ]
     return f" Tuned for this device on other prompts: {'; '.join(tuned)}." if tuned else ""
 
@@ -54,60 +56,97 @@ def describe_verdicts(report: Report) -> list[str]:
     """Return a sentence for each draft: what it delivers, how much faster, with which output."""
     sentences = []
     for draft in report.drafts:
-        name = "tuned" if draft.modes.get("tuned") else "tree"
-        mode = draft.modes[name]
-        if mode is None or mode.delivered_per_round is None:
+        name = "tree" if draft.tuned_tree is None else "tuned"
+        mode = report.overall.modes[f"{draft.name}/{name}"]
+        if (delivered := mode.figures.delivered_per_round) is None:
             continue
-        delivered = mode.delivered_per_round.mean
         how = f"tuned to {draft.tuned_tree}" if draft.tuned_tree else name
         sentences.append(
-            f"{draft.name}, {how}: {delivered:.2f} tokens delivered per round, "
-            f"{format_estimate(mode.speedup)} times as fast as the target alone, "
+            f"{draft.name}, {how}: {delivered.mean:.2f} tokens delivered per round, "
+            f"{format_estimate(mode.figures.speedup)} times as fast as the target alone, "
             f"{_describe_output(mode)}."
         )
     return sentences
 
 
-def _describe_output(mode: ModeSection) -> str:
+def _describe_output(mode: Mode) -> str:
     """Describe in a few words how the answers compare with those of the target alone."""
-    if mode.lossy:
-        return f"other output, as the {mode.verification} rule is lossy"
-    if not is_compared(mode):
+    verdict = mode.verdict
+    if verdict.lossy:
+        return f"other output, as the {verdict.verification} rule is lossy"
+    if not is_compared(verdict):
         return "output of the same distribution"
-    different = f"{mode.mismatched_prompts} of {mode.prompts} answers differ"
+    different = f"{verdict.mismatched_prompts} of {mode.figures.prompts} answers differ"
     return {
         LosslessVerdict.yes: f"same output ({different}, by near-ties)"
-        if mode.mismatched_prompts
+        if verdict.mismatched_prompts
         else "same output",
         LosslessVerdict.no: f"NOT the same output: {different}",
         LosslessVerdict.undecided: f"output undecided: {different}",
-    }[LosslessVerdict(mode.lossless)]
+    }[LosslessVerdict(verdict.lossless)]
 
 
 def append_remarks(text: str, report: Report) -> str:
     """Append the reasons why a draft's figures cannot be compared with the others as they are."""
     adapted = (
         f"{draft.name} is compared with its own adapted target, whose answers differ from the "
-        f"original's on {draft.target.changed_answers} of {report.prompts.count} prompts."
+        f"original's on {draft.target.changed_answers} of {report.setup.prompts.count} prompts."
         for draft in report.drafts
         if draft.target
     )
     lossy = (
         f"The drafts are verified by the {rule} rule, which is lossy: their answers are not the "
         "target's."
-        for rule in dict.fromkeys(m.verification for m in _list_draft_modes(report) if m.lossy)
+        for rule in _list_rules(report, lossy=True)
     )
     return " ".join([text, *adapted, *lossy])
 
 
+def describe_bottlenecks(report: Report) -> list[str]:
+    """Return a sentence for each main mode of a draft on what limits its speed-up most."""
+    return [
+        f"{view.label}: {sentence}"
+        for view in list_modes(report, main=True)
+        if (sentence := _describe_bottleneck(report, view))
+    ]
+
+
+def _describe_bottleneck(report: Report, view: ModeView) -> str | None:
+    """Return the sentence on a mode, or None if its rounds were not timed; costs are in steps.
+
+    A round that cost just one autoregressive step would make the speed-up equal to the acceptance
+    length.
+    """
+    baseline = find_baseline(report, view.draft)
+    split, plain, tau = view.mode.split_ms, baseline.split_ms, view.mode.figures.acceptance_length
+    if view.mode.costs_ms is None or split is None or plain is None or tau is None:
+        return None
+    step = plain.plain_step
+    extra_steps = {
+        "verifying more than one token": (split.verify - plain.verify) / step,
+        "drafting": split.draft / step,
+        "accepting": (split.accept - plain.accept) / step,
+        "moving the cache": split.cache_move / step,
+        "the host": split.host / step,
+    }
+    largest, *others = sorted(extra_steps.items(), key=lambda phase: -phase[1])
+    listed = ", ".join(f"{name} {steps:.2f}" for name, steps in others)
+    return (
+        f"{largest[0].capitalize()} limits the speed-up most: a round yields "
+        f"{tau.mean:.2f} tokens and costs one autoregressive step plus {largest[1]:.2f} "
+        f"steps for this; other extra costs, in steps: {listed}."
+    )
+
+
 def list_absences(report: Report) -> list[str]:
     """Return a line for each part that was not measured, then those on contamination."""
+    several = has_several_drafts(report)
     absences = [
-        f"{view.label}: not measured: {view.reason}"
-        for view in list_modes(report)
-        if view.mode is None
+        f"{f'{draft.name} {name}' if several else name}: not measured: {reason}"
+        for draft in report.drafts
+        for name, reason in draft.not_measured.items()
     ]
-    if not any(mode.split_ms for _, mode in list_measured_modes(report)):
+    if not any(mode.split_ms for mode in report.overall.modes.values()):
         absences.append("parts of a round: not measured: evaluation.phases=true times them")
     return absences + describe_contamination(report)
 
@@ -118,8 +157,8 @@ def describe_contamination(report: Report) -> list[str]:
     The list is empty if the check was not requested for any draft.
     """
     drafts: dict[str, list[str]] = {}
-    for name, check in report.prompts.contamination.items():
-        drafts.setdefault(_describe_check(check, report.prompts.count), []).append(name)
+    for name, check in report.setup.prompts.contamination.items():
+        drafts.setdefault(_describe_check(check, report.setup.prompts.count), []).append(name)
     return [f"{', '.join(names)}: {sentence}" for sentence, names in drafts.items()]
 
 
@@ -135,12 +174,13 @@ def _describe_check(check: Contamination, count: int) -> str:
 
 def explain_undecided(report: Report) -> list[str]:
     """Return a line per cause of undecided verdicts: the gap, and how to decide them."""
+    verdicts = [mode.verdict for mode in report.overall.modes.values()]
     gaps = {
-        f"{mode.near_tie_gap:.3g} logits is wider than the {mode.explained_gap:.3g}"
-        for _, mode in list_measured_modes(report)
-        if mode.lossless is LosslessVerdict.undecided
+        f"{verdict.near_tie_gap:.3g} logits is wider than the {verdict.explained_gap:.3g}"
+        for verdict in verdicts
+        if verdict.lossless is LosslessVerdict.undecided
     }
-    dtype = report.device.dtype
+    dtype = report.setup.device.dtype
     hint = (
         "one-token passes differ from a single pass over the same tokens"
         if dtype == "float32"
@@ -152,8 +192,10 @@ def explain_undecided(report: Report) -> list[str]:
     ]
 
 
-def _list_draft_modes(report: Report) -> list[ModeSection]:
-    return [mode for draft in report.drafts for mode in draft.modes.values() if mode]
+def _list_rules(report: Report, *, lossy: bool = False) -> list[str]:
+    """Return the rules that verify drafts, or only the lossy ones of them."""
+    verdicts = [view.mode.verdict for view in list_modes(report) if view.draft]
+    return list(dict.fromkeys(v.verification for v in verdicts if v.lossy or not lossy))
 
 
 def _join_words(items: list[str]) -> str:

@@ -7,18 +7,18 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from infer.measure.report_schema import Report
-from infer.report.definitions import POSITION_COLUMN, get_definition
+from infer.report.definitions import DEFINITIONS
 from infer.report.plots import render_plots
 from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.tables import build_tables, collect_definitions, render_markdown
 from infer.report.training_curve import describe_training
 from infer.report.views import has_several_drafts
 from models.files import write_text_atomically
+from models.pages import render_html
 
 MAX_PROMPT_CHARS = 400  # characters that are shown of a prompt: its last ones
+TEMPLATE = Path(__file__).with_name("report.html.j2")
 KIND_LEGEND = {
     "prompt": "the prompt",
     "accepted": "written by the draft, accepted",
@@ -28,15 +28,9 @@ KIND_LEGEND = {
 
 def render_page(report: Report) -> str:
     """Return report.html; all text in it is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     tables = build_tables(report)
-    return environment.get_template("report.html.j2").render(
+    return render_html(
+        TEMPLATE,
         report=report,
         verdicts=describe_verdicts(report),
         headline=build_headline(report),
@@ -45,8 +39,7 @@ def render_page(report: Report) -> str:
         tables=tables,
         plots=render_plots(report),
         definitions=collect_definitions(tables),
-        get_definition=get_definition,
-        position_column=POSITION_COLUMN,
+        all_definitions=DEFINITIONS,
         several_drafts=has_several_drafts(report),
         kind_legend=KIND_LEGEND,
         max_prompt_chars=MAX_PROMPT_CHARS,

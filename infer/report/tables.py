@@ -4,34 +4,19 @@ from rich.console import Console
 from rich.text import Text
 
 from infer.measure.report_schema import Report
-from infer.report.cost_tables import (
-    batch_table,
-    efficiency_table,
-    latency_table,
-    replay_table,
-    split_table,
-)
+from infer.report.cost_tables import batch_table, efficiency_table, split_table
 from infer.report.definitions import select_definitions
-from infer.report.levels import describe_levels
 from infer.report.mode_tables import (
-    acceptance_table,
     exactness_table,
     gain_table,
     overview_table,
-    position_table,
-    prompt_length_table,
     side_by_side_table,
     summary_table,
 )
-from infer.report.number_format import (
-    Table,
-    choose_console,
-    render_markdown_table,
-    to_rich_table,
-)
+from infer.report.number_format import Table, choose_console, to_rich_table
 from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.training_curve import describe_training
-from infer.report.views import collect_sections, has_several_drafts
+from infer.report.views import has_several_drafts
 from models.console import CONSOLE
 
 
@@ -40,16 +25,11 @@ def build_tables(report: Report) -> list[Table]:
     tables = [
         *([side_by_side_table(report)] if has_several_drafts(report) else []),
         summary_table(report),
-        gain_table(collect_sections(report)),
+        gain_table(report),
         split_table(report),
         efficiency_table(report),
         batch_table(report),
-        acceptance_table(report),
-        position_table(report),
-        replay_table(report),
-        prompt_length_table(report),
         exactness_table(report),
-        latency_table(report),
     ]
     return [table for table in tables if table.rows]
 
@@ -70,12 +50,12 @@ def render_markdown(report: Report) -> str:
         *describe_training(report),
         *(f"- {line}" for line in list_absences(report)),
     ]
-    tables = build_tables(report)
+    tables, setup = build_tables(report), report.setup
     for table in tables:
         parts += [
             f"## {table.title}",
             table.note,
-            render_markdown_table(table),
+            table.render_markdown(),
             *(f"- {line}" for line in table.footnotes),
         ]
     definitions = collect_definitions(tables).items()
@@ -84,7 +64,7 @@ def render_markdown(report: Report) -> str:
             *parts,
             "## Definitions",
             "\n".join(f"- **{word}**: {meaning}." for word, meaning in definitions),
-            f"`{report.command}`, {report.created}, prompts sha256 {report.prompts.sha256[:12]}\n",
+            f"`{setup.command}`, {setup.created}, prompts sha256 {setup.prompts.sha256[:12]}\n",
         ]
     )
 
@@ -100,5 +80,5 @@ def print_report(report: Report, output: Console = CONSOLE) -> None:
     console.print()
     console.print(to_rich_table(table, ruled=console.is_terminal))
     console.print(*map(Text, table.footnotes), Text(table.note, style="dim"), sep="\n")
-    lines = (*describe_levels(report), *list_absences(report), *describe_training(report))
+    lines = (*list_absences(report), *describe_training(report))
     console.print(*map(Text, lines), sep="\n")

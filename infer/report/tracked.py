@@ -5,7 +5,7 @@ from pathlib import Path
 from infer.measure.report_schema import Report
 from infer.report.mode_tables import summary_table
 from infer.report.number_format import format_lossless
-from infer.report.views import list_measured_modes
+from infer.report.views import list_modes
 from models.tracking import TrackedResults
 
 HEADLINE_METRICS = ("acceptance_length", "delivered_per_round", "speedup", "tokens_per_s")
@@ -25,11 +25,11 @@ def collect_results(report: Report, folder: Path, *, prefix: str) -> TrackedResu
 
 def collect_headline_figures(report: Report) -> dict[str, int | float | str]:
     """Return the headline figures of each measured mode, by names such as `tree/speedup`."""
-    modes = list_measured_modes(report)
+    views = list_modes(report)
     means = {
-        f"{label}/{metric}": estimate.mean
-        for label, mode in modes
+        f"{view.label}/{metric}": estimate.mean
+        for view in views
         for metric in HEADLINE_METRICS
-        if (estimate := getattr(mode, metric)) is not None
+        if (estimate := getattr(view.mode.figures, metric)) is not None
     }
-    return means | {f"{label}/lossless": format_lossless(mode) for label, mode in modes}
+    return means | {f"{view.label}/lossless": format_lossless(view.mode.verdict) for view in views}

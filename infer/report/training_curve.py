@@ -17,7 +17,11 @@ from infer.report.number_format import format_estimate
 
 def describe_training(report: Report) -> list[str]:
     """Return a sentence for each draft whose training left a curve."""
-    return [f"{name}: {describe_curve(points)}" for name, points in report.training.items()]
+    return [
+        f"{draft.name}: {describe_curve(draft.training)}"
+        for draft in report.drafts
+        if draft.training
+    ]
 
 
 def describe_curve(points: list[CurvePoint]) -> str:

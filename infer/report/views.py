@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from data.sources.prompt_formats import NO_CATEGORY
-from infer.measure.report_schema import DraftSection, ModeSection, Report, Section
+from infer.measure.records import AUTOREGRESSIVE
+from infer.measure.report_schema import DraftInfo, Mode, Report, Section
 
 INK = "#010203"  # a placeholder, replaced by the page's text color
 PAPER = "#fdfcfb"  # a placeholder, replaced by the page's background color
@@ -18,84 +19,78 @@ DRAFT_COLORS = [
 
 @dataclass(frozen=True, kw_only=True)
 class ModeView:
-    """A mode of a report, or the reason why it was not measured."""
+    """A mode of a report, with its label in tables and plots, and the draft that it belongs to."""
 
-    label: str  # in tables and plots
-    key: str  # in `per_prompt`
-    mode: ModeSection | None
-    reason: str = ""
-    main: bool = True  # also shown where there is no room for all modes
+    label: str
+    key: str
+    mode: Mode
+    draft: DraftInfo | None
+
+    @property
+    def name(self) -> str:
+        """Return the mode's name without its draft's."""
+        return self.key.rpartition("/")[2]
 
 
-def collect_sections(report: Report) -> dict[str, Section]:
-    """Return all prompts together, then the categories by name."""
-    return {"all": report, **list_categories(report)}
-
-
-def list_categories(report: Report) -> dict[str, Section]:
-    """Return the categories by name, or none if a single one has all prompts.
+def list_sections(report: Report) -> dict[str, Section]:
+    """Return all prompts together, then the categories by name, if there are several.
 
     Prompts without a category of their own, beside others that have one, are called `other`.
     """
-    if len(report.categories) < 2:
-        return {}
-    return {
-        "other" if name == NO_CATEGORY else name: section
-        for name, section in report.categories.items()
+    categories = report.categories if len(report.categories) > 1 else {}
+    return {"all": report.overall} | {
+        "other" if name == NO_CATEGORY else name: section for name, section in categories.items()
     }
 
 
-def has_several_drafts(section: Section) -> bool:
-    """Return whether the section compares several drafts."""
-    return len(section.drafts) > 1
+def has_several_drafts(report: Report) -> bool:
+    """Return whether the report compares several drafts."""
+    return len(report.drafts) > 1
 
 
-def list_modes(section: Section, *, main: bool = False) -> list[ModeView]:
+def list_modes(
+    report: Report, section: Section | None = None, *, main: bool = False
+) -> list[ModeView]:
     """Return the modes of the target, then of each draft; of several drafts, `main` keeps trees."""
-    views = [
-        ModeView(label=name, key=name, mode=mode, reason=section.not_measured.get(name, ""))
-        for name, mode in (("autoregressive", section.autoregressive), ("ngram", section.ngram))
-    ] + [
-        ModeView(
-            label=mode_label(section, draft, name),
-            key=f"{draft.name}/{name}",
-            mode=mode,
-            reason=draft.not_measured.get(name, ""),
-            main=name == "tree" or not has_several_drafts(section),
-        )
-        for draft in section.drafts
-        for name, mode in draft.modes.items()
-    ]
-    return [view for view in views if view.main or not main]
+    drafts = {draft.name: draft for draft in report.drafts}
+    views = []
+    for key, mode in (section or report.overall).modes.items():
+        draft_name, _, name = key.rpartition("/")
+        label = name
+        if draft_name and has_several_drafts(report):
+            label = f"{draft_name} {name}"
+        elif draft_name and name == AUTOREGRESSIVE:
+            label = "adapted autoregressive"
+        views.append(ModeView(label=label, key=key, mode=mode, draft=drafts.get(draft_name)))
+    if main and has_several_drafts(report):
+        return [view for view in views if view.draft is None or view.name == "tree"]
+    return views
 
 
-def list_measured_modes(section: Section, *, main: bool = False) -> list[tuple[str, ModeSection]]:
-    """Return the modes that were measured, with their labels."""
-    return [(view.label, view.mode) for view in list_modes(section, main=main) if view.mode]
+def get_draft_modes(report: Report, draft: DraftInfo) -> dict[str, Mode]:
+    """Return the modes of a draft by name."""
+    return {view.name: view.mode for view in list_modes(report) if view.draft is draft}
 
 
-def mode_label(section: Section, draft: DraftSection, name: str) -> str:
-    """Return the label of a draft's mode; it names the draft if there are several."""
-    if has_several_drafts(section):
-        return f"{draft.name} {name}"
-    return "adapted autoregressive" if name == "autoregressive" else name
+def find_baseline(report: Report, draft: DraftInfo | None) -> Mode:
+    """Return autoregressive decoding of the target that verifies a draft, or of the report's."""
+    modes = report.overall.modes
+    own = f"{draft.name}/{AUTOREGRESSIVE}" if draft else AUTOREGRESSIVE
+    return modes.get(own, modes[AUTOREGRESSIVE])
 
 
-def assign_draft_colors(section: Section) -> list[str]:
-    """Return a color for each draft; colors repeat after the eighth."""
-    return list(islice(cycle(DRAFT_COLORS), len(section.drafts)))
+def assign_draft_colors(report: Report) -> list[tuple[str, DraftInfo]]:
+    """Return each draft with a color; colors repeat after the eighth."""
+    colors = islice(cycle(DRAFT_COLORS), len(report.drafts))
+    return list(zip(colors, report.drafts, strict=True))
 
 
-def list_colored_modes(section: Section) -> list[tuple[str, ModeView, ModeSection]]:
-    """Return the measured modes that the plots show, each with its color and its view.
+def list_colored_modes(report: Report) -> list[tuple[str, ModeView]]:
+    """Return the modes that the plots show, each with its color.
 
-    The plots show the modes without a trained draft, then all modes of a single draft, or the tree
-    mode of each of several. A mode that was not measured takes a color too.
+    These are the modes without a trained draft, then all modes of a single draft, or the tree mode
+    of each of several.
     """
-    several = has_several_drafts(section)
-    colors = [GRAY, INK, *assign_draft_colors(section)] if several else cycle(MODE_COLORS)
-    return [
-        (color, view, view.mode)
-        for color, view in zip(colors, list_modes(section, main=True), strict=False)
-        if view.mode
-    ]
+    several = [GRAY, INK, *(color for color, _ in assign_draft_colors(report))]
+    colors = several if has_several_drafts(report) else cycle(MODE_COLORS)
+    return list(zip(colors, list_modes(report, main=True), strict=False))

@@ -6,7 +6,6 @@ their ratio. Candidates that were not timed are interpolated within their family
 size.
 """
 
-import itertools
 import os
 import statistics
 import tempfile
@@ -23,6 +22,9 @@ from numpy import ndarray
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
+from infer.measure.bench import bind_decoders, decode_in_turns, decode_prompts
+from infer.measure.metrics import sum_by_question
+from infer.measure.records import AUTOREGRESSIVE, PromptResult
 from infer.tuning.candidates import LOOKUP, TreeCandidate
 from infer.tuning.config import TuneConf
 from models.console import print_line, track_progress
@@ -32,7 +34,6 @@ from models.lock import wait_for_lock
 from models.target.target import Target
 
 TIMED_TURNS = 4  # alternating timings of a candidate and the baseline
-AUTOREGRESSIVE = "autoregressive"
 MAX_EXTRA_TIMINGS = 12  # timings after the probes, until the predicted best was timed twice
 
 # Returns the seconds of each round of a row that the decoder has decoded.
@@ -48,14 +49,11 @@ def read_clock(decoder: Decoder, generation: Generation) -> list[float]:  # noqa
 def hold_timing_lock(*, exclusive: bool) -> Iterator[None]:
     """Wait for and hold a lock among a user's tuners: shared to compile, exclusive to time.
 
-    Waiters hold the gate lock so that later compiles cannot starve them. Must not be nested: the
-    inner lock would wait for the outer one.
+    Must not be nested: the inner lock would wait for the outer one.
     """
-    folder = Path(tempfile.gettempdir())
-    with (folder / f"infer.tune-{os.getuid()}.lock").open("a") as file:
-        with (folder / f"infer.tune-{os.getuid()}.gate").open("a") as gate:  # closing unlocks it
-            wait_for_lock(gate, exclusive=True)
-            wait_for_lock(file, exclusive=exclusive)
+    path = Path(tempfile.gettempdir(), f"infer.tune-{os.getuid()}.lock")
+    with path.open("a") as file:  # closing unlocks it
+        wait_for_lock(file, exclusive=exclusive)
         yield
 
 
@@ -95,21 +93,13 @@ class CostBench:
                     layers=self.draft.needs.layers, **options,
                 )  # fmt: skip
                 # one prompt more than rows, so that the refill of a row is compiled too
-                self.decode(
-                    decoder, (self.prompts * (self.batch + 1))[: self.batch + 1], stop_at_eos=False
-                )
+                self._decode_fully(decoder, (self.prompts * (self.batch + 1))[: self.batch + 1])
             self.decoders[name] = decoder
         return self.decoders[name]
 
-    def decode(
-        self, decoder: Decoder, prompts: list[EvalPrompt], *, stop_at_eos: bool
-    ) -> list[Generation]:
-        """Decode prompts to `max_new_tokens`, with `stop_at_eos` to the end of their answers."""
-        return decoder.decode(
-            [p.ids for p in prompts],
-            row_ids=[p.row_id for p in prompts],
-            max_new_tokens=self.conf.max_new_tokens,
-            eos_ids=self.target.eos_ids if stop_at_eos else None,
+    def _decode_fully(self, decoder: Decoder, prompts: list[EvalPrompt]) -> list[Generation]:
+        return decode_prompts(
+            decoder, prompts, max_new_tokens=self.conf.max_new_tokens, stops_at_eos=False
         )
 
     def measure_steps(self, candidate: TreeCandidate) -> float:
@@ -129,70 +119,44 @@ class CostBench:
 
         Shapes are static, so the choice of prompts and the ends of answers do not matter.
         """
-        generations = self.decode(decoder, self.prompts[: self.batch], stop_at_eos=False)
-        return statistics.median(
-            max((self.round_seconds(decoder, row) for row in generations), key=len)
-        )
+        rows = self._decode_fully(decoder, self.prompts[: self.batch])
+        return statistics.median(max((self.round_seconds(decoder, row) for row in rows), key=len))
 
     def benchmark_trees(
         self, candidates: list[TreeCandidate]
     ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
-        """Return tokens and seconds of every prompt, by mode; modes alternate in order (ABBA).
+        """Return tokens and seconds of every prompt, by mode; the modes decode in turns.
 
         The seconds of a prompt are its row's share of each round. A round takes the same time with
         idle rows, so this is the speed of a busy machine even while the last prompts leave rows
-        idle. At batch size 1 the modes alternate prompt by prompt. A larger batch decodes all
-        prompts in one long turn: the target without a draft is decoded before each mode, and its
-        time corrects for changes in the machine's speed.
+        idle. At batch size 1 the modes alternate prompt by prompt; a larger batch decodes all
+        prompts in one turn.
         """
-        modes = {
+        decoders = {
             candidate.name if candidate else AUTOREGRESSIVE: self.decoder_for(candidate)
             for candidate in [None, *candidates]
         }
+        groups = [[prompt] for prompt in self.prompts] if self.batch == 1 else [self.prompts]
+        turns = [group for group in groups for _ in range(self.conf.repeats)]
         with hold_timing_lock(exclusive=True):  # all are compiled before the first is timed
-            return (
-                self._benchmark_alternating(modes)
-                if self.batch == 1
-                else self._benchmark_interleaved(modes)
-            )
-
-    def _benchmark_alternating(self, modes: dict[str, Decoder]) -> dict[str, ndarray]:
-        totals = {name: np.zeros((len(self.prompts), 2)) for name in modes}
-        turns = [*itertools.product(range(len(self.prompts)), range(self.conf.repeats))]
-        for index, number in track_progress(turns, "measuring the choice"):
-            for name in list(modes)[:: 1 - 2 * (number % 2)]:  # backward in every second repeat
-                totals[name][index] += self._time_prompts(modes[name], [self.prompts[index]])[0]
-        return totals
-
-    def _benchmark_interleaved(self, modes: dict[str, Decoder]) -> dict[str, ndarray]:
-        baseline, baseline_runs = modes[AUTOREGRESSIVE], []
-        speculative = [name for name in modes if name != AUTOREGRESSIVE]
-        totals = {name: np.zeros((len(self.prompts), 2)) for name in speculative}
-        for number in track_progress(range(self.conf.repeats), "measuring the choice"):
-            for name in speculative[:: 1 - 2 * (number % 2)]:  # backward in every second repeat
-                baseline_runs.append(self._time_prompts(baseline, self.prompts))
-                # The time is 0 if all answers end at their first token.
-                baseline_s = baseline_runs[-1][:, 1].sum() or 1.0
-                totals[name] += self._time_prompts(modes[name], self.prompts) / [1.0, baseline_s]
-        # Seconds so far are relative to the baseline's turn before: scale them by its mean time.
-        mean = np.mean(baseline_runs, 0)
-        mean_s = mean[:, 1].sum()
-        return {name: total * [1.0, mean_s] for name, total in totals.items()} | {
-            AUTOREGRESSIVE: self.conf.repeats * mean
+            results = decode_in_turns(
+                bind_decoders(decoders, max_new_tokens=self.conf.max_new_tokens), turns,
+                "measuring the choice",
+            )  # fmt: skip
+        return {
+            name: self._sum_by_prompt(decoder, results[name]) for name, decoder in decoders.items()
         }
 
-    def _time_prompts(
-        self, decoder: Decoder, prompts: list[EvalPrompt]
+    def _sum_by_prompt(
+        self, decoder: Decoder, results: list[PromptResult]
     ) -> Float[ndarray, "prompts tokens_seconds"]:
-        """Decode the prompts; return the tokens that rounds added and each row's share of time."""
-        generations = self.decode(decoder, prompts, stop_at_eos=True)
-        return np.array(
-            [
-                [row.decoded_tokens, sum(self.round_seconds(decoder, row)) / self.batch]
-                for row in generations
-            ],
-            float,
-        )
+        """Return the tokens that rounds added to each prompt's answers, and its share of time."""
+        rows = [
+            [r.generation.decoded_tokens, sum(self.round_seconds(decoder, r.generation))]
+            for r in results
+        ]
+        sums = sum_by_question(np.array(rows, float), [result.prompt.id for result in results])
+        return sums / [1, self.batch]
 
 
 class CostCurve:

@@ -1,7 +1,6 @@
 """Results of tuning: the choice for each setting, printed as lines and written as files."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,10 +16,12 @@ from infer.report.number_format import format_estimate
 from infer.tuning.candidates import TreeCandidate
 from infer.tuning.config import TuneConf, format_overrides
 from infer.tuning.cost_model import CostCurve
+from models.console import print_line, print_table
 from models.target.target import Target
 from models.tracking import TrackedResults
 
-TABLE_HEAD = f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}"
+SHAPE_COLUMNS = ["shape", "nodes", "depth", "tau"]
+SUMMARY_COLUMNS = ["batch", "context", "draft", "choice", "predicted", "measured", "verdict"]
 MAX_SHOWN_CANDIDATES = 8  # candidates of each result in the terminal; tune.json has all
 
 
@@ -103,54 +104,53 @@ class DraftTuning:
         """Predict a candidate's speed-up: its expected tokens over the cost of its round."""
         return self.expected_tokens[candidate.name].delivered / result.cost_curve.steps(candidate)
 
-    def describe_candidate(self, candidate: TreeCandidate) -> str:
-        """Return the first columns of a candidate's row, as in TABLE_HEAD."""
-        tree, tau = candidate.tree, self.expected_tokens[candidate.name].tau
-        return f"{candidate.name:<14}{tree.size:>6}{tree.max_path_length:>6}{tau:>6.2f}"
-
     def eval_command(self, file: Path, batch: int, conf: TuneConf) -> str:
         """Return the command that decodes with the tree in `file` as the tuning did."""
         overrides = format_overrides({"checkpoint": self.directory, "tree.file": file})
         return f"python -m infer.eval {overrides} {conf.eval_overrides(batch)}".rstrip()
 
 
-def format_acceptance(tuning: DraftTuning) -> Iterator[str]:
-    """Yield the table of acceptance, and the tokens per round of each candidate."""
-    yield "share of rounds in which the target's token is candidate 0, 1, ... of the draft,"
-    yield "among those in which candidate 0 was right at every depth before"
-    ranks = range(tuning.acceptance.shape[1])
-    yield "depth  rounds  " + "  ".join(f"{rank:>5}" for rank in ranks)
-    for depth, (rounds, shares) in enumerate(zip(tuning.rounds, tuning.acceptance, strict=True), 1):
-        yield f"{depth:>5}  {rounds:>6}  " + "  ".join(f"{share:5.3f}" for share in shares)
-    yield ""
-    yield TABLE_HEAD
-    yield from map(tuning.describe_candidate, tuning.candidates)
+def print_acceptance(tuning: DraftTuning) -> None:
+    """Print the table of acceptance, and the tokens per round of each candidate."""
+    print_line(
+        "share of rounds in which the target's token is candidate 0, 1, ... of the draft,\n"
+        "among those in which candidate 0 was right at every depth before"
+    )
+    shares = enumerate(zip(tuning.rounds, tuning.acceptance, strict=True), start=1)
+    print_table(
+        ["depth", "rounds", *map(str, range(tuning.acceptance.shape[1]))],
+        [[str(depth), str(rounds), *map("{:.3f}".format, row)] for depth, (rounds, row) in shares],
+    )
+    print_line()
+    print_table(SHAPE_COLUMNS, [_shape_cells(tuning, candidate) for candidate in tuning.candidates])
 
 
-def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
-    """Yield lines on the candidates of the highest predicted speed-ups and all measured ones."""
-    yield ""
-    yield (
-        f"{tuning.name}, batch {result.batch}, context {result.context}: without a draft, the "
+def _shape_cells(tuning: DraftTuning, candidate: TreeCandidate) -> list[str]:
+    tree, tokens = candidate.tree, tuning.expected_tokens[candidate.name]
+    return [candidate.name, str(tree.size), str(tree.max_path_length), f"{tokens.tau:.2f}"]
+
+
+def print_result(tuning: DraftTuning, result: TuningResult) -> None:
+    """Print the candidates of the highest predicted speed-ups, all measured ones and the choice."""
+    print_line(
+        f"\n{tuning.name}, batch {result.batch}, context {result.context}: without a draft, the "
         f"target takes {1e3 * result.token_s:.2f} ms per token"
     )
-    yield f"{TABLE_HEAD}{'cost':>7}{'predicted':>10}  measured"
-    ranked = sorted(
-        tuning.candidates, key=lambda candidate: -tuning.predicted_speedup(result, candidate)
-    )
-    for rank, candidate in enumerate(ranked):
-        if rank < MAX_SHOWN_CANDIDATES or candidate.name in result.speedups:
-            mark = " " if result.cost_curve.num_timings(candidate) else "~"
-            yield (
-                f"{tuning.describe_candidate(candidate)}"
-                f"{mark}{result.cost_curve.steps(candidate):>6.2f}"
-                f"{tuning.predicted_speedup(result, candidate):>10.2f}  "
-                f"{result.format_speedup(candidate)}"
-            )
-    if result.choice:
-        yield f"choice: {result.choice.name}{_format_reservation(result, ' ({})')}"
-    else:
-        yield f"choice: do not speculate ({result.best.name}: {result.verdict.value})"
+    ranked = sorted(tuning.candidates, key=lambda shape: -tuning.predicted_speedup(result, shape))
+    rows = [
+        [
+            *_shape_cells(tuning, candidate),
+            f"{'' if result.cost_curve.num_timings(candidate) else '~'}"
+            f"{result.cost_curve.steps(candidate):.2f}",
+            f"{tuning.predicted_speedup(result, candidate):.2f}",
+            result.format_speedup(candidate),
+        ]
+        for rank, candidate in enumerate(ranked)
+        if rank < MAX_SHOWN_CANDIDATES or candidate.name in result.speedups
+    ]
+    print_table([*SHAPE_COLUMNS, "cost", "predicted", "measured"], rows)
+    choice = result.choice.name if result.choice else f"do not speculate; {result.best.name}"
+    print_line(f"choice: {choice} ({result.verdict.value})")
 
 
 def _format_reservation(result: TuningResult, template: str) -> str:
@@ -165,64 +165,51 @@ def list_results(tunings: list[DraftTuning]) -> list[tuple[DraftTuning, TuningRe
     return sorted(rows, key=lambda row: (row[1].batch, row[1].context))
 
 
-def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Iterator[str]:
-    """Yield one line for each result, and the command that decodes with each choice."""
-    yield ""
-    yield "cost: autoregressive steps per round (~ interpolated); speed-up over the target alone"
-    yield f"{'batch':>5}{'context':>9}  {'draft':<20}{'choice':<16}{'predicted':>9}  measured"
-    rows = list_results(tunings)
-    for tuning, result in rows:
-        yield (
-            f"{result.batch:>5}{result.context:>9}  {tuning.name:<20}{result.choice_name:<16}"
-            f"{tuning.predicted_speedup(result, result.best):>9.2f}  "
-            f"{result.format_speedup(result.best)}{_format_reservation(result, '  {}')}"
-        )
-    for tuning, result in rows:
-        if result.choice:
-            note = "  # its mode ngram; no draft is needed" if result.choice.is_lookup else ""
-            yield tuning.eval_command(_tree_file(run, tuning, result), result.batch, conf) + note
-    yield f"all figures: {run / 'tune.json'}"
+def build_summary(tunings: list[DraftTuning]) -> list[list[str]]:
+    """Return a row of SUMMARY_COLUMNS for each result."""
+    return [
+        [
+            str(result.batch), str(result.context), tuning.name, result.choice_name,
+            f"{tuning.predicted_speedup(result, result.best):.2f}",
+            result.format_speedup(result.best), result.verdict.value,
+        ]
+        for tuning, result in list_results(tunings)
+    ]  # fmt: skip
 
 
 def collect_results(tunings: list[DraftTuning]) -> TrackedResults:
-    """Return a row for each result, as the summary on the terminal has it, and the choices."""
-    rows = list_results(tunings)
+    """Return the summary and the choices for W&B."""
     return TrackedResults(
         prefix="tune_report",
         figures={
             f"{tuning.name}/batch {result.batch}, context {result.context}": result.choice_name
-            for tuning, result in rows
+            for tuning, result in list_results(tunings)
         },
-        columns=["batch", "context", "draft", "choice", "predicted", "measured", "verdict"],
-        rows=[
-            [
-                str(result.batch), str(result.context), tuning.name, result.choice_name,
-                f"{tuning.predicted_speedup(result, result.best):.2f}",
-                result.format_speedup(result.best), result.verdict.value,
-            ]
-            for tuning, result in rows
-        ],
-    )  # fmt: skip
+        columns=SUMMARY_COLUMNS,
+        rows=build_summary(tunings),
+    )
 
 
-def _tree_file(run: Path, tuning: DraftTuning, result: TuningResult) -> Path:
-    return run / f"{tuning.name.replace('/', '-')}-b{result.batch}-c{result.context}.json"
-
-
-def write_tree_files(tunings: list[DraftTuning], run: Path) -> None:
-    """Write a tree file for each choice, with its figures and what it was tuned for."""
+def write_choices(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:
+    """Write a tree file of figures for each choice; return the commands that decode with them."""
+    commands = []
     for tuning, result in list_results(tunings):
-        if (choice := result.choice) is not None:
-            content = {
-                **choice.to_file(),
-                **_candidate_to_dict(tuning, result, choice),
-                "mode": "ngram" if choice.is_lookup else "tree",
-                "verdict": result.verdict.value,
-                "checkpoint": str(tuning.directory),
-                "batch": result.batch,
-                "context": result.context,
-            }
-            _tree_file(run, tuning, result).write_text(json.dumps(content) + "\n")
+        if (choice := result.choice) is None:
+            continue
+        file = run / f"{tuning.name.replace('/', '-')}-b{result.batch}-c{result.context}.json"
+        content = {
+            **choice.to_file(),
+            **_candidate_to_dict(tuning, result, choice),
+            "mode": "ngram" if choice.is_lookup else "tree",
+            "verdict": result.verdict.value,
+            "checkpoint": str(tuning.directory),
+            "batch": result.batch,
+            "context": result.context,
+        }
+        file.write_text(json.dumps(content) + "\n")
+        note = "  # its mode ngram; no draft is needed" if choice.is_lookup else ""
+        commands.append(tuning.eval_command(file, result.batch, conf) + note)
+    return commands
 
 
 def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:

@@ -14,6 +14,8 @@ from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.measure.intervals import Estimate, bootstrap_t
+from infer.measure.metrics import ratio_of_ratios
+from infer.measure.records import AUTOREGRESSIVE
 from infer.measure.replay import (
     Replay,
     ReplayText,
@@ -28,7 +30,7 @@ from infer.tuning.candidates import (
     list_candidates,
 )
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import AUTOREGRESSIVE, CostBench, choose_candidate, select_probes
+from infer.tuning.cost_model import CostBench, choose_candidate, select_probes
 from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
 from models.console import print_line
 from models.drafts.base import Draft
@@ -157,7 +159,4 @@ def choose_tree(
 
 def estimate_speedup(ours: ndarray, theirs: ndarray) -> Estimate | None:
     """Estimate our tokens/s over theirs, paired by prompt; the columns are tokens and seconds."""
-    rows = np.concatenate([ours, theirs], 1)
-    return bootstrap_t(
-        rows, lambda means: means[..., 0] / means[..., 1] * means[..., 3] / means[..., 2]
-    )
+    return bootstrap_t(np.hstack([ours, theirs]), ratio_of_ratios)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.demo.prompts import held_out_prompts
-from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts
+from data.eval_prompts.prompts import load_calibration_prompts
 from infer.engine.decode import Decoder
 from infer.measure.acceptance import AcceptanceCounter, best_first_paths, build_comb
 from models.speculate.config import SamplingConf
@@ -15,14 +15,6 @@ from tests.support.tiny import demo_target
 from tests.support.watching import watch_rounds
 
 NEW = 32
-
-
-def prompts_of(texts) -> list[EvalPrompt]:
-    return [
-        EvalPrompt(id=f"{i}-{cut}", category="all", ids=text[:cut])
-        for i, text in enumerate(texts)
-        for cut in (4, 7, 10)
-    ]
 
 
 def tables():
@@ -65,13 +57,6 @@ def test_no_tree_of_so_many_nodes_promises_more_than_the_one_found(nodes):
         assert promised(table, paths) == pytest.approx(max(promised(table, t) for t in trees))
 
 
-def test_the_whole_tree_can_be_asked_for_and_is_a_tree():
-    for table in tables():
-        paths = best_first_paths(table, 3 + 9 + 27)
-        shape = tree_from_paths(paths)
-        assert (shape.nodes, shape.depth) == (39, 3)
-
-
 def by_hand(rounds, depth):
     """(rounds, hits) in loops; a round is its candidates by depth, and what was emitted."""
     visits, hits = [0] * depth, [[0] * 3 for _ in range(depth)]
@@ -111,22 +96,6 @@ def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
     assert tally.hits.tolist() == hits
     assert visits[0] == len(rounds) > visits[1] > visits[2] > 0
     assert sum(sum(row[1:]) for row in hits) > 0
-
-
-def test_of_the_comb_itself_the_promise_is_the_measurement(target, learned):
-    """Shares of its own rounds, multiplied along the path: nothing is assumed of it."""
-    draft, texts = learned
-    counter, comb = AcceptanceCounter(4, 5), build_comb(4, 5)
-    decoder = Decoder(target, draft, tree_from_paths(comb), sampling=SamplingConf(), slots=64)
-    watch_rounds(decoder, counter)
-    prompts = prompts_of(texts)
-    rows = decoder.decode(
-        [prompt.ids for prompt in prompts], row_ids=[prompt.row_id for prompt in prompts],
-        max_new_tokens=NEW, eos_ids=target.eos_ids,
-    )  # fmt: skip
-    accepted = [count for row in rows for count in row.accepted]
-    measured = 1 + sum(accepted) / len(accepted)
-    assert promised(counter.acceptance(), comb) == pytest.approx(measured)
 
 
 def test_the_demos_prompts_for_tuning_are_not_held_out():

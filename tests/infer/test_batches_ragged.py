@@ -163,7 +163,7 @@ def count_rounds(answers):
         sum(
             share_s / round_s
             for answer in answers
-            for share_s, round_s in zip(answer.round_share_s, answer.round_s, strict=True)
+            for share_s, round_s in zip(answer.share_s, answer.round_s, strict=True)
         )
     )
 

@@ -18,7 +18,7 @@ from infer.engine.decode import Decoder
 from infer.eval import main
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts, plan_evaluation
-from infer.measure.report_schema import AdaptedTargetInfo, DraftMemory
+from infer.measure.report_schema import AdaptedTarget, DraftMemory
 from infer.report.mode_tables import summary_table
 from infer.report.prose import list_absences
 from models import checkpoint, checkpoint_files
@@ -71,20 +71,22 @@ def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder
         target, drafts, tree=TREE, conf=conf(folder, prompts_per_category=None)
     )
     assert [draft.name for draft in report.drafts] == ["older", "newer"]
-    modes = [report.autoregressive, report.ngram]
+    modes = report.overall.modes
+    names = ("untrained", "chain", "tree")
+    drafted = [f"{draft}/{name}" for draft in ("older", "newer") for name in names]
+    assert list(modes) == ["autoregressive", "ngram", *drafted]
     for draft in report.drafts:
         assert draft.method == "eagle3"
         assert draft.not_measured == {}
-        modes += [draft.modes[name] for name in ("untrained", "chain", "tree")]
-        gain = draft.gain["tree"]["over_untrained"]["acceptance_length"]
+        gain = modes[f"{draft.name}/tree"].gains["untrained"]["acceptance_length"]
         assert gain.mean > 0  # it has learned these texts
-    for mode in modes:
-        assert mode.lossless == "yes"
-        assert (mode.mismatched_prompts, mode.divergences) == (0, [])
-        assert mode.prompts == 4
-        assert mode.graphs_after_warmup is None  # nothing is compiled here
-    assert report.autoregressive.acceptance_length.mean == 1.0
-    assert report.prompts.by_category == {"a": 2, "b": 2}
+    for mode in modes.values():
+        assert mode.verdict.lossless == "yes"
+        assert (mode.verdict.mismatched_prompts, mode.verdict.divergences) == (0, [])
+        assert mode.figures.prompts == 4
+    assert report.setup.graphs_after_warmup is None  # nothing is compiled here
+    assert modes["autoregressive"].figures.acceptance_length.mean == 1.0
+    assert report.setup.prompts.by_category == {"a": 2, "b": 2}
     assert set(report.categories) == {"a", "b"}
     assert as_json(from_json(as_json(report))) == as_json(report)
 
@@ -94,9 +96,9 @@ def test_without_phases_only_whole_rounds_are_measured_and_compiled(target, fold
     draft = load_draft_under_test(folder / "outputs/train/newer/checkpoint", target)
     quick = conf(folder, phases=False)
     report = evaluate_drafts(target, [draft], tree=TREE, conf=quick)
-    tree = report.drafts[0].modes["tree"]
-    assert tree.split_ms is tree.costs_ms is tree.bottleneck is None
-    assert tree.speedup.mean > 0
+    tree = report.overall.modes["newer/tree"]
+    assert tree.split_ms is tree.costs_ms is None
+    assert tree.figures.speedup.mean > 0
     assert "evaluation.phases=true" in " ".join(list_absences(report))
     *_, graphs = plan_evaluation(target, [draft], TREE.build(), quick)
     assert {graph.function.partition(":")[0] for graph in graphs} == {"prefill", "begin", "fused"}
@@ -115,9 +117,9 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
     )
     (draft,) = report.drafts
     assert draft.name == "published"
-    assert draft.modes["untrained"] is None
+    assert "published/untrained" not in report.overall.modes
     assert draft.not_measured == {"untrained": "the checkpoint does not record its seed"}
-    assert draft.gain["tree"]["over_untrained"] is None
+    assert set(report.overall.modes["published/tree"].gains) == {"ngram"}
 
 
 def test_a_deep_tree_is_warned_of(target, folder, caplog):
@@ -169,7 +171,7 @@ def test_results_go_to_the_wandb_run_that_trained_the_draft(folder, command):
     assert run_ids(out) == [("newer", "p", "")]
     (values,) = logged(out)
     report = json.loads((out / "report.json").read_text())
-    tree = report["drafts"][0]["modes"]["tree"]
+    tree = report["overall"]["modes"]["newer/tree"]["figures"]
     assert values["eval_report/tree/acceptance_length"] == tree["acceptance_length"]["mean"]
     assert values["eval_report/tree/lossless"] == "yes"
     assert values["eval_report/table/nrows"] == len(summary_table(from_json(report)).rows)
@@ -181,14 +183,6 @@ def test_results_go_to_the_wandb_run_that_trained_the_draft(folder, command):
     (train / "older" / "moved.json").rename(train / "older" / "report.json")
     shutil.rmtree(newer / "state")
     assert find_tracked_run(both[1:]) is None
-
-
-def test_several_checkpoints_are_judged_together(folder, command):
-    runs = [f"outputs/train/{name}/checkpoint" for name in ("older", "newer")]
-    out = command(f"checkpoint=[{','.join(runs)}]", "run_name=both")
-    assert f"checkpoint: {runs[0]}, {runs[1]}" in out
-    report = json.loads((folder / "outputs/infer.eval/both/report.json").read_text())
-    assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
 
 
 def test_runs_of_one_name_are_told_apart_by_where_they_lie(folder, command):
@@ -205,7 +199,7 @@ def test_names_are_as_short_as_they_can_be_and_no_two_alike(tmp_path):
 
     assert called("a/demo", "b/demo", "b/other/checkpoint") == ["a/demo", "b/demo", "other"]
     assert called("a/x/demo", "a/y/demo", "b/y/demo") == ["a/x/demo", "a/y/demo", "b/y/demo"]
-    assert called("a/runs/demo/checkpoint", "b/runs/demo") == ["a/demo", "b/demo"]
+    assert called("a/runs/demo/checkpoint", "b/runs/demo") == ["a/runs/demo", "b/runs/demo"]
     assert called("demo", "runs/demo") == [f"{tmp_path.name}/demo", "runs/demo"]
     assert called("demo/../demo/state/..") == ["demo"]
 
@@ -294,17 +288,14 @@ def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, fol
     assert changed > 0
     first, second = report.drafts
     assert first.target is None
-    assert second.target == AdaptedTargetInfo(
+    assert second.target == AdaptedTarget(
         name="tiny adapted",
         parameters=target.num_parameters,
-        adapted_from="tiny",
         changed_answers=changed,
     )
-    for mode in (*first.modes.values(), *second.modes.values()):
-        assert (
-            mode is None or mode.lossless == "yes"
-        )  # each held against the target that verified it
-    assert second.modes["autoregressive"].speedup.mean == 1
+    modes = report.overall.modes  # each compared with the target that verified it
+    assert {mode.verdict.lossless for mode in modes.values()} == {"yes"}
+    assert modes["own/autoregressive"].figures.speedup.mean == 1
     answered = [row.modes["own/autoregressive"].tokens for row in report.per_prompt]
     assert answered == [len(ids) for ids in answers[1]]
 
@@ -317,8 +308,8 @@ def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, m
 
     def verdicts():
         report = evaluate_drafts(target, [draft], tree=TREE, conf=many)
-        (batch,) = report.batches
-        return report.drafts[0].modes["tree"].lossless, batch.lossless
+        (batch,) = report.drafts[0].batches
+        return report.overall.modes["learned/tree"].verdict.lossless, batch.verdict.lossless
 
     assert verdicts() == ("yes", "yes")
     monkeypatch.setattr(
@@ -354,12 +345,12 @@ def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
         typical_delta=0.001, sampling=SamplingConf(temperature=1.0),
     )  # fmt: skip
     report = evaluate_drafts(target, [draft], tree=TREE, conf=lossy)
-    modes = report.drafts[0].modes
-    for mode in (modes["chain"], modes["tree"]):
-        assert (mode.verification, mode.lossless) == ("typical", "no")
-    assert modes["tree"].mismatched_prompts > 0  # almost anything passes
-    for mode in (report.autoregressive, report.ngram):
-        assert (mode.verification, mode.lossless) == ("coupled", "yes")
+    modes = {key: mode.verdict for key, mode in report.overall.modes.items()}
+    for key in ("learned/chain", "learned/tree"):
+        assert (modes[key].verification, modes[key].lossless) == ("typical", "no")
+    assert modes["learned/tree"].mismatched_prompts > 0  # almost anything passes
+    for key in ("autoregressive", "ngram"):
+        assert (modes[key].verification, modes[key].lossless) == ("coupled", "yes")
 
 
 def accepted(report):

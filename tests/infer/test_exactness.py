@@ -81,7 +81,7 @@ def with_ids(result, ids) -> PromptResult:
 
 
 def trace_of(prompt, done) -> PromptResult:
-    return PromptResult(prompt=prompt, generation=done, depth=4)
+    return PromptResult(prompt=prompt, generation=done)
 
 
 @pytest.fixture(
@@ -228,14 +228,6 @@ def test_the_place_of_a_divergence_and_the_gap_there_are_the_targets(judged):
     )
 
 
-def test_a_wrong_first_token_is_seen(judged):
-    wanted = judged.wanted[0]
-    ids = [1 + wanted.generation.ids[0] % 60, *wanted.generation.ids[1:]]
-    exactness = judged.compare([with_ids(wanted, ids)])
-    assert exactness.mismatches[0].position == 0
-    assert exactness.verdict == LosslessVerdict.no
-
-
 @pytest.mark.parametrize("kept", [5, 31])
 def test_an_answer_that_ends_too_early_is_seen(judged, kept):
     wanted = judged.wanted[0]
@@ -253,12 +245,6 @@ def test_a_target_that_answers_differently_twice_is_not_held_against_the_draft(j
     assert (found.mismatches[0].position, found.mismatches[0].logit_gap) == (3, 0.0)
     exact = judged.by.exact_arithmetic
     assert found.verdict == (LosslessVerdict.no if exact else LosslessVerdict.yes)
-
-
-def test_equal_answers_have_no_divergence(judged):
-    exactness = judged.compare(judged.wanted)
-    assert exactness.mismatches == []
-    assert exactness.verdict == LosslessVerdict.yes
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])

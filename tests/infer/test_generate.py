@@ -13,11 +13,11 @@ from infer.config import GenerateConf
 from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
 from infer.generate import main
-from infer.generation import GrowingText, compile_graphs, describe_speed, list_accepted
+from infer.generation import compile_graphs, describe_speed
 from models.device.graph_budget import GraphLedger
 from models.errors import UserError
 from models.speculate.config import SamplingConf
-from tests.support.tiny import CPU, chain, demo_target, tiny_target
+from tests.support.tiny import CPU, chain, tiny_target
 
 NEW = 12
 
@@ -85,17 +85,18 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
-    [(1, "3 tokens, 1.5 tokens/s: 1 from reading the prompt, 2 from 1 round, 2.00 per round"),
-     (4, "12 tokens, 6.0 tokens/s: 4 from reading 4 prompts, 8 from 4 rounds, 2.00 per round")],
+    ("answers", "seconds", "expected"),
+    [
+        ([Generation(ids=[5, 6, 7], accepted=[3])], 2.0,
+         "3 tokens, 1.5 tokens/s: 1 from reading the prompt, 2 from 1 round, 2.00 per round"),
+        ([Generation(ids=[5, 6, 7], accepted=[3])] * 4, 2.0,
+         "12 tokens, 6.0 tokens/s: 4 from reading 4 prompts, 8 from 4 rounds, 2.00 per round"),
+        ([Generation(ids=[5])], 1.0,
+         "1 token, 1.0 tokens/s: 1 from reading the prompt, 0 from 0 rounds"),
+    ],
 )  # fmt: skip
-def test_every_token_is_accounted_for(count, told):
-    assert describe_speed([Generation(ids=[5, 6, 7], accepted=[3])] * count, 2.0) == told
-
-
-def test_an_answer_of_one_token_has_no_round():
-    (told,) = {describe_speed([Generation(ids=[5])], 1.0)}
-    assert told == "1 token, 1.0 tokens/s: 1 from reading the prompt, 0 from 0 rounds"
+def test_every_token_is_accounted_for(answers, seconds, expected):
+    assert describe_speed(answers, seconds) == expected
 
 
 def test_what_is_compiled_is_said_before_the_first_answer(learned, capsys):
@@ -124,34 +125,3 @@ def test_an_empty_prompt_is_refused(prompt):
 def test_one_of_prompt_and_prompts_is_needed(folder, overrides):
     with pytest.raises(UserError, match=r"^prompt: needs a text, or prompts=FILE .* set one of"):
         generate(folder, *overrides)
-
-
-@pytest.mark.parametrize("text", ["def f(x): return x + 1", "naïve 日本語 🙂 end", "  a\n\n b"])
-@pytest.mark.parametrize("count", [1, 3, 100])
-def test_pieces_add_up_to_the_text_however_many_tokens_come_at_once(text, count):
-    """Characters of several bytes may take several tokens, which come in different rounds."""
-    tokenizer = demo_target().tokenizer
-    ids = tokenizer(text)["input_ids"]
-    growing, pieces = GrowingText(tokenizer), []
-    for end in [*range(count, len(ids), count), len(ids)]:
-        accepted = [count - 1] * len(ids)
-        pieces += growing.read(Generation(ids=ids[:end], accepted=accepted))
-    assert "".join(piece for piece, _ in pieces) == tokenizer.decode(ids)
-    if count == 1:
-        assert not any(is_accepted for _, is_accepted in pieces)
-
-
-@pytest.mark.parametrize("text", ["warm \U0001f976", "warm \ufffd"])
-def test_pieces_add_up_to_an_answer_that_ends_anywhere_in_a_character(text):
-    """The written answer has the mark of an incomplete character, so the printed one has it too."""
-    tokenizer = demo_target().tokenizer
-    ids = tokenizer(text)["input_ids"]
-    for end in range(1, len(ids) + 1):
-        growing, generation = GrowingText(tokenizer), Generation(ids=ids[:end], accepted=[0] * end)
-        pieces = [*growing.read(generation), *growing.read(generation, is_complete=True)]
-        assert "".join(piece for piece, _ in pieces) == tokenizer.decode(ids[:end])
-
-
-def test_the_last_token_of_a_round_is_the_targets():
-    generation = Generation(ids=list(range(7)), accepted=[2, 0, 3])
-    assert list_accepted(generation) == [False, True, True, False, False, True, True]

@@ -2,26 +2,22 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.row_tensors import tensor_bytes
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.measure.replay import (
     Replay,
     collect_replay_texts,
-    count_all_positions,
     count_on_policy,
     decoding_starts,
 )
 from models.device.memory_trace import MemoryTracer
 from models.drafts.ngram import NgramDraft
-from models.errors import UserError
-from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.config import SamplingConf
 from models.speculate.tree import tree_from_paths
 from tests.support.methods import CASES
 from tests.support.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
@@ -66,12 +62,12 @@ def decoded(target, draft, shape, prompts, sampling):
     return [row.accepted for row in done]
 
 
-def replayed(target, draft, shapes, prompts, sampling, **more):
+def replayed(target, draft, shapes, prompts, sampling):
     found = collect_replay_texts(
         target, prompts, sampling=sampling, max_new_tokens=NEW, layers=draft.needs.layers,
         lookahead=max(shape.max_path_length for shape in shapes.values()),
     )  # fmt: skip
-    return Replay(target, draft, found, sampling=sampling, **more).accepted_lengths(shapes)
+    return Replay(target, draft, found, sampling=sampling).accepted_lengths(shapes)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
@@ -101,25 +97,6 @@ def test_penalties_look_at_the_same_history(target, drafts, prompts, temperature
     accepted = decoded(target, draft, tree(), prompts, sampling)
     assert [one[decoding_starts(one)].tolist() for one in found] == accepted
     assert sum(map(sum, accepted)) > 0
-
-
-def test_a_chain_tells_of_every_shorter_window(target, drafts, prompts):
-    draft = drafts["eagle3"]
-    found = replayed(target, draft, {"long": chain(6)}, prompts, GREEDY)["long"]
-    for window in (1, 2, 4):
-        short = [np.minimum(one, window) for one in found]
-        accepted = decoded(target, draft, chain(window), prompts, GREEDY)
-        assert [one[decoding_starts(one)].tolist() for one in short] == accepted
-
-
-def test_copied_tokens_are_worth_the_longer_of_both(target, drafts, prompts):
-    shapes = {
-        "grown": TreeConf(depth=3, nodes=6, beam_width=2, children=3).build(), "both": mixed(),
-    }  # fmt: skip
-    found = replayed(target, drafts["medusa"], shapes, prompts, GREEDY)
-    copied = replayed(target, NgramDraft(), {"chain": chain(4)}, prompts, GREEDY)["chain"]
-    for grown, alone, both in zip(found["grown"], copied, found["both"], strict=True):
-        assert np.maximum(grown, alone).tolist() == both.tolist()
 
 
 def test_an_answer_ends_where_decoding_ends(target, drafts, prompts, monkeypatch):
@@ -159,14 +136,6 @@ def test_an_answer_of_one_token_takes_no_round(target, drafts, prompts):
     assert torch.equal(replay.count_acceptance(3, 4).hits, alone.count_acceptance(3, 4).hits)
 
 
-def test_every_start_counts_once_in_the_other_figure(target, drafts, prompts):
-    found = replayed(target, drafts["eagle3"], {"chain": chain(3)}, prompts, GREEDY)["chain"]
-    sums = count_all_positions(found)
-    assert sums[:, 1].tolist() == [len(one) for one in found]
-    assert (sums[:, 0] - sums[:, 1]).tolist() == [one.sum() for one in found]
-    assert (count_on_policy(found)[:, 1] < sums[:, 1]).any()
-
-
 def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
     draft, watched = drafts["eagle3"], AcceptanceCounter(3, 4)
     decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 4)), sampling=GREEDY, slots=64)
@@ -182,15 +151,6 @@ def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
     assert torch.equal(table.rounds, watched.rounds)
     assert torch.equal(table.hits, watched.hits)
     assert 0 < table.hits[:, 1:].sum() < table.rounds[0]
-
-
-@pytest.mark.parametrize("name", ["rejection", "block", "typical"])
-def test_what_depends_on_the_draft_cannot_be_replayed(target, drafts, prompts, name):
-    with pytest.raises(UserError, match=f"replay needs greedy or coupled, .* got {name}"):
-        replayed(
-            target, drafts["eagle3"], {"chain": chain(3)}, prompts[:1], COUPLED,
-            verification=Verification[name],
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["eagle3", "hydra++", "draft model"])

@@ -27,8 +27,7 @@ from infer.tuning.results import (
     ExpectedTokens,
     TuningResult,
     TuningVerdict,
-    format_summary,
-    write_tree_files,
+    write_choices,
 )
 from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
@@ -264,10 +263,9 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
         name="new", directory=tmp_path, candidates=candidates, acceptance=TABLE, rounds=[9] * 6,
         expected_tokens={c.name: tokens for c in candidates}, results=[result],
     )  # fmt: skip
-    write_tree_files([tuning], tmp_path)
+    (line,) = write_choices([tuning], tmp_path, TuneConf())
     left = json.loads((tmp_path / "new-b1-c40.json").read_text())
     assert (left["name"], left["mode"]) == ("ngram-4", "ngram")
-    *_, line, _ = format_summary([tuning], tmp_path, TuneConf())
     command, _, note = line.partition("  # ")
     assert note == "its mode ngram; no draft is needed"
     assert compose("eval", EvalConf, shlex.split(command)[3:]).tree.build() == pick.tree

@@ -35,9 +35,7 @@ def decoded(decoder: Decoder, prompts: list[EvalPrompt]) -> list[PromptResult]:
         [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW
     )
     pairs = zip(prompts, rows, strict=True)
-    return [
-        PromptResult(prompt=prompt, generation=row, depth=decoder.depth) for prompt, row in pairs
-    ]
+    return [PromptResult(prompt=prompt, generation=row) for prompt, row in pairs]
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "gemma3"])

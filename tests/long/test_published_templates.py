@@ -14,6 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from conf.entry import compose
 from data.chat.template import ChatTemplate
+from data.chat.text_stream import TextStream
 from data.chat.tokenization import documents_from_row
 from data.config import DataConf, DataSource
 from data.document_cache import read_documents
@@ -24,9 +25,7 @@ from data.packing.pack import pack_documents
 from data.sources.rows import Conversation
 from data.vocabulary.counts import count_answer_tokens
 from infer.config import GenerateConf
-from infer.engine.requests import Generation
 from infer.generate import main as generate
-from infer.generation import GrowingText
 from models.errors import UserError
 from models.speculate.draft_vocab import (
     choose_kept_ids,
@@ -197,13 +196,10 @@ def test_a_reduced_vocabulary_covers_most_and_can_spell_and_end_any_text(publish
 def test_pieces_of_a_growing_text_add_up_to_it_at_any_split(name, tokenizers):
     tokenizer = AutoTokenizer.from_pretrained(tokenizers / name)
     ids = token_ids(tokenizer, " ".join(TEXTS))
-    for size in (1, 2, 3, 5, 7, len(ids)):
-        growing, pieces = GrowingText(tokenizer), []
-        for end in [*range(size, len(ids), size), len(ids)]:
-            generation = Generation(ids=ids[:end], accepted=[size - 1] * end)
-            pieces += growing.read(generation, is_complete=end == len(ids))
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        assert "".join(piece for piece, _ in pieces) == text
+    stream = TextStream(tokenizer, skip_special_tokens=True)
+    pieces = [stream.read(token) or "" for token in ids]
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    assert "".join([*pieces, stream.finish()]) == text
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -225,8 +221,9 @@ def test_a_draft_is_trained_judged_and_asked_through_the_template(name, tokenize
         "evaluation.batch_sizes=[]", "run_name=run", f"output_dir={tmp_path}",
     ]))  # fmt: skip
     report = json.loads((tmp_path / "run/report.json").read_text())
-    assert report["prompts"]["chat_template"] == report["prompts"]["count"] == 4
-    assert all(mode["lossless"] != "no" for mode in report["drafts"][0]["modes"].values())
+    prompts_told, modes = report["setup"]["prompts"], report["overall"]["modes"]
+    assert prompts_told["chat_template"] == prompts_told["count"] == 4
+    assert all(mode["verdict"]["lossless"] != "no" for mode in modes.values())
     generate.__wrapped__(compose("generate", GenerateConf, [
         *common, f"checkpoint={tmp_path}/run/checkpoint", f"prompts={prompts}",
         "max_new_tokens=8", f"output={tmp_path}/answers.jsonl",

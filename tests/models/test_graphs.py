@@ -189,8 +189,10 @@ def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(
     announced, compiled = lines[0], lines[-1]
     assert announced.removesuffix("announced") == compiled.removesuffix("compiled")
     report = evaluate_drafts(target, [one], tree=tree, conf=conf)
-    assert sum(count["announced"] for count in report.graphs.values()) == int(announced.split()[1])
-    assert not any(count["compiled"] for count in report.graphs.values())
+    assert sum(count["announced"] for count in report.setup.graphs.values()) == int(
+        announced.split()[1]
+    )
+    assert not any(count["compiled"] for count in report.setup.graphs.values())
 
 
 @pytest.mark.no_shapes
@@ -224,8 +226,8 @@ def judged(folder, names, *, tree, tuned=None, **conf):
         for name, draft in zip(names, drafts, strict=True)
     ]  # fmt: skip
     report = evaluate_drafts(target, some, tree=tree, conf=EvaluationConf(**few | conf))
-    assert report.autoregressive.graphs_after_warmup == 0
-    return report.graphs
+    assert report.setup.graphs_after_warmup == 0
+    return report.setup.graphs
 
 
 SAMPLED = SamplingConf(temperature=1.0, repetition_penalty=1.1)

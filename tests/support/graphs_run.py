@@ -98,8 +98,8 @@ def main() -> None:
     target = tiny_target(seed=0, device=device)
     found = {"training": train("eagle1", target, device, keep_features=True)}
     report = judged(target)
-    found["evaluation"] = report.graphs
-    late = report.autoregressive.graphs_after_warmup
+    found["evaluation"] = report.setup.graphs
+    late = report.setup.graphs_after_warmup
     print(json.dumps({"graphs": found, "late": late}))  # noqa: T201
 
 

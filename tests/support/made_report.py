@@ -12,27 +12,20 @@ from data.eval_prompts.contamination import Contamination
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.requests import Generation
 from infer.measure.intervals import Estimate
-from infer.measure.records import (
-    AdaptedTarget,
-    DraftResult,
-    Exactness,
-    LogitTolerance,
-    ModeResult,
-    PromptResult,
-)
+from infer.measure.records import Exactness, LogitTolerance, ModeResult, PromptResult
 from infer.measure.report import build_report, describe_prompts
 from infer.measure.report_schema import (
-    SCHEMA_VERSION,
-    BatchSection,
+    AdaptedTarget,
+    BatchFigures,
     CurvePoint,
     DeviceInfo,
+    DraftInfo,
     DraftMemory,
     EvalReport,
     EvalSetup,
     Mismatch,
-    ReplayResult,
+    Mode,
     Report,
-    RoundCosts,
     RoundSplit,
     SampleAnswer,
     TargetInfo,
@@ -56,10 +49,11 @@ CONTAMINATED = Contamination(checked=True, count=1, ids=["docs-2"])
 UNCHECKED = Contamination(checked=False, reason="the run left no readable training_prompts.npy")
 
 
-def prompt_result(*, depth, prompt=None, **kwargs):
+def prompt_result(*, prompt=None, **kwargs):
     """An answer to a prompt; `prompt` holds the fields of the latter that matter."""
     prompt = EvalPrompt(**{"id": "a", "category": "code", "ids": [0]} | (prompt or {}))
-    return PromptResult(prompt=prompt, generation=Generation(**kwargs), depth=depth)
+    kwargs.setdefault("share_s", kwargs.get("round_s", []))
+    return PromptResult(prompt=prompt, generation=Generation(**kwargs))
 
 
 def traces(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
@@ -87,7 +81,6 @@ def traces(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
                     ids=[int(token) for token in rng.integers(0, 99, 64)],
                     accepted=accepted,
                     drafted=[nodes] * len(accepted),
-                    depth=depth,
                     prefill_s=float(rng.uniform(0.01, 0.02)),
                     round_s=[float(x) for x in rng.uniform(0.8, 1.2, len(accepted)) * round_s],
                 )
@@ -95,37 +88,50 @@ def traces(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
     return made
 
 
-def measured(**kwargs):
-    depth = kwargs["depth"]
-    draft = 2.0 if depth else 0.0
-    round_ms = 1000 * kwargs["round_s"]
-    level = draft / depth if depth else None
-    costs = RoundCosts(
-        draft=draft, verify=round_ms - draft, autoregressive_step=10.0, level=level
+def measured(*, baseline="autoregressive", **kwargs):
+    """A mode whose rounds take 2 ms to draft, 0.3 for the cache, 0.4 to accept, 0.2 of the host."""
+    depth, round_ms = kwargs["depth"], 1000 * kwargs["round_s"]
+    draft_ms = 2.0 if depth else 0.0
+    cache_move = 0.3 if depth else 0.0
+    split = RoundSplit(
+        draft=draft_ms, verify=round_ms - draft_ms - cache_move - 0.4, accept=0.4,
+        cache_move=cache_move, host=0.2, round=round_ms + 0.2, fused_round=round_ms - 1,
     )  # fmt: skip
     return ModeResult(
-        prompt_results=traces(**kwargs),
-        costs=costs,
-        graphs_after_warmup=0,
-        draft_passes=depth,
-        split=split(draft=draft, round_ms=round_ms),
-    )
-
-
-def split(*, draft, round_ms):
-    """Of 0.3 ms for the cache, 0.4 ms to accept, 0.2 ms of the host; a fused round saves 1 ms."""
-    return RoundSplit(
-        draft=draft, verify=round_ms - draft - 0.9, accept=0.4, cache_move=0.3, host=0.2,
-        round=round_ms, fused_round=round_ms - 1,
+        prompt_results=traces(**kwargs), baseline=baseline, depth=depth, split=split,
+        draft_passes=depth or None, bytes_ratio=0.1 if depth else None,
     )  # fmt: skip
 
 
-def at_batch(draft, batch, speedup):
-    return BatchSection(
-        draft=draft, batch=batch, mode="tree",
+def measured_draft(name, seed, **more):
+    """The modes of a draft that accepts most with a tree, by key."""
+    modes = {
+        "untrained": measured(share=0.02, depth=6, nodes=20, round_s=0.015, seed=seed, **more),
+        "chain": measured(share=0.7, depth=5, nodes=5, round_s=0.013, seed=seed + 1, **more),
+        "tree": measured(share=0.75, depth=6, nodes=20, round_s=0.015, seed=seed + 2, **more),
+    }
+    near = Mismatch(prompt_id="code-3", position=17, logit_gap=0.002)
+    modes["tree"] = replace(
+        modes["tree"], exactness=Exactness(mismatches=[near], tolerance=NEAR)
+    )  # fmt: skip
+    return {f"{name}/{mode}": result for mode, result in modes.items()}
+
+
+def measured_target(**more):
+    """The modes of the target alone, by key."""
+    plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **more)
+    ngram = measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2, **more)
+    return {
+        "autoregressive": plain, "ngram": replace(ngram, draft_passes=0, bytes_ratio=0.0)
+    }  # fmt: skip
+
+
+def at_batch(size, speedup):
+    return BatchFigures(
+        size=size,
         speedup=Estimate(mean=speedup, ci95=[speedup - 0.2, speedup + 0.3]),
         tokens_per_s=Estimate(mean=1234.5, ci95=None), autoregressive_tokens_per_s=FIGURE,
-        acceptance_length=FIGURE, **vars(Exactness().judge("exact")),
+        acceptance_length=FIGURE, verdict=Exactness().judge("exact"),
     )  # fmt: skip
 
 
@@ -137,43 +143,39 @@ def curve(points=10, *, rise=0.1, noise=0.01):
     ]
 
 
-def draft_run(name, seed):
-    tree = measured(share=0.75, depth=6, nodes=20, round_s=0.015, seed=seed + 2)
-    tree.exactness = Exactness(
-        mismatches=[Mismatch(prompt_id="code-3", position=17, logit_gap=0.002)],
-        tolerance=NEAR,
-    )
-    tree.bottleneck = "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
-    said = [TextSpan(text=text, kind=kind) for kind, text in PIECES.items()]
-    return DraftResult(
-        replay_result=ReplayResult(tau=FIGURE, all_positions=FIGURE),
-        batches=[at_batch(name, 16, 1.25), at_batch(name, 4, 2.0)],
-        samples=[SampleAnswer(draft=name, prompt_id="code-3", mode="tree", pieces=said)],
-        name=name,
-        method="eagle3",
-        longest_row=512,
-        curve=curve(),
-        num_parameters=456_789,
-        memory=DraftMemory(weights=1_827_156, state=65_536),
-        modes={
-            "untrained": measured(share=0.02, depth=6, nodes=20, round_s=0.015, seed=seed),
-            "chain": measured(share=0.7, depth=5, nodes=5, round_s=0.013, seed=seed + 1),
-            "tree": tree,
-        },
-    )
+def described(name, **changes):
+    """A draft, and what was measured of it apart from its modes."""
+    pieces = [TextSpan(text=text, kind=kind) for kind, text in PIECES.items()]
+    fields = {
+        "method": "eagle3",
+        "parameters": 456_789,
+        "memory_bytes": DraftMemory(weights=1_827_156, state=65_536),
+        "target": None,
+        "tuned_tree": None,
+        "not_measured": {},
+        "longest_row": 512,
+        "training": curve(),
+        "batches": [at_batch(4, 2.0), at_batch(16, 1.25)],
+        "samples": [SampleAnswer(prompt_id="code-3", pieces=pieces)],
+    }
+    return DraftInfo(name=name, **fields | changes)
 
 
-def made_report(autoregressive, ngram, drafts, *, contamination=None, source=None) -> EvalReport:
+def made_report(
+    results, drafts=(), *, contamination=None, source=None, graphs_after_warmup=0
+) -> EvalReport:
     """A report of these modes, of a demo target on two threads; `source` names the prompts."""
     prompts = [
-        replace(result.prompt, held_out_of=source or "") for result in autoregressive.prompt_results
+        replace(result.prompt, held_out_of=source or "")
+        for result in results["autoregressive"].prompt_results
     ]
     setup = EvalSetup(
-        schema_version=SCHEMA_VERSION,
         created="2026-11-23T00:00:00+00:00",
         command="python -m infer.eval",
         versions={"torch": "2.13.0", "transformers": "5.23.0"},
         device=DeviceInfo(name="cpu", kind="x86_64", dtype="float32", threads=2, compiled=True),
+        graphs=None,
+        graphs_after_warmup=graphs_after_warmup,
         target=TargetInfo(name="demo", parameters=3_456_789),
         sampling=SamplingConf(),
         tree=TreeInfo(kind="dynamic", depth=4, nodes=12, copied=0),
@@ -181,46 +183,53 @@ def made_report(autoregressive, ngram, drafts, *, contamination=None, source=Non
             prompts, source, max_new_tokens=64, contamination=contamination or {}
         ),
     )
-    return build_report(
-        setup,
-        autoregressive=autoregressive,
-        ngram=ngram,
-        drafts=drafts,
-        target_bytes=18_271_560,
-    )
+    return build_report(setup, results, list(drafts))
 
 
 def one_draft():
     """A report of one draft that is not quite exact, in bf16."""
     return made_report(
-        measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1),
-        measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2),
-        [draft_run("eagle3-demo", 3)],
+        measured_target() | measured_draft("eagle3-demo", 3),
+        [described("eagle3-demo")],
         contamination={"eagle3-demo": CONTAMINATED},
     )
 
 
 def three_drafts():
     """Of three drafts: a usual one, one with a target of its own, one verified by a lossy rule."""
-    usual, adapted, lossy = (draft_run(name, seed) for seed, name in enumerate(COMPARED, 3))
+    usual, adapted, lossy = COMPARED
     own = measured(share=0.0, depth=0, nodes=0, round_s=0.008, seed=1)
-    for trace in own.prompt_results[:5]:
-        trace.generation.ids = [*trace.generation.ids[:-1], 0]
-    adapted = replace(
-        adapted,
-        target=AdaptedTarget(
-            name="demo adapted", parameters=3_500_000, adapted_from="demo", weight_bytes=None
-        ),
-        modes={"autoregressive": own} | adapted.modes,
-    )
-    for mode in lossy.modes.values():
-        mode.verification, mode.exactness = "typical", Exactness()
+    lossy_modes = {
+        key: replace(mode, verification="typical", exactness=Exactness())
+        for key, mode in measured_draft(lossy, 5).items()
+    }
+    target = AdaptedTarget(name="demo adapted", parameters=3_500_000, changed_answers=5)
+    baseline = f"{adapted}/autoregressive"
     return made_report(
-        measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1),
-        measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2),
-        [usual, adapted, lossy],
+        measured_target()
+        | measured_draft(usual, 3)
+        | {baseline: replace(own, baseline=baseline)}
+        | measured_draft(adapted, 4, baseline=baseline)
+        | lossy_modes,
+        [described(usual), described(adapted, target=target), described(lossy)],
         contamination=dict(zip(COMPARED, [CONTAMINATED, CONTAMINATED, UNCHECKED], strict=True)),
     )
+
+
+def with_mode(report, key, **changes) -> Report:
+    """The report with other figures or another verdict of one mode, on all prompts."""
+    mode = report.overall.modes[key]
+    figures = {name: value for name, value in changes.items() if hasattr(mode.figures, name)}
+    verdict = {name: value for name, value in changes.items() if hasattr(mode.verdict, name)}
+    changed = replace(
+        mode, figures=replace(mode.figures, **figures), verdict=replace(mode.verdict, **verdict)
+    )
+    return with_modes(report, report.overall.modes | {key: changed})
+
+
+def with_modes(report, modes: dict[str, Mode]) -> Report:
+    """The report with these modes on all prompts."""
+    return replace(report, overall=replace(report.overall, modes=modes))
 
 
 def as_json(report):

@@ -143,7 +143,8 @@ def test_a_run_needs_the_name_alone_and_does_not_go_on_elsewhere(
         line.startswith("device: neuron, as configured (torch 2.") for line in said.splitlines()
     )
     report = json.loads((small_run / "out/there/report.json").read_text())
-    assert (report["device"]["name"], report["device"]["dtype"]) == ("neuron", "bfloat16")
+    device = report["setup"]["device"]
+    assert (device["name"], device["dtype"]) == ("neuron", "bfloat16")
 
     monkeypatch.chdir(small_run)
     conf = compose("train", TrainConf, ["device=cpu", *SMALL])

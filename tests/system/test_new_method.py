@@ -110,10 +110,13 @@ def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tm
     for place in ("train/new", "infer.eval/eval"):
         report = json.loads((copy / "outputs" / place / "report.json").read_text())
         assert report["drafts"][0]["method"] == "bigram"
-        modes = report["drafts"][0]["modes"]
-        assert all(mode["lossless"] == "yes" for mode in modes.values())
-        lengths = {name: mode["acceptance_length"]["mean"] for name, mode in modes.items()}
-        assert lengths["tree"] > 1.2 * lengths["untrained"]
+        modes = report["overall"]["modes"]
+        assert all(mode["verdict"]["lossless"] == "yes" for mode in modes.values())
+        tree, untrained = (
+            modes[f"new/{name}"]["figures"]["acceptance_length"]["mean"]
+            for name in ("tree", "untrained")
+        )
+        assert tree > 1.2 * untrained
 
 
 def run(folder: Path, module: str, *overrides: str) -> str:

@@ -101,9 +101,10 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     assert left >= {"config.yaml", "metrics.jsonl", "report.json", "report.md", "report.html"}
     assert left >= {"checkpoint", "state"}
     report = json.loads((out / "report.json").read_text())
-    assert report["drafts"][0]["modes"]["tree"]["acceptance_length"]["mean"] >= 1
+    tree = report["overall"]["modes"]["run/tree"]["figures"]
+    assert tree["acceptance_length"]["mean"] >= 1
     evaluated = [line for line in metrics(out) if "eval/acceptance_length" in line]
-    assert report["training"]["run"] == [
+    assert report["drafts"][0]["training"] == [
         {"tokens": line["train/tokens"], "tau": line["eval/acceptance_length"]}
         for line in evaluated
     ]
@@ -282,11 +283,12 @@ def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(
     out = capsys.readouterr().out
     # two chose the checkpoint, and one of them is in the file that judges it
     assert "tree=auto: timing trees on 1 of the prompts that the report does not use" in out
-    (draft,) = json.loads((folder / "out" / "auto" / "report.json").read_text())["drafts"]
+    report = json.loads((folder / "out" / "auto" / "report.json").read_text())
+    (draft,), mode = report["drafts"], report["overall"]["modes"]["auto/tuned"]
     assert f"tree=auto: {draft['name']}: " in out
     assert draft["tuned_tree"] in out
-    assert draft["modes"]["tuned"]["lossless"] == "yes"
-    assert draft["modes"]["tuned"]["speedup"]["mean"] > 0
+    assert mode["verdict"]["lossless"] == "yes"
+    assert mode["figures"]["speedup"]["mean"] > 0
 
 
 def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):
@@ -301,7 +303,7 @@ def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypa
     assert "no C++ compiler found: compiled parts run eagerly" in said
     assert "draft.norm_output: vLLM reads it, vLLM Neuron does not" in said
     report = json.loads((folder / "out" / "uncompiled" / "report.json").read_text())
-    assert report["device"]["compiled"] is False
+    assert report["setup"]["device"]["compiled"] is False
 
 
 def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, learned):

@@ -141,7 +141,7 @@ def report_of(folder: Path) -> dict:
 
 def test_the_report_is_of_prompts_held_out_of_the_runs_own_data(folder, run, tokenizer):
     prompts = load_eval_prompts(tokenizer, str(run / FINAL_FILE), limit=None)
-    found = report_of(run)["prompts"]
+    found = report_of(run)["setup"]["prompts"]
     assert (found["count"], found["chat_template"]) == (6, 6)
     assert set(found["by_category"]) == {"chat", "code"}
     assert found["source"] == f"held out from {folder / 'rows.jsonl'}"
@@ -186,7 +186,7 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
         kept, gone = kept + known, gone + (not known)
     assert gone > 9  # other turns too, and all three of one question or none
     assert kept
-    checked = report_of(run)["prompts"]["contamination"]["run"]
+    checked = report_of(run)["setup"]["prompts"]["contamination"]["run"]
     assert (checked["checked"], checked["count"]) == (True, 0)
     judged, choosing = (
         {tuple(r["ids"]) for r in lines(run / name)} for name in (FINAL_FILE, SELECTION_FILE)
@@ -195,19 +195,19 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
 
 
 def test_a_run_that_is_trained_already_is_judged_on_the_same(folder, run, capsys):
-    before = report_of(run)["prompts"]
+    before = report_of(run)["setup"]["prompts"]
     (run / "report.json").unlink()
     main.__wrapped__(conf(folder))
     assert "is trained already" in capsys.readouterr().out
-    assert report_of(run)["prompts"] == before
+    assert report_of(run)["setup"]["prompts"] == before
 
 
 def test_eval_takes_the_prompts_of_the_run(run, command, folder):
     command(infer.eval.main, "evaluation.max_new_tokens=2", "evaluation.batch_sizes=[]")
     ours = report_of(folder / "outputs/infer.eval/eval")
-    assert ours["prompts"]["sha256"] == report_of(run)["prompts"]["sha256"]
-    assert ours["prompts"]["source"] == report_of(run)["prompts"]["source"]
-    assert ours["by_prompt_length"]["longest_row"] == {"run": 256}
+    assert ours["setup"]["prompts"]["sha256"] == report_of(run)["setup"]["prompts"]["sha256"]
+    assert ours["setup"]["prompts"]["source"] == report_of(run)["setup"]["prompts"]["source"]
+    assert ours["drafts"][0]["longest_row"] == 256
 
 
 def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, tokenizer):
@@ -218,7 +218,7 @@ def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, toke
     command(infer.tune.main, *few, "nodes=[2]", "batch=[1]", "repeats=1", "ngram_tokens=0")
     told = json.loads((folder / "outputs/infer.tune/tune/tune.json").read_text())
     assert told["prompts"] == {"count": 3, "sha256": selection}
-    assert selection != report_of(run)["prompts"]["sha256"]
+    assert selection != report_of(run)["setup"]["prompts"]["sha256"]
 
 
 @pytest.mark.parametrize(

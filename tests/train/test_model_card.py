@@ -14,7 +14,7 @@ from data.sources.prepared_rows import PreparedRow, write_prepared_rows
 from infer.measure.report_schema import LosslessVerdict
 from models.target.config import DEMO_TARGET
 from tests.support.cards import read_card, read_serve_line
-from tests.support.made_report import one_draft, three_drafts
+from tests.support.made_report import one_draft, three_drafts, with_mode, with_modes
 from train.config.run import TrainConf
 from train.model_card import write_model_card
 
@@ -45,12 +45,9 @@ def only(report, index: int, **fields):
 @pytest.fixture(scope="module")
 def exact():
     """A draft whose answers are all those of the target."""
-    report = one_draft()
-    modes = {
-        name: replace(mode, lossless=LosslessVerdict.yes, mismatched_prompts=0)
-        for name, mode in report.drafts[0].modes.items()
-    }
-    return only(report, 0, modes=modes)
+    return with_mode(
+        one_draft(), "eagle3-demo/tree", lossless=LosslessVerdict.yes, mismatched_prompts=0
+    )
 
 
 def test_a_draft_of_a_public_target_names_it_and_its_data(tmp_path, exact):
@@ -119,7 +116,7 @@ def test_data_that_was_not_prepared_has_the_license_of_its_settings(tmp_path, ov
 
 
 def test_the_serve_line_and_what_is_said_of_it_are_of_the_same_chain(tmp_path, exact):
-    chain = exact.drafts[0].modes["chain"]
+    chain = exact.overall.modes["eagle3-demo/chain"].figures
     card = card_of(tmp_path, report=exact)
     assert read_serve_line(card)[1]["num_speculative_tokens"] == chain.depth
     assert f"One of {chain.depth} tokens was {chain.speedup.mean:.2f} [" in card.text
@@ -130,10 +127,13 @@ def test_the_serve_line_and_what_is_said_of_it_are_of_the_same_chain(tmp_path, e
 def test_where_the_tuner_chose_none_of_the_draft_the_serving_section_says_so(
     tmp_path, exact, tuned_tree
 ):
-    draft = exact.drafts[0]
-    slow = replace(draft.modes["chain"], speedup=replace(draft.modes["chain"].speedup, mean=0.6))
-    modes = draft.modes | {"chain": slow, "tuned": replace(exact.ngram, draft_passes=0)}
-    card = card_of(tmp_path, report=only(exact, 0, modes=modes, tuned_tree=tuned_tree))
+    modes = exact.overall.modes
+    chain = modes["eagle3-demo/chain"].figures
+    report = with_mode(
+        with_modes(exact, modes | {"eagle3-demo/tuned": modes["ngram"]}),
+        "eagle3-demo/chain", speedup=replace(chain.speedup, mean=0.6),
+    )  # fmt: skip
+    card = card_of(tmp_path, report=only(report, 0, tuned_tree=tuned_tree))
     serving = card.text.split("## Serve")[1].split("vllm serve")[0]
     assert "0.60 [" in serving
     assert "there it does not pay" in serving

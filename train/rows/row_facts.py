@@ -18,12 +18,12 @@ from data.sources.text_hashes import ANSWER_START_CHARS, prompt_hashes
 from data.vocabulary.counts import (
     build_coverage_table,
     count_answer_tokens,
-    render_markdown_table,
     sizes_around,
 )
 from models.console import print_table
 from models.drafts.base import Draft
 from models.files import atomic_path
+from models.pages import render_markdown_table
 from models.speculate.draft_vocab import required_token_ids
 from models.target.target import Target
 
@@ -78,4 +78,5 @@ def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path |
         sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
         coverage = build_coverage_table(counts, sizes, required_ids)
         print_table(coverage[0], coverage[1:])
-        (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))
+        text = render_markdown_table(coverage[0], coverage[1:])
+        (folder / VOCABULARY_FILE).write_text(text + "\n")

@@ -18,7 +18,6 @@ from data.vocabulary.counts import (
     compute_coverage,
     count_answer_tokens,
     describe_coverage,
-    render_markdown_table,
     sizes_around,
     sizes_below,
 )
@@ -186,11 +185,6 @@ def test_a_table_has_the_largest_groups_and_the_others_together(tokenizer):
         *(f"category c{place:02d}" for place in range(MAX_TABLE_GROUPS)),
     ]
     assert names[MAX_TABLE_GROUPS + 1 :] == ["category: 3 others", "language en"]
-
-
-def test_a_name_does_not_break_the_page():
-    written = render_markdown_table([["of", "count"], ["a|b", "1"]])
-    assert written == "| of | count |\n| --- | ---: |\n| a\\|b | 1 |\n"
 
 
 def test_sizes_that_can_be():

@@ -3,9 +3,7 @@
 import fcntl
 import os
 import tempfile
-import time
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import (
     CostBench,
     choose_candidate,
-    hold_timing_lock,
 )
 from tests.support.tuning import GIVEN_TREE, considered, prompts_of
 
@@ -91,38 +88,24 @@ def bench(target, learned):
     )  # fmt: skip
 
 
-def test_a_row_pays_for_its_slot_whoever_sits_in_the_others(bench, monkeypatch):
-    one = next(one for one in considered() if one.name == "chain-2")
+def test_a_row_pays_for_its_slot_whoever_decodes_in_the_others(bench):
+    """With rounds of 2 s in a batch of 2, a token of the target alone costs a second."""
     bench.prompts, bench.conf.repeats = bench.prompts[:1], 1
-    latest, decode = {}, bench.decode
-
-    def recorded(decoder, prompts, *, stop_at_eos):
-        latest[decoder] = decode(decoder, prompts, stop_at_eos=stop_at_eos)
-        return latest[decoder]
-
-    monkeypatch.setattr(bench, "decode", recorded)
-    for name, rows in bench.benchmark_trees([one]).items():
-        (answer,) = latest[bench.decoders[name]]
-        assert rows.shape == (1, 2)
-        assert rows[0, 1] == pytest.approx(sum(answer.round_s) / bench.batch)
+    bench.round_seconds = lambda _, generation: [2.0] * generation.rounds
+    ((tokens, seconds),) = bench.benchmark_trees([])["autoregressive"]
+    assert tokens == seconds > 0
 
 
-def test_a_batch_is_held_to_what_the_target_alone_took_just_before(bench, monkeypatch):
-    """A machine that is three times as slow for a while does not change who is how fast."""
-    chains = [one for one in considered() if one.name in ("chain-1", "chain-2")]
-    for one in chains:
-        bench.decoder_for(one)
-    slow, calls = [1.0, 1.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0], iter(range(8))
-
-    def timed(decoder, some):
-        took = slow[next(calls)] * (2.0 if decoder.draft is None else 1.0)
-        return np.array([[5.0, took]] * len(some))
-
-    monkeypatch.setattr(bench, "_time_prompts", timed)
-    sums = bench.benchmark_trees(chains)
-    speeds = {name: rows.sum(0)[0] / rows.sum(0)[1] for name, rows in sums.items()}
-    assert speeds["chain-1"] == pytest.approx(2 * speeds["autoregressive"])
-    assert speeds["chain-2"] == pytest.approx(2 * speeds["autoregressive"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_every_prompt_counts_in_all_repeats(bench, batch):
+    bench.batch = batch
+    chain = next(one for one in considered() if one.name == "chain-2")
+    rows = bench.benchmark_trees([chain])
+    assert {name: len(sums) for name, sums in rows.items()} == dict.fromkeys(rows, 6)
+    bench.conf.repeats = 1
+    once = bench.benchmark_trees([chain])
+    for name, sums in rows.items():
+        assert (sums[:, 0] == 2 * once[name][:, 0]).all()
 
 
 def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monkeypatch):
@@ -132,52 +115,26 @@ def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monke
     assert bench.benchmark_trees([one])["chain-2"][:, 0].sum() == 0
 
 
-def test_the_machine_is_kept_only_while_something_is_timed(bench, monkeypatch):
-    kept, decode = [], bench.decode
+def test_the_machine_is_reserved_only_while_something_is_timed(bench):
+    reserved = []
 
-    def probe(*args, **kwargs):
-        with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as another tuner that compiles
-                kept.append(False)
-            except BlockingIOError:
-                kept.append(True)
-        return decode(*args, **kwargs)
+    def note_lock(_, generation):
+        reserved.append(_is_locked())
+        return generation.round_s
 
-    monkeypatch.setattr(bench, "decode", probe)
-    one = next(one for one in considered() if one.name == "chain-2")
-    bench.measure_steps(one)
-    assert kept == [False, False] + [True] * 3 * cost_model.TIMED_TURNS
+    bench.round_seconds = note_lock
+    chain = next(one for one in considered() if one.name == "chain-2")
+    bench.measure_steps(chain)
+    rows, turns = bench.batch, 3 * cost_model.TIMED_TURNS
+    assert reserved == [True] * rows * turns
+    assert not _is_locked()
 
 
-def test_who_times_does_not_wait_for_those_that_come_later():
-    order: list[str] = []
-
-    def take(name: str, *, alone: bool) -> Thread:
-        def run() -> None:
-            with hold_timing_lock(exclusive=alone):
-                order.append(name)
-
-        thread = Thread(target=run)
-        thread.start()
-        return thread
-
-    with hold_timing_lock(exclusive=False):
-        timing = take("timing", alone=True)
-        while not _kept("gate"):
-            time.sleep(0.001)
-        later = take("compiling", alone=False)
-        later.join(0.1)
-        assert not order
-    for thread in (timing, later):
-        thread.join()
-    assert order == ["timing", "compiling"]
-
-
-def _kept(suffix: str) -> bool:
-    with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.{suffix}").open("a") as file:
+def _is_locked() -> bool:
+    """Whether another tuner could not compile now."""
+    with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.lock").open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         return False

@@ -70,3 +70,21 @@ def test_intervals_of_a_paired_gain_hold_the_truth(num_prompts):
     truth = true_tau(EASE) - true_tau(EASE, KEPT)
     assert difference(samples.mean((0, 1))[None]) == pytest.approx(truth, abs=0.01)
     assert 0.93 <= coverage(samples, truth, statistic=difference) <= 0.97
+
+
+def test_intervals_without_spread_or_with_few_prompts():
+    same = np.array([[6.0, 2.0]] * 16)
+    assert bootstrap_t(same).ci95 == [3, 3]
+    assert bootstrap_t(same[:1]).ci95 is None
+    assert bootstrap_t(np.zeros((16, 2))) is None
+    low, high = bootstrap_t(np.array([[6.0, 2.0], [4.0, 2.0], [5.0, 3.0]])).ci95
+    assert low < 15 / 7 < high < np.inf
+    rare = np.array([[0.0, 9.0]] * 15 + [[4.0, 9.0]])  # most resamples miss the one that differs
+    low, high = bootstrap_t(rare, support=(0.0, 1.0)).ci95
+    assert low == 0
+    assert 4 / 144 < high < 0.2
+
+
+def test_intervals_repeat_exactly():
+    rows = drawn(np.random.default_rng(3), np.full(16, 0.6))
+    assert bootstrap_t(rows) == bootstrap_t(rows.copy())
