@@ -93,7 +93,7 @@ def compute_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One run over the steps of `conf.optim`, from its saved state on; its parts are built on first use."""
+    """One run over the steps of `conf.optim`; its parts are built on first use."""
 
     conf: TrainConf
     parallel: Parallel
