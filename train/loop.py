@@ -93,7 +93,7 @@ def compute_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One run over the steps of `conf.optim`, from its saved state on; its parts are built once."""
+    """One run over the steps of `conf.optim`; its parts are built on first use."""
 
     conf: TrainConf
     parallel: Parallel
@@ -210,6 +210,9 @@ class Trainer:
         compiled from here to the end of the block are checked against those announced.
         """
         device, optimizers = self.parallel.device, self.training_state.optimizers
+        _ = (
+            self.wrapped
+        )  # while states are empty: Accelerate loads them anew, into groups of its own
         needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
         with device.expect_graphs(needed, log.info), closing(self.micro_batches):
             if self.parallel.is_main:
