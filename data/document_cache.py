@@ -9,6 +9,7 @@ import json
 import logging
 from collections import Counter
 from dataclasses import fields, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from data.chat.processes import default_processes
 from data.chat.tokenization import iter_documents
 from data.config import DataConf
 from data.packing.documents import Documents
-from data.sources.training_rows import iter_content_hashes
+from data.sources.training_rows import count_training_rows, iter_content_hashes
 from models.console import track_progress
 from models.files import atomic_directory, report_disk_errors
 from models.lock import acquire_lock, release_lock
@@ -71,9 +72,12 @@ def read_documents(
     """
     skipped: Counter[str] = Counter()
     documents = iter_documents(
-        conf, tokenizer, skipped, vocab_size, processes=conf.processes or default_processes()
-    )
-    checked = check_documents(track_progress(documents, "tokenize"), skipped)
+        conf, tokenizer, skipped, vocab_size, processes=conf.processes or default_processes(),
+        track=partial(
+            track_progress, description="tokenize", total=count_training_rows(conf)
+        ),
+    )  # fmt: skip
+    checked = check_documents(documents, skipped)
     return replace(Documents.from_documents(checked), skipped=skipped)
 
 
@@ -88,7 +92,10 @@ def fingerprint_documents(
         [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.chat_template, vocab_size],
         backend.to_str() if tokenizer.is_fast else tokenizer.get_vocab(),
         {name: version(name) for name in PACKAGES},
-        *((str(file), file.read_text(encoding="utf-8")) for file in sorted(CODE.rglob("*.py"))),
+        *(
+            (str(file.relative_to(CODE)), file.read_text(encoding="utf-8"))
+            for file in sorted(CODE.rglob("*.py"))
+        ),
     ]
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, default=str).encode())
 

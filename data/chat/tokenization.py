@@ -2,11 +2,12 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -39,15 +40,17 @@ from models.errors import UserError, require
 def iter_documents(
     conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str],
     vocab_size: int | None = None, *, processes: int = 1,
+    track: Callable[[Iterator[Any]], Iterable[Any]] = iter,
 ) -> Iterator[TokenizedDocument]:  # fmt: skip
     """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
     `vocab_size` is the number of the target's embeddings. The number of processes changes nothing
-    but the time. Raises UserError for a row of token ids beyond the vocabulary.
+    but the time. `track` may show the progress of the rows. Raises UserError for a row of
+    token ids beyond the vocabulary.
     """
     rows = read_training_rows(conf, skipped)
     tokenize = partial(documents_from_row, conf=conf, tokenizer=tokenizer, vocab_size=vocab_size)
-    for documents, rejected in map_in_order(tokenize, rows, processes=processes):
+    for documents, rejected in track(map_in_order(tokenize, rows, processes=processes)):
         skipped.update(rejected)
         yield from documents
 

@@ -16,7 +16,7 @@ import xxhash
 from huggingface_hub import constants
 
 from data.config import DataConf, DataSource
-from data.sources.files import RawRow
+from data.sources.files import JSON_SUFFIXES, PARQUET_SUFFIXES, RawRow, count_rows
 from data.sources.open_rows import (
     check_hub_dataset,
     check_source_path,
@@ -87,6 +87,17 @@ def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, xxhash.xxh3_128)
         yield str(file.relative_to(path.parent)), digest.hexdigest()
+
+
+def count_training_rows(conf: DataConf) -> int | None:
+    """Count the rows of local files, including unusable ones; None if that takes parsing them."""
+    files = list_source_files(str(conf.path), conf.split)
+    is_whole = "[" not in conf.split and conf.limit is None
+    suffixes = JSON_SUFFIXES + PARQUET_SUFFIXES
+    if not files or not is_whole or not all(file.name.endswith(suffixes) for file in files):
+        return conf.limit
+    counts = [count_rows(file, "data.path") for file in files]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:

@@ -16,6 +16,7 @@ from data import document_cache
 from data.config import DataConf, DataSource, TurnSelection
 from data.document_cache import fingerprint_documents, read_cached_documents, read_documents
 from data.packing.documents import Documents
+from data.sources.training_rows import count_training_rows
 from models.errors import UserError
 from tests.support.tiny import byte_tokenizer
 
@@ -151,3 +152,12 @@ def test_data_of_the_hub_has_a_hash_that_stays_and_changes_with_split_and_revisi
     assert same[0].startswith("('someone/rows', '")
     assert len(set(same)) == 1
     assert len({*same, *others}) == 3
+
+
+def test_the_number_of_rows_is_known_before_they_are_read(conf):
+    with Path(str(conf.path)).open() as file:
+        lines = sum(1 for _ in file)
+    assert count_training_rows(conf) == lines
+    assert count_training_rows(replace(conf, limit=2)) == 2
+    assert count_training_rows(replace(conf, split="train[:50%]")) is None
+    assert count_training_rows(replace(conf, path="name/of-the-hub")) is None

@@ -1,5 +1,7 @@
 """EAGLE-3: promises of its layer, vocabulary and supervision beyond test_promises.py."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -24,12 +26,45 @@ def sample(target):
     return eventful_text(target)
 
 
+@pytest.fixture(scope="module")
+def trained(target, sample):
+    draft = new_draft(target)
+    learn(draft, target, batch_of([sample]), steps=500)
+    return draft
+
+
+@pytest.fixture
+def overfit(trained):
+    """A copy to plant a fault in."""
+    return copy.deepcopy(trained)
+
+
 def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
     draft = new_draft(target, vocab_size=VOCAB - 8)
     counts = torch.bincount(torch.tensor(sample), minlength=VOCAB)
     assert draft.fit_vocabulary(counts, target=target, required_ids=[0])["coverage"] == 1.0
     learn(draft, target, batch_of([sample]), steps=500)
     assert share_of_maximum(target, draft, sample) >= 0.9
+    draft.d2t += 1  # a map that is off by one is seen
+    draft.d2t[-1] = 0
+    assert share_of_maximum(target, draft, sample) < 0.9
+
+
+def test_a_captured_layer_off_by_one_is_seen(target, overfit, sample):
+    overfit.needs.layers = [layer - 1 for layer in overfit.needs.layers]
+    assert share_of_maximum(target, overfit, sample) < 0.9
+
+
+def test_rotary_positions_off_by_one_are_seen(target, overfit, sample, monkeypatch):
+    """Drafted rows one position too far; a shift of all rows alike would change nothing."""
+    layer = overfit.forward_step
+
+    def shifted(state, tokens, hidden, *, positions, **rest):
+        drafted = tokens.shape[1] == 1
+        return layer(state, tokens, hidden, positions=positions + drafted, **rest)
+
+    monkeypatch.setattr(overfit, "forward_step", shifted)
+    assert share_of_maximum(target, overfit, sample) < 0.9
 
 
 def test_training_unroll_is_what_decoding_computes(target, learned):

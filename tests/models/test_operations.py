@@ -11,6 +11,7 @@ from data.config import DataConf
 from data.features.writer import features
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
+from models import layers
 from models.distill.config import LossConf, LossName
 from models.distill.distributions import TopKLogits
 from models.drafts.ngram import NgramDraft
@@ -19,6 +20,7 @@ from models.drafts.registry import build_draft
 from models.layers import attend
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import NO_TREE
+from models.unrolled_attention import attend_unrolled
 from tests.support.compiled_run import counted_reads
 from tests.support.graphs_run import LENGTH, ROWS, loop_over, texts
 from tests.support.methods import CASES, QUICK
@@ -200,6 +202,39 @@ def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
 
 
 # --- finite masks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (64, 64), (5, 300)])
+def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_one_does(queries, keys, scale, dtype):
+    """Values and gradients, of PyTorch's attention and of the unrolled one."""
+    numbers = torch.Generator().manual_seed(0)
+    query, key, value = (
+        size * torch.randn(2, heads, length, 16, generator=numbers).to(dtype)
+        for size, heads, length in ((scale, 4, queries), (1, 2, keys), (1, 2, keys))
+    )
+    mask = torch.rand(2, 1, queries, keys, generator=numbers) < 0.3
+    mask[..., 0] = True
+    forms = [lambda q, k, v: attend(q, k, v, mask)]
+    if queries == keys:
+        forms.append(lambda q, k, v: attend_unrolled(q, [k, 2 * k], [v, v + 1], mask))
+    for form in forms:
+        finite, infinite = (
+            with_gradients(form, query, key, value, score=score)
+            for score in (layers.MASKED_SCORE, -torch.inf)
+        )
+        for found, wanted in zip(finite, infinite, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def with_gradients(form, *inputs, score):
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "MASKED_SCORE", score)
+        found = form(*leaves)
+    found.float().square().sum().backward()
+    return [found, *(leaf.grad for leaf in leaves)]
 
 
 class AttentionHeads(TorchDispatchMode):
