@@ -59,19 +59,20 @@ def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
 
     Raise one UserError for all that are missing.
     """
-    run_checks(*(partial(check_hub, source) for source in models), partial(check_data_exists, conf))
+    data = partial(check_data_exists, conf, opens_cache=False)  # opening it may take minutes
+    run_checks(*(partial(check_hub, source) for source in models), data)
 
 
-def check_data_exists(conf: DataConf) -> None:
+def check_data_exists(conf: DataConf, *, opens_cache: bool = True) -> None:
     """Check that the data exists, on the hub too, without a download; raise UserError otherwise."""
     check_local_data(conf)
     if conf.source is not DataSource.dataset or Path(str(conf.path)).exists():
         return
-    if constants.HF_HUB_OFFLINE:
+    if not constants.HF_HUB_OFFLINE:
+        check_hub_dataset(str(conf.path), "data.path")
+    elif opens_cache:
         # The dataset is in the cache, or the error of opening it names what is missing.
         read_training_rows(conf, Counter())
-    else:
-        check_hub_dataset(str(conf.path), "data.path")
 
 
 def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:

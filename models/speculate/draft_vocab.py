@@ -29,6 +29,7 @@ def choose_kept_ids(
     `required_ids` are chosen first, then the most frequent tokens; ties are broken by ascending id.
     A `size` of None keeps the full vocabulary. Raises UserError for a size out of range.
 
+    >>> import torch
     >>> choose_kept_ids(torch.tensor([0, 5, 1, 9, 5]), 3, required_ids=[0])
     tensor([0, 1, 3])
     """

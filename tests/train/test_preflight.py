@@ -253,7 +253,7 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, mo
         check_inputs(conf(*given, f"target.path={folder / 'none'}"))
     assert loaded == []
     mine = conf(*given, f"target.path={folder / 'unread'}")
-    assert "someone/rows (train_sft); 24 rows" in describe_data(mine.data, check_inputs(mine))
+    assert "someone/rows (train_sft); conversations" in describe_data(mine.data, check_inputs(mine))
     assert loaded == ["someone/rows"]
 
 
@@ -270,7 +270,7 @@ def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monk
 
 
 def test_a_store_of_the_demos_data_is_refused_for_another_target(run):
-    code, error = run(data.capture.main, "target.path=unread")
+    code, error = run(data.capture.main, "data=demo", "target.path=unread")
     assert code == 2
     assert error.startswith("error: data.source: the demo's prompts must be for the demo's own")
 

@@ -177,7 +177,7 @@ def _trace_evaluation(
         cache, _ = decoder.session.buffers
         tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
         decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)
-        del decoder
+        del decoder, cache
         batch = fullest_batch(1, slots)
         draft.loss(batch, features(target, draft.needs.layers, batch))
     return phase
