@@ -269,10 +269,10 @@ def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monk
     assert "these are the demo's prompts, answered by target" in caplog.text
 
 
-def test_a_store_of_the_demos_data_is_refused_for_another_target(run):
+def test_a_store_of_the_demos_prompts_is_refused_with_the_command_that_answers_them(run):
     code, error = run(data.capture.main, "data=demo", "target.path=unread")
     assert code == 2
-    assert error.startswith("error: data.source: the demo's prompts must be for the demo's own")
+    assert error.startswith("error: data.source: must be documents, got demo; run `python -m data.")
 
 
 def test_naming_the_demos_data_is_no_other_run():
