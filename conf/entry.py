@@ -268,14 +268,8 @@ def _of_sequence(path: str) -> str | None:
     return name and path.replace("NAME", name)
 
 
-def _is_typed(group: str) -> bool:
-    """Return whether the command line chooses an option of the group."""
-    return any(override.startswith(f"{group}=") for override in list_typed_overrides())
-
-
 OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
 OmegaConf.register_new_resolver("of_sequence", _of_sequence, replace=True)
-OmegaConf.register_new_resolver("typed", _is_typed, replace=True)
 OmegaConf.register_new_resolver("expand_home", os.path.expanduser, replace=True)
 
 

@@ -161,7 +161,7 @@ class DataConf:
             self.source is not DataSource.demo or self.for_any_target or target.is_demo,
             "data.source: the demo's prompts must be for the demo's own target, got target "
             f"{target.path or target.name}; give data=jsonl data.path=FILE or a draft that "
-            "brings its data, or type data=demo to use them anyway",
+            "brings its data, or set data.for_any_target=true to use them anyway",
         )
 
     def check_row_length(self, multiple: int, *, on: str | None) -> None:

@@ -60,17 +60,6 @@ def atomic_path(path: Path, *, partial_dir: Path | None = None) -> Iterator[Path
 
 
 @contextmanager
-def partial_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty directory for `partial_dir`, and delete it; a kill leaves it for the next."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty temporary directory that becomes `path` at the end, or is deleted on an error.
 

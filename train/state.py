@@ -55,7 +55,7 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 # Keys that may differ when a run is continued: they change its outputs and logs, not its weights,
 # or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_KEYS = (
-    "log.", "data.for_any_target", "data.license", "data.processes", "evaluation.", "output_dir",
+    "log.", "data.license", "data.processes", "evaluation.", "output_dir",
     "resume", "save_every", "save_minutes", "device.threads", "device.name", "device.cache_dir",
     "device.visible_cores", "device.num_cores", "device.memory_gib", "parallel.", "tree.auto",
     "optim.micro_batch_size", "loss.logits_chunk",

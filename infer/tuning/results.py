@@ -153,12 +153,6 @@ def print_result(tuning: DraftTuning, result: TuningResult) -> None:
     print_line(f"choice: {choice} ({result.verdict.value})")
 
 
-def _format_reservation(result: TuningResult, template: str) -> str:
-    """Return the verdict in the template unless speculation pays for certain."""
-    pays = result.verdict is TuningVerdict.pays
-    return "" if pays else template.format(result.verdict.value)
-
-
 def list_results(tunings: list[DraftTuning]) -> list[tuple[DraftTuning, TuningResult]]:
     """Return every result with its draft, by batch and context."""
     rows = [(tuning, result) for tuning in tunings for result in tuning.results]

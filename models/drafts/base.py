@@ -124,12 +124,6 @@ class Draft(nn.Module):
         """
         return {}
 
-    def restore_frozen(self, target: Target) -> None:
-        """Set the frozen weights that follow from tensors of a saved state, which lacks them.
-
-        It is called when the state is loaded, and every process calls it.
-        """
-
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]
     ) -> Extras:

@@ -121,12 +121,6 @@ class Eagle3Draft(EagleDraft):
         self.d2t.copy_(kept_ids - torch.arange(len(kept_ids)))
         self.t2d.copy_(torch.zeros_like(self.t2d, device="cpu").index_fill(0, kept_ids, True))
 
-    @torch.no_grad()
-    def restore_frozen(self, target: Target) -> None:
-        """Copy the rows of a frozen head again, for the vocabulary of the saved state."""
-        if self.kept_ids is not None and not self.conf.train_head:
-            self._copy_head_rows(target, self.kept_ids)
-
     def _copy_head_rows(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"]) -> None:
         # On the host, as a one-time operation is not worth a graph.
         rows = full_tensor(target.head.weight).cpu()[kept_ids.cpu()]

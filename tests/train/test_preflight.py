@@ -30,7 +30,6 @@ from tests.support.own_target import save_conversations, save_target
 from train.checks import check_inputs
 from train.config.run import TrainConf, TrainPlanConf
 from train.first_lines import describe_data, prepare_command
-from train.state import CHANGEABLE_KEYS, flatten_config
 
 LAPTOP = "smollm2-135m"  # its drafts bring no public data: they learn from answers of the target
 REAL = sorted(
@@ -257,15 +256,13 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, mo
     assert loaded == ["someone/rows"]
 
 
-def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monkeypatch, caplog):
+def test_the_demos_data_are_refused_for_another_target_unless_allowed(folder, monkeypatch, caplog):
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"^data.source: the demo's prompts .* got target target;"):
         check_inputs(conf("target.path=target"))
-    check_inputs(conf("target.path=target", "data=demo"))
-    check_inputs(conf("data=demo"))
-    named = conf("target.path=target", "data=demo")
+    allowed = conf("target.path=target", "data.for_any_target=true")
     with caplog.at_level(logging.INFO, logger="train.first_lines"):
-        train.first_lines.announce_data(named, check_inputs(named))
+        train.first_lines.announce_data(allowed, check_inputs(allowed))
     assert "these are the demo's prompts, answered by target" in caplog.text
 
 
@@ -273,12 +270,6 @@ def test_a_store_of_the_demos_prompts_is_refused_with_the_command_that_answers_t
     code, error = run(data.capture.main, "data=demo", "target.path=unread")
     assert code == 2
     assert error.startswith("error: data.source: must be documents, got demo; run `python -m data.")
-
-
-def test_naming_the_demos_data_is_no_other_run():
-    assert conf().data.for_any_target is False
-    one, other = flatten_config(conf()), flatten_config(conf("data=demo"))
-    assert all(key.startswith(CHANGEABLE_KEYS) for key in one if one[key] != other[key])
 
 
 @pytest.mark.parametrize("choice", ["data=prepared", "data=captured data.path=none"])

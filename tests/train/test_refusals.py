@@ -183,7 +183,7 @@ def test_a_length_that_the_machine_would_pad_is_refused():
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
     given = [
         "target.name=nobody/nothing",
-        "data=demo",
+        "data.for_any_target=true",
         "device.compile=false",
         f"output_dir={tmp_path}",
     ]
