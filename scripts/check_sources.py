@@ -22,8 +22,6 @@ MAY_NAME_HARDWARE = ("models/device/", "train/distributed/build.py", "train/dist
 KNOWS_MODELING = (
     "models/target/modeling.py"  # the only file that knows transformers' modeling files
 )
-NAMED_FILE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|sh))`")  # in a page
-OUR_FOLDERS = {*PACKAGES, "scripts", "tests", "system", "long"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -76,7 +74,6 @@ def count_all() -> list[Count]:
     doubled = list_doubled_classes(modules)
     modeling = [place for module in modules for place in list_modeling_imports(module)]
     vague = [place for module in modules for place in list_vague_names(module)]
-    missing = list(list_missing_files())
     return [
         Count("class names defined twice", len(doubled), 0, doubled),
         Count(f"files of more than {MAX_LINES} lines", len(long), 0, long),
@@ -85,7 +82,6 @@ def count_all() -> list[Count]:
         Count(f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
         Count(f"imports of modeling files outside {KNOWS_MODELING}", len(modeling), 0, modeling),
         Count(f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
-        Count("files that pages name and that are not there", len(missing), 0, missing),
         Count(
             "% of docstrings that begin with a fragment", share(fragments, docstrings), 3, fragments
         ),
@@ -157,22 +153,6 @@ def list_vague_names(module: Module) -> Iterator[str]:
         )  # fmt: skip
         if name in VAGUE_NAMES:
             yield f"{module.path}:{getattr(node, 'lineno', 0)} {name}"
-
-
-def list_missing_files() -> Iterator[str]:
-    """Yield the files of this repository that a page names and that are not there.
-
-    CONTRIBUTING.md names tests without their folder; a path of another project has another root.
-    """
-    for page in [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-    ]:
-        for name in NAMED_FILE.findall(page.read_text()):
-            is_ours = name.split("/")[0] in OUR_FOLDERS
-            if is_ours and not any((ROOT / base / name).exists() for base in ("", "tests")):
-                yield f"{page.name}: {name}"
 
 
 def main() -> int:
