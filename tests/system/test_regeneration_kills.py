@@ -95,7 +95,7 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
             run.join(TIMEOUT_S)
     said = (tmp_path / "said").read_text()
     assert run.exitcode == 0, said
-    assert "rows are already done" in said
+    assert "rows are already answered" in said
 
     answered = {row.id: row for row in read_prepared_rows(tmp_path / "run")}
     held_out = {row.id for row in read_prepared_rows(tmp_path / "run", "held_out")}
