@@ -160,9 +160,12 @@ def write_missing_files(
         whole=[Graph("look")], parts=[Graph("features", (conf.batch, plan.packed.length))]
     )
     builder = ShardBuilder(target, plan, batch=conf.batch)
+    num_batches = sum(len(builder.list_batches(shard)) for shard in shards)
+    steps = iter(track_progress(range(num_batches), "capture"))
     with device.expect_graphs(graphs, log.info):
-        for shard in track_progress(shards, "capture"):
-            write_store_file(manifest, folder, shard_name(shard), *builder.build_shard(shard))
+        for shard in shards:
+            contents = builder.build_shard(shard, count_batch=lambda: next(steps, None))
+            write_store_file(manifest, folder, shard_name(shard), *contents)
 
 
 def write_store_file(

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -40,7 +39,12 @@ from data.sources.prepared_rows import (
 from data.sources.text_hashes import prompt_hashes
 from data.vocabulary.counts import describe_coverage
 from models.errors import require
-from models.files import PARTIAL_SUFFIX, report_disk_errors, write_text_atomically
+from models.files import (
+    PARTIAL_SUFFIX,
+    partial_directory,
+    report_disk_errors,
+    write_text_atomically,
+)
 from models.lock import acquire_lock
 from models.target.loading import load_target
 from models.target.precision import build_device
@@ -80,11 +84,10 @@ def prepare_rows(conf: PrepareConf) -> None:
     excluded = {file: read_first_turns(file) for file in conf.mixture.exclude}
     rules = build_filter_rules(conf, chain.from_iterable(excluded.values()), served)
     with report_disk_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder.parent, suffix=PARTIAL_SUFFIX) as candidates:
-            splits, sources = build_splits(conf, rules, Path(candidates))
-            folder.mkdir(exist_ok=True)
-            acquire_lock(folder, f"lock-{conf.worker:05d}")
+        folder.mkdir(parents=True, exist_ok=True)
+        acquire_lock(folder, f"lock-{conf.worker:05d}")
+        with partial_directory(folder / f"rows-{conf.worker:05d}{PARTIAL_SUFFIX}") as candidates:
+            splits, sources = build_splits(conf, rules, candidates)
             if conf.worker == 0:
                 write_text_atomically(folder / CONFIG_FILE, config_to_yaml(conf))
             write_files(conf, served, splits, folder)

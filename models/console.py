@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from rich import box
@@ -92,6 +92,12 @@ def log_progress(items: Iterable[Item], description: str, total: int | None) -> 
                 count += f"/{total:,}  {left} left"
             log.info("%s %s", description, count)
         yield item
+
+
+@cache
+def log_once(log: logging.Logger, line: str) -> None:
+    """Log a line the first time: a command reads its data for a check, and again to use them."""
+    log.info(line)
 
 
 def setup_logging() -> None:

@@ -60,6 +60,17 @@ def atomic_path(path: Path, *, partial_dir: Path | None = None) -> Iterator[Path
 
 
 @contextmanager
+def partial_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty directory, and delete it; what a kill leaves is deleted by the next call."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty temporary directory that becomes `path` at the end, or is deleted on an error.
 

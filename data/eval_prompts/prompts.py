@@ -6,6 +6,7 @@ out from.
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +25,10 @@ from data.sources.prompt_formats import (
 from data.sources.row_formats import parse_prompt_messages
 from data.sources.rows import RowRejectedError, require_embeddings, require_row, require_unicode
 from data.sources.text_hashes import hash_first_question
+from models.console import log_once
 from models.errors import UserError, require
 
+log = logging.getLogger(__name__)
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
 # The seed of the demo's calibration prompts. It differs from the default of data.seed (0), which
 # selects the prompts that drafts are trained on.
@@ -161,7 +164,7 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
         from data.demo.prompts import held_out_prompts
 
         return [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
-    rows = []
+    rows, num_answered = [], 0
     for number, (location, raw, reason, detail) in enumerate(open_prompt_rows(str(source), key), 1):
         if raw is None:
             raise UserError(
@@ -177,13 +180,17 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
                 f"{', '.join(raw) or 'no columns'} at {location}; known formats are "
                 f"{describe_prompt_formats()}"
             )
+        num_messages = len(row.get("messages", []))
         with _report_rejection(key, location):
             _clean_row(row)
+        num_answered += len(row.get("messages", [])) < num_messages
         if "held_out_of" in raw:  # written by a run, with the hash that its ids do not show
             row["held_out_of"] = str(raw["held_out_of"])
             row["first_question"] = int(str(raw.get("first_question_hash", "0")), 16)
         rows.append(row)
     require(bool(rows), f"{key}: must hold at least one prompt, got {source}")
+    if num_answered:
+        log_once(log, f"{source}: {num_answered} prompts end in an answer, which is left out")
     return rows
 
 

@@ -26,7 +26,7 @@ DOCUMENTS_FILE = "documents.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSpec:
-    """What determines the files of a store, besides its target and the documents' tokens."""
+    """The settings and sizes that determine a store's files, besides target and token ids."""
 
     tokenizer_sha256: str
     computed_in: str  # the target's precision

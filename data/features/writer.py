@@ -78,8 +78,18 @@ class ShardBuilder:
             for name, dtype in dtypes.items()
         }
 
-    def build_shard(self, number: int) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-        """Return the tensors of a shard, and its rounding errors by layer."""
+    def list_batches(self, shard: int) -> list[list[int]]:
+        """List the rows of each pass of the target over a shard."""
+        rows = self.plan.shard_rows(shard)
+        return [rows[first : first + self.batch] for first in range(0, len(rows), self.batch)]
+
+    def build_shard(
+        self, number: int, *, count_batch: Callable[[], object] = lambda: None
+    ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+        """Return the tensors of a shard, and its rounding errors by layer.
+
+        `count_batch` is called after each pass of the target.
+        """
         specs = self.plan.schema.tensor_specs
         tokens, supervised = self.plan.shard_token_counts[number].tolist()
         shard = {
@@ -90,9 +100,7 @@ class ShardBuilder:
         }
         unfilled = dict(shard)
         error_sums = {spec.name: torch.zeros(2).double() for spec in specs}
-        rows = self.plan.shard_rows(number)
-        for first in range(0, len(rows), self.batch):
-            batch_rows = rows[first : first + self.batch]
+        for batch_rows in self.list_batches(number):
             features = self._features_on_host(batch_rows)
             token_index, supervised_index = map(
                 torch.from_numpy, self.plan.stored_positions(batch_rows)
@@ -104,6 +112,7 @@ class ShardBuilder:
                 if name + ROUNDING_SUFFIX in features:
                     errors = features[name + ROUNDING_SUFFIX][index].double()
                     error_sums[name] = error_sums[name] + errors.sum(0)
+            count_batch()
         mean_errors = {name: error_sums[name] / len(values) for name, values in shard.items()}
         return shard, self._rounding_by_layer(mean_errors)
 

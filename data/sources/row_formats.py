@@ -266,7 +266,8 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
     require_row("user" in roles, "no user turn")
     # Nobody asked for an answer before the first question, and templates reject it.
     first = roles.index("user")
-    messages = [m for m in messages[:first] if m["role"] == "system"] + messages[first:]
+    asked = [m for m in messages[:first] if m["role"] == "system"] + messages[first:]
+    num_left_out, messages = len(messages) - len(asked), asked
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
     if system and "system" not in roles:
         messages = [{"role": "system", "content": system}, *messages]
@@ -278,7 +279,9 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
         "tools that are not a list of objects",
     )
     require_row(isinstance(template, dict | None), "a template that is not an object")
-    return Conversation(messages=messages, tools=tools or None, template=template or {})
+    return Conversation(
+        messages=messages, tools=tools or None, template=template or {}, num_left_out=num_left_out
+    )
 
 
 def _is_json_list(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a row of data becomes, and the reasons for which one is rejected."""
+"""The forms that a row of data is parsed into, and the error of a row that is rejected."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -31,6 +31,8 @@ class Conversation(LabeledRow):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
+    # turns before the first question, which are left out
+    num_left_out: int = field(default=0, compare=False)
 
 
 @dataclass(kw_only=True)

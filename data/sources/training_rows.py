@@ -4,6 +4,7 @@ A row that cannot be used is skipped and counted by its reason, never silently.
 """
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,9 +28,12 @@ from data.sources.open_rows import (
 from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
 from data.sources.row_formats import parse_row, truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, RowRejectedError
+from models.console import log_once
 from models.errors import UserError, require, run_checks
 from models.target.config import ModelSource
 from models.target.load_errors import check_hub
+
+log = logging.getLogger(__name__)
 
 
 def check_local_data(conf: DataConf) -> None:
@@ -139,7 +143,7 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
 def _parse_rows(
     raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str]
 ) -> Iterator[ParsedRow]:
-    num_rows, details = 0, {}
+    num_rows, num_shortened, details = 0, 0, {}
     for location, raw, reason, detail in islice(raw_rows, conf.limit):
         if raw is None:
             raise UserError(
@@ -154,9 +158,12 @@ def _parse_rows(
             continue
         if isinstance(row, Conversation):
             row.conversation = num_rows
+            num_shortened += row.num_left_out > 0
         row.location = location
         num_rows += 1
         yield row
+    if num_shortened:
+        log_once(log, f"{conf.path}: {num_shortened} rows begin with an answer, which is left out")
     if not num_rows:
         reasons = ", ".join(f"{key}{details[key]}: {n}" for key, n in skipped.most_common(3))
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a run computes from its packed rows before it trains on them.
+"""Compute from the packed rows what a run needs before it trains on them.
 
 Hashes of their prompts, in which held-out prompts are looked up later, and the draft's reduced
 vocabulary, with its coverage of the answers.

@@ -4,9 +4,12 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
+import psutil
 import pytest
 
 from data.chat import processes
@@ -19,6 +22,7 @@ from tests.data.test_document_cache import MARKERS, SIZE, TEMPLATE, assert_equal
 from tests.support.signaled import send_at_rename
 from tests.support.tiny import byte_tokenizer
 
+WAIT_S = 300
 ROWS = FEW_ITEMS + 10 * BATCH_ITEMS
 STRICT = "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
 UNKNOWN_TOKEN = {"ids": [1, SIZE], "answer": [False, True]}
@@ -98,6 +102,33 @@ def read_and_be_killed(conf: DataConf, output_dir: str) -> None:
     """Tokenize as a process that is killed before the folder gets its name."""
     send_at_rename(signal.SIGKILL, f"*/{FOLDER}/*")
     read_cached_documents(conf, tokenizer(), SIZE, output_dir)
+
+
+def wait_at(last: int, number: int) -> int:
+    if number == last:
+        os.write(1, b"waits\n")
+        signal.pause()
+    return number
+
+
+WAIT_IN_TWO_PROCESSES = (
+    "from tests.data.chat.test_processes import *; "
+    f"list(map_in_order(partial(wait_at, 100), iter(range({2 * FEW_ITEMS})), processes=2))"
+)
+
+
+@pytest.mark.system
+def test_processes_end_with_a_killed_parent():
+    code = WAIT_IN_TWO_PROCESSES
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as main:
+        assert main.stdout is not None
+        assert main.stdout.readline() == "waits\n"
+        children = psutil.Process(main.pid).children(recursive=True)
+        assert len(children) >= 2
+        main.kill()
+        main.wait(timeout=WAIT_S)
+        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+    assert alive == []
 
 
 @pytest.mark.system

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import logging
 
 import pytest
 
@@ -218,9 +219,14 @@ def test_a_prompt_that_training_would_leave_out_is_named(chatty, tmp_path, row, 
         ([USER, {"role": "tool", "content": "5"}], [USER, {"role": "tool", "content": "5"}]),
     ],
 )
-def test_a_prompt_ends_where_the_target_is_asked(tmp_path, messages, kept):
-    ((row),) = read_prompt_rows(write_lines(tmp_path / "p.jsonl", [{"messages": messages}]))
+def test_a_prompt_ends_where_the_target_is_asked(tmp_path, caplog, messages, kept):
+    file = write_lines(tmp_path / "p.jsonl", [{"messages": messages}])
+    with caplog.at_level(logging.INFO):
+        ((row),) = read_prompt_rows(file)
+        read_prompt_rows(file)  # as for a check, and again to use them
     assert row["messages"] == kept
+    said = caplog.text.count("1 prompts end in an answer, which is left out")
+    assert said == (len(kept) < len(messages))
 
 
 def test_a_prompt_that_the_template_rejects_is_named(chatty, tmp_path):

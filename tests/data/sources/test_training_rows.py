@@ -1,6 +1,7 @@
 """Rows of every shape become documents; what does not fit is counted or refused, never lost."""
 
 import json
+import logging
 from collections import Counter
 from dataclasses import replace
 
@@ -135,11 +136,15 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
 
 
 @pytest.mark.parametrize("system", [0, 1])
-def test_an_answer_before_the_first_question_is_left_out_of_its_row(tmp_path, system):
+def test_an_answer_before_the_first_question_is_left_out_and_counted(tmp_path, caplog, system):
     early = [*MESSAGES[:system], MESSAGES[2], *MESSAGES[1:]]
-    rows, skipped = read(jsonl(tmp_path, {"messages": early}))
-    assert [row.messages for row in rows] == [[*MESSAGES[:system], *MESSAGES[1:]]]
+    conf = jsonl(tmp_path, {"messages": early}, {"messages": MESSAGES})
+    with caplog.at_level(logging.INFO):
+        rows, skipped = read(conf)
+        read(conf)  # as after a preview
+    assert [row.messages for row in rows] == [[*MESSAGES[:system], *MESSAGES[1:]], MESSAGES]
     assert not skipped
+    assert caplog.text.count("1 rows begin with an answer, which is left out") == 1
 
 
 def test_tools_and_arguments_of_the_template_come_with_the_row(tmp_path):
