@@ -210,9 +210,8 @@ class Trainer:
         compiled from here to the end of the block are checked against those announced.
         """
         device, optimizers = self.parallel.device, self.training_state.optimizers
-        _ = (
-            self.wrapped
-        )  # while states are empty: Accelerate loads them anew, into groups of its own
+        # Wrapped while their states are empty: Accelerate loads them anew, into groups of its own.
+        _ = self.wrapped
         needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
         with device.expect_graphs(needed, log.info), closing(self.micro_batches):
             if self.parallel.is_main:

@@ -1,7 +1,6 @@
 """A plan says what a run takes: held to what PyTorch's allocator saw of a real step."""
 
 import gc
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,9 @@ import pytest
 import torch
 import transformers
 from torch.profiler import ProfilerActivity, profile
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from conf.entry import compose
-from infer import decode_plan
-from infer import plan as infer_plan
-from infer.config import DecodePlanConf
 from models import unrolled_attention
 from models.device import machine_specs
 from models.device.config import MachineConf
@@ -32,6 +28,7 @@ from models.unrolled_attention import without_kernel
 from tests.support.family_models import SHAPE
 from tests.support.packed import packed_of
 from tests.support.parallel_layers import shard_state_dict
+from tests.support.planned import GENEROUS, HALF, VOCAB, config, model_outline
 from tests.support.sharded import CUT, HEADED, model_of
 from tests.support.tiny import CPU
 from train.config.run import TrainConf, TrainPlanConf
@@ -58,8 +55,7 @@ from train.planning.trace import (
 from train.quick_eval import build_quick_eval
 from train.state import RunState, flatten_config
 
-VOCAB, LENGTH, PROMPT = 4096, 128, 64
-HALF = Device(name="cpu", torch_device=CPU.torch_device, dtype=torch.bfloat16, compiles=False)
+LENGTH, PROMPT = 128, 64
 KINDS = {
     "eagle1": ["draft=demo-eagle1"],
     "eagle3": ["draft=demo", "draft.layers=[1,2,3]"],
@@ -67,35 +63,21 @@ KINDS = {
     "hydra": ["draft=demo-hydra"],
     "draft model": ["draft=demo-lm", "draft.layers=[0,3]"],
 }
-GENEROUS = MachineConf(name="made", chips=2, cores=4, memory_gib=64.0, bandwidth_gb_s=100.0,
-                       tflops={"float32": 1.0, "bfloat16": 4.0}, length_multiple=32,
-                       repeats_heads=True)  # fmt: skip
-
-
-def config() -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=VOCAB, hidden_size=128, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=32, intermediate_size=512, max_position_embeddings=512,
-        tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
 
 
 def conf(*overrides: str) -> TrainConf:
     small = ["optim=adamw", "optim.rows_per_step=2", "optim.compile=false", "tree=chain",
-             "tree.depth=3", f"data.row_length={LENGTH}", "num_eval_prompts=4", "run_name=made",
+             "tree.depth=3", f"data.row_length={LENGTH}", "num_eval_prompts=4", "run_name=planned",
              "evaluation.max_new_tokens=6"]  # fmt: skip
     return compose("train", TrainConf, [*small, *overrides])
-
-
-def model_outline(device: Device) -> MetaTarget:
-    with torch.device("meta"):
-        return MetaTarget(Qwen3ForCausalLM(config()).to(device.dtype), name="made", device=device)
 
 
 def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     """A real run of random weights, every token of its rows an answer."""
     torch.manual_seed(0)
-    target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="made", device=device)
+    target = Target(
+        Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device
+    )
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows_per_step, LENGTH)
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
@@ -264,7 +246,7 @@ def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):
     }
     with torch.device("meta"):
         model = model_of(biased[name] if name in biased else CUT[name]())
-        target = MetaTarget(model, name="made", device=CPU)
+        target = MetaTarget(model, name="outline", device=CPU)
     parts = tensor_parallel.plan_shards(model, ranks)
     cut = shard_state_dict(model.state_dict(), parts, ranks=ranks, rank=0)
     shard_target(target, ranks)
@@ -280,60 +262,60 @@ def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):
 
 
 @pytest.fixture
-def place(tmp_path):
-    """A folder with a config.json and nothing else."""
+def folder(tmp_path):
+    """Return a folder with a target's config.json and nothing else of it."""
     config().save_pretrained(tmp_path / "target")
     return tmp_path
 
 
-def plan_conf(place, *overrides: str, machine: MachineConf = GENEROUS) -> TrainPlanConf:
-    base = ["draft=demo-medusa", f"target.path={place / 'target'}", "optim.rows_per_step=4",
+def plan_conf(folder, *overrides: str, machine: MachineConf = GENEROUS) -> TrainPlanConf:
+    base = ["draft=demo-medusa", f"target.path={folder / 'target'}", "optim.rows_per_step=4",
             f"data.row_length={LENGTH}", "tree=chain", "tree.depth=3", "device=cpu"]  # fmt: skip
     found = compose("train_plan", TrainPlanConf, [*base, *overrides])
     found.machine = machine
     return found
 
 
-def test_a_plan_that_does_not_fit_names_overrides_with_which_it_does(place):
+def test_a_plan_that_does_not_fit_names_overrides_with_which_it_does(folder):
     small = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 1, "memory_gib": 0.09})
-    before = plan_run(plan_conf(place, machine=small))
+    before = plan_run(plan_conf(folder, machine=small))
     assert not before.fits(before.best)
-    made = suggest_overrides(before)
-    assert made
-    assert not [override for override in made if override.startswith("parallel")]  # one core
-    after = plan_run(plan_conf(place, *made, machine=small))
+    overrides = suggest_overrides(before)
+    assert overrides
+    assert not [override for override in overrides if override.startswith("parallel")]  # one core
+    after = plan_run(plan_conf(folder, *overrides, machine=small))
     assert after.fits(after.best)
 
 
-def suggest_for(place, *overrides: str, gib_per_core: float) -> list[str]:
+def suggest_for(folder, *overrides: str, gib_per_core: float) -> list[str]:
     memory = {"memory_gib": GENEROUS.cores * gib_per_core}
-    plan = plan_run(plan_conf(place, *overrides, machine=MachineConf(**vars(GENEROUS) | memory)))
+    plan = plan_run(plan_conf(folder, *overrides, machine=MachineConf(**vars(GENEROUS) | memory)))
     assert not plan.fits(plan.best)
     return suggest_overrides(plan)
 
 
-def test_the_layout_with_the_longest_rows_is_suggested(place):
+def test_the_layout_with_the_longest_rows_is_suggested(folder):
     """One core would do with rows of 128 tokens, two fit with rows of 256."""
     machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.061})
     tight = ["draft=demo", "draft.layers=[1,2,3]", "optim=adamw", "optim.rows_per_step=2",
              "optim.micro_batch_size=1", "num_eval_prompts=1", "loss.logits_chunk=64"]  # fmt: skip
-    short = plan_run(plan_conf(place, *tight, "data.row_length=128", machine=machine))
+    short = plan_run(plan_conf(folder, *tight, "data.row_length=128", machine=machine))
     assert short.fits(short.options[0])
     assert short.options[0].layout.tensor == 1
-    plan = plan_run(plan_conf(place, *tight, "data.row_length=512", machine=machine))
+    plan = plan_run(plan_conf(folder, *tight, "data.row_length=512", machine=machine))
     assert suggest_overrides(plan) == ["parallel.tensor=2", "data.row_length=256"]
 
 
-def test_no_override_is_named_that_training_refuses(place):
+def test_no_override_is_named_that_training_refuses(folder):
     """Muon needs whole matrices where ZeRO-1 would shard them, on the XLA route."""
-    assert "parallel.draft=sharded" in suggest_for(place, gib_per_core=0.06)
-    assert suggest_for(place, "device=xla", gib_per_core=0.06) == []
+    assert "parallel.draft=sharded" in suggest_for(folder, gib_per_core=0.06)
+    assert suggest_for(folder, "device=xla", gib_per_core=0.06) == []
     with pytest.raises(UserError, match=r"^parallel\.target: must be replicated with device=xla"):
-        plan_run(plan_conf(place, "device=xla", "parallel=sharded"))
+        plan_run(plan_conf(folder, "device=xla", "parallel=sharded"))
 
 
-def test_every_layout_does_all_rows_on_the_cores_there_are(place):
-    run = plan_conf(place, "optim.rows_per_step=6", "optim.micro_batch_size=3")
+def test_every_layout_does_all_rows_on_the_cores_there_are(folder):
+    run = plan_conf(folder, "optim.rows_per_step=6", "optim.micro_batch_size=3")
     found = list_layouts(run, GENEROUS, model_outline(CPU))
     assert [layout.tensor for layout in found] == [1, 2, 4, 8]
     for layout in found:
@@ -341,9 +323,9 @@ def test_every_layout_does_all_rows_on_the_cores_there_are(place):
         assert layout.processes <= 8
 
 
-def test_the_command_prints_a_plan(place, capsys, monkeypatch):
+def test_the_command_prints_a_plan(folder, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", [
-        "plan", "draft=demo-medusa", f"target.path={place / 'target'}", "machine=trn2.3xlarge",
+        "plan", "draft=demo-medusa", f"target.path={folder / 'target'}", "machine=trn2.3xlarge",
         "tokens=1e6", f"data.row_length={LENGTH}",
     ])  # fmt: skip
     main()
@@ -353,10 +335,10 @@ def test_the_command_prints_a_plan(place, capsys, monkeypatch):
     assert "256 bytes per token" in printed  # of bf16 of the final hidden state
 
 
-def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
+def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(folder):
     """Of 40 full rows of data, 4 a step."""
     epochs = ["optim.steps=null", "optim.epochs=2"]
-    known = plan_run(plan_conf(place, *epochs, f"tokens={40 * LENGTH}"))
+    known = plan_run(plan_conf(folder, *epochs, f"tokens={40 * LENGTH}"))
     assert planned_steps(known) == 20
     assert ["the run", "20 steps"] in [row[:2] for row in time_table(known).rows]
     unknown = replace(known, conf=replace(known.conf, tokens=None))
@@ -369,16 +351,16 @@ def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
     [
         (
             ["data.row_length=100"],
-            "data.row_length: must be a multiple of 32 on made, got 100; take 128",
+            "data.row_length: must be a multiple of 32 on generous, got 100; take 128",
         ),
-        (["parallel.tensor=3"], "parallel.tensor: must divide the 8 cores of made, got 3"),
+        (["parallel.tensor=3"], "parallel.tensor: must divide the 8 cores of generous, got 3"),
         (["memory_margin=1.5"], "memory_margin: must be at least 0 and below 1"),
         (["target.path=null", "target.name=nobody/nothing"], "target.name: must be a reachable"),
     ],
 )
-def test_mistakes_are_refused_in_a_line(place, overrides, line):
+def test_mistakes_are_refused_in_a_line(folder, overrides, line):
     with pytest.raises(UserError) as refused:
-        plan_run(plan_conf(place, *overrides))
+        plan_run(plan_conf(folder, *overrides))
     assert str(refused.value).startswith(line)
     assert "\n" not in str(refused.value)
 
@@ -390,14 +372,14 @@ def test_mistakes_are_refused_in_a_line(place, overrides, line):
         ({"repeats_heads": False}, "parallel.tensor=8", r"divide the target's 4 key-value heads"),
         (
             {"tflops": {"bfloat16": 4.0}}, "device.precision=float32",
-            r"device\.precision: must be one of bfloat16 on made",
+            r"device\.precision: must be one of bfloat16 on generous",
         ),
     ],
     ids=["heads", "repeated heads", "precision"],
 )  # fmt: skip
-def test_what_the_machine_cannot_do_is_refused(place, machine, override, line):
+def test_what_the_machine_cannot_do_is_refused(folder, machine, override, line):
     with pytest.raises(UserError, match=line):
-        plan_run(plan_conf(place, override, machine=MachineConf(**vars(GENEROUS) | machine)))
+        plan_run(plan_conf(folder, override, machine=MachineConf(**vars(GENEROUS) | machine)))
 
 
 @pytest.mark.parametrize("seconds", [machine_specs.MEASURE_SECONDS, 0.0])
@@ -409,50 +391,3 @@ def test_this_machine_is_measured_however_busy_it_is(monkeypatch, seconds):
     assert found.bandwidth_gb_s > 0
     assert set(found.tflops) == {"float32"}
     check_dtype(found, torch.float32)
-
-
-# --- decoding -------------------------------------------------------------------------------------
-
-
-def infer_conf(place, *overrides: str) -> DecodePlanConf:
-    base = ["draft=demo-medusa", f"target.path={place / 'target'}", "tree=chain", "tree.depth=3",
-            "prompt_tokens=60", "context=200", "device=cpu"]  # fmt: skip
-    found = compose("infer_plan", DecodePlanConf, [*base, *overrides])
-    two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
-    found.machine = MachineConf(**vars(GENEROUS) | two)
-    return found
-
-
-def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
-    first, second = decode_plan.list_options(infer_conf(place))
-    model = model_outline(HALF).model
-    table = model.get_input_embeddings().weight.nbytes  # of which a token reads one row
-    weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
-    assert first.alone_s == pytest.approx((weights + first.parts["cache"]) / 25e9, rel=1e-3)
-    assert second.alone_s < first.alone_s
-    assert first.most == 4
-
-
-def test_what_a_draft_costs_is_what_must_be_accepted(place):
-    """Medusa's heads are read once a round, whatever the depth."""
-    (short, _), (long, _) = (
-        decode_plan.list_options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
-    )
-    assert short.propose_s < long.propose_s
-    assert long.break_even_length == (long.verify_s + long.propose_s) / long.alone_s
-    assert long.break_even_length > short.break_even_length > 1
-
-
-def test_the_plan_goes_to_a_folder_that_is_made_and_what_cannot_be_written_is_one_line(place):
-    file = place / "new" / "plan.json"
-    infer_plan.main.__wrapped__(infer_conf(place, f"output={file}"))
-    assert len(json.loads(file.read_text())) == 2
-    with pytest.raises(UserError, match=r"output: must be a writable file, got .*plan\.json/plan "):
-        infer_plan.main.__wrapped__(infer_conf(place, f"output={file}/plan"))
-
-
-def test_a_target_too_large_for_the_machine_is_refused(place):
-    run = infer_conf(place)
-    run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})
-    with pytest.raises(UserError, match="machine: must hold the target, got made"):
-        decode_plan.list_options(run)
