@@ -1,4 +1,4 @@
-"""`data.prepare` refuses in one line, early, and leaves the folder as it was."""
+"""`data.prepare` refuses in one line, early, and leaves nothing that hinders the next command."""
 
 import gzip
 
@@ -21,13 +21,13 @@ def test_a_finished_folder_is_kept_and_other_settings_are_refused(tmp_path):
 
 
 def test_what_an_error_advises_works_under_the_same_name(tmp_path):
-    """Refused after the sources were read, the folder is as it was."""
+    """Refused after the sources were read, the folder has the worker's lock file alone."""
     lines(tmp_path / "a.jsonl", range(30))
     source = SourceConf(path="a.jsonl", share=1.0)
     for _ in range(2):
         with pytest.raises(UserError, match=r"set mixture.rows=30 or null"):
             prepare(tmp_path, rows=40, a=source)
-        assert not (tmp_path / "outputs" / "run").exists()
+        assert [*(tmp_path / "outputs" / "run").iterdir()] == [tmp_path / "outputs/run/lock-00000"]
     assert report(prepare(tmp_path, rows=30, a=source))["read"] == 30
 
 
