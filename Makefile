@@ -105,15 +105,15 @@ lock:  ## resolve all versions again into locks/; UPGRADE=--upgrade takes the ne
 	@PYTHON=$(PYTHON) bash scripts/lock.sh $(UPGRADE)
 
 bench: $(READY)  ## measure speed against transformers and vLLM; update the figures in docs/benchmarks.md, features.md and prepare.md
-	@echo "bench: scripts/bench.py"
-	@$(BIN)/python scripts/bench.py --write
-	@echo "bench: scripts/bench_store.py"
-	@$(BIN)/python -m scripts.bench_store --write
-	@echo "bench: scripts/bench_store_read.py"
-	@$(BIN)/python -m scripts.bench_store_read --write
-	@echo "bench: scripts/bench_tokens.py"
+	@echo "bench: scripts/benchmarks/demo.py"
+	@$(BIN)/python -m scripts.benchmarks.demo --write
+	@echo "bench: scripts/benchmarks/store.py"
+	@$(BIN)/python -m scripts.benchmarks.store --write
+	@echo "bench: scripts/benchmarks/store_read.py"
+	@$(BIN)/python -m scripts.benchmarks.store_read --write
+	@echo "bench: scripts/benchmarks/tokens.py"
 	@bash scripts/get_tokenizers.sh
-	@$(BIN)/python -m scripts.bench_tokens --write
+	@$(BIN)/python -m scripts.benchmarks.tokens --write
 
 # Linux builds of torch on PyPI include CUDA libraries (3 GB); +cpu marks the builds without them. The order
 # of preference is: a +cpu build from the configured indexes, one from PyTorch's index, an unmarked build (on

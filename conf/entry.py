@@ -45,9 +45,9 @@ from conf.error_lines import reword_message, unknown_key_message, unreadable_mes
 from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
 from models.drafts.options import METHODS, DraftConf
-from models.errors import UserError
-from models.secrets import redact
-from models.validation import FOLDER_NAME, check_values
+from models.io.errors import UserError
+from models.io.secrets import redact
+from models.io.validation import FOLDER_NAME, check_values
 
 CONF_DIR = str(Path(__file__).parent.resolve())
 USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)

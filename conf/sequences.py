@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from models.errors import require
+from models.io.errors import require
 
 CONF = Path(__file__).parent
 PREPARED, CHECKPOINT = "outputs/prepare/NAME", "outputs/train/NAME/checkpoint"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 from models.drafts.options import METHODS, DraftConf
-from models.errors import require
+from models.io.errors import require
 
 PATH_KEYS = {  # the last names of keys that may hold a path, in which a leading ~ is expanded
     "cache_dir", "checkpoint", "exclude", "file", "name", "output", "output_dir", "path", "prompts",

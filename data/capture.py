@@ -11,7 +11,7 @@ import sys
 
 from conf.entry import entry_point
 from data.config import CaptureConf
-from models.console import setup_logging
+from models.io.console import setup_logging
 
 
 @entry_point("capture", CaptureConf)

@@ -6,9 +6,9 @@ from typing import Any
 
 from models.device.config import DeviceConf
 from models.drafts.options import DraftConf
-from models.errors import require
-from models.target.config import TargetConf
-from models.validation import POSITIVE, SEED, SHARE, Rule, at_least, check_values, unused
+from models.io.errors import require
+from models.io.validation import POSITIVE, SEED, SHARE, Rule, at_least, check_values, unused
+from models.targets.config import TargetConf
 
 MISSING: Any = "???"  # OmegaConf's marker for a required value
 

@@ -24,9 +24,9 @@ from data.chat.tokenization import iter_documents
 from data.config import DataConf
 from data.packing.documents import Documents
 from data.sources.training_rows import count_training_rows, iter_content_hashes
-from models.console import track_progress
-from models.files import atomic_directory, report_disk_errors
-from models.lock import acquire_lock, release_lock
+from models.io.console import track_progress
+from models.io.files import atomic_directory, report_disk_errors
+from models.io.lock import acquire_lock, release_lock
 
 log = logging.getLogger(__name__)
 FOLDER = "documents"  # in the output_dir of a command

@@ -24,17 +24,17 @@ from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
 from data.preview import check_and_read_first_rows, preview_rows
-from models.checkpoint import tokenizer_fingerprint
-from models.console import track_progress
+from models.checkpoints.checkpoint import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
-from models.errors import require
-from models.files import atomic_path, report_disk_errors, write_text_atomically
-from models.lock import acquire_lock
+from models.io.console import track_progress
+from models.io.errors import require
+from models.io.files import atomic_path, report_disk_errors, write_text_atomically
+from models.io.lock import acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
-from models.target.loading import load_target
-from models.target.precision import build_device
-from models.target.pretrained import check_pretrained, load_tokenizer, read_vocab_size
+from models.targets.loading import load_target
+from models.targets.precision import build_device
+from models.targets.pretrained import check_pretrained, load_tokenizer, read_vocab_size
 
 log = logging.getLogger("data.capture")
 GB = 10**9

@@ -38,23 +38,23 @@ from data.sources.prepared_rows import (
 )
 from data.sources.text_hashes import prompt_hashes
 from data.vocabulary.counts import describe_coverage
-from models.errors import require
-from models.files import (
+from models.io.errors import require
+from models.io.files import (
     PARTIAL_SUFFIX,
     partial_directory,
     report_disk_errors,
     write_text_atomically,
 )
-from models.lock import acquire_lock
-from models.target.loading import load_target
-from models.target.precision import build_device
-from models.target.pretrained import (
+from models.io.lock import acquire_lock
+from models.io.tracking import upload_results
+from models.targets.loading import load_target
+from models.targets.precision import build_device
+from models.targets.pretrained import (
     check_pretrained,
     load_tokenizer,
     read_context_length,
     read_vocab_size,
 )
-from models.tracking import upload_results
 
 CONFIG_FILE, HELD_OUT_FILE = "config.yaml", f"{HELD_OUT}-00000-of-00001.parquet"
 IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows

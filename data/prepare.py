@@ -13,7 +13,7 @@ The same command resumes a run that was killed and keeps its finished answers.
 
 from conf.entry import entry_point
 from data.prepare_config import PrepareConf
-from models.console import setup_logging
+from models.io.console import setup_logging
 
 
 @entry_point("prepare", PrepareConf)

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from data.config import CONTENT_COLUMNS
 from models.device.config import DeviceConf
-from models.errors import UserError, require
-from models.secrets import find_secrets, redact
-from models.speculate.config import SAMPLING_RULES, SamplingConf
-from models.target.config import TargetConf
-from models.tracking import TrackerConf
-from models.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, unused
+from models.io.errors import UserError, require
+from models.io.secrets import find_secrets, redact
+from models.io.tracking import TrackerConf
+from models.io.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, unused
+from models.targets.config import TargetConf
+from models.trees.config import SAMPLING_RULES, SamplingConf
 
 LABEL_COLUMNS = ("id", "category", "language", "license", "tools", "template", "system")
 NO_API_KEY = "none"  # sent if the variable is not set, because the client requires a key

@@ -15,9 +15,9 @@ from data.chat.tokenization import check_row_ids, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, ParsedRow, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data_exists, read_training_rows
-from models.errors import UserError, run_checks
-from models.target.config import TargetConf
-from models.target.pretrained import load_tokenizer, read_vocab_size
+from models.io.errors import UserError, run_checks
+from models.targets.config import TargetConf
+from models.targets.pretrained import load_tokenizer, read_vocab_size
 
 PREVIEW_ROWS = 100
 LAST_TURN_ONLY, DOCUMENT_PER_TURN = "the last turn of each", "one document per turn"

@@ -10,7 +10,7 @@ Only the target's tokenizer is loaded. The page outputs/show/RUN/sample.html sho
 from conf.entry import entry_point
 from data.config import ShowConf
 from data.sources.training_rows import check_data
-from models.console import setup_logging
+from models.io.console import setup_logging
 
 
 @entry_point("show", ShowConf)

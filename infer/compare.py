@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.entry import exit_with_error
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 
 USAGE = "python -m infer.compare BEFORE... -- AFTER... [gate=tau|speed-up]"
 GATES = {"gate=tau": False, "gate=speed-up": True}  # whether a fall of the speed-up is a regression
@@ -57,7 +57,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[Path], b
 def compare_files(before: list[Path], after: list[Path], gates_speed: bool | None) -> int:
     """Print the comparison of the reports of two sides and return the exit code."""
     contents = [[read_json(path) for path in side] for side in (before, after)]
-    from infer.report.comparison import compare_reports, parse_report, print_comparison
+    from infer.comparison.page import compare_reports, parse_report, print_comparison
 
     sides = [[parse_report(*each) for each in side] for side in contents]
     settings, table, regressions = compare_reports(*sides, gates_speed=gates_speed)

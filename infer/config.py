@@ -7,11 +7,11 @@ from data.config import DEMO
 from infer.verify.config import Verification
 from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
-from models.errors import UserError, require
-from models.speculate.config import SamplingConf, TreeConf
-from models.target.config import TargetConf
-from models.tracking import TrackerConf
-from models.validation import POSITIVE, Rule, at_least, check_values
+from models.io.errors import UserError, require
+from models.io.tracking import TrackerConf
+from models.io.validation import POSITIVE, Rule, at_least, check_values
+from models.targets.config import TargetConf
+from models.trees.config import SamplingConf, TreeConf
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
 DEMO_NEW_TOKENS, DEFAULT_NEW_TOKENS = 64, 256  # of answers to the demo's and to other prompts

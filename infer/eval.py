@@ -9,11 +9,11 @@ python -m infer.eval tree=auto              also the tree that this device wants
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.checkpoint_paths import open_checkpoints
 from infer.config import EvalConf
-from infer.input_checks import check_inputs
-from models.console import print_line, setup_logging
-from models.lock import claim_run_folder
+from infer.inputs.checkpoint_paths import open_checkpoints
+from infer.inputs.input_checks import check_inputs
+from models.io.console import print_line, setup_logging
+from models.io.lock import claim_run_folder
 
 
 @entry_point("eval", EvalConf)
@@ -24,7 +24,7 @@ def main(conf: EvalConf) -> None:
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.evaluation.prompts)
     claim_run_folder(run)
-    from infer.evaluation import evaluate_checkpoints
+    from infer.commands.evaluation import evaluate_checkpoints
 
     evaluate_checkpoints(conf, directories, run)
 

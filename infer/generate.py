@@ -6,10 +6,10 @@ python -m infer.generate checkpoint=DIR prompts=FILE                answers as l
 """
 
 from conf.entry import entry_point
-from infer.checkpoint_paths import open_checkpoints
 from infer.config import GenerateConf
-from infer.input_checks import check_inputs
-from models.console import print_line, setup_logging
+from infer.inputs.checkpoint_paths import open_checkpoints
+from infer.inputs.input_checks import check_inputs
+from models.io.console import print_line, setup_logging
 
 
 @entry_point("generate", GenerateConf)
@@ -17,7 +17,7 @@ def main(conf: GenerateConf) -> None:
     setup_logging()
     (directory,) = open_checkpoints([conf.checkpoint] if conf.checkpoint else None, print_line)
     check_inputs(conf.tree, conf.prompts, key="prompts")
-    from infer.generation import generate_from_checkpoint
+    from infer.commands.generation import generate_from_checkpoint
 
     generate_from_checkpoint(conf, directory)
 

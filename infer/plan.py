@@ -9,7 +9,7 @@ from infer.config import DecodePlanConf
 
 @entry_point("infer_plan", DecodePlanConf)
 def main(conf: DecodePlanConf) -> None:
-    from infer.decode_plan import print_decode_plan
+    from infer.commands.decode_plan import print_decode_plan
 
     print_decode_plan(conf)
 

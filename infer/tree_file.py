@@ -7,12 +7,12 @@ python -m infer.tree_file tree.file=tree.json format=medusa output=choices.json
 from dataclasses import dataclass, field
 
 from conf.entry import entry_point
-from models.console import print_line
-from models.errors import require
-from models.files import open_output_file
-from models.speculate.config import TreeConf
-from models.speculate.tree import TreeKind
-from models.speculate.tree_formats import TreeFormat, write_paths
+from models.io.console import print_line
+from models.io.errors import require
+from models.io.files import open_output_file
+from models.trees.config import TreeConf
+from models.trees.tree import TreeKind
+from models.trees.tree_formats import TreeFormat, write_paths
 
 
 @dataclass(kw_only=True)

@@ -10,11 +10,11 @@ The search is in `infer/tuning/search.py`. Limits of the method: docs/tuning.md.
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.checkpoint_paths import open_checkpoints
-from infer.input_checks import check_inputs
+from infer.inputs.checkpoint_paths import open_checkpoints
+from infer.inputs.input_checks import check_inputs
 from infer.tuning.config import TuneConf
-from models.console import print_line, setup_logging
-from models.lock import claim_run_folder
+from models.io.console import print_line, setup_logging
+from models.io.lock import claim_run_folder
 
 
 @entry_point("tune", TuneConf)
@@ -25,7 +25,7 @@ def main(conf: TuneConf) -> None:
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.prompts, key="prompts")
     claim_run_folder(run)
-    from infer.tree_tuning import tune_checkpoints
+    from infer.commands.tree_tuning import tune_checkpoints
 
     tune_checkpoints(conf, directories, run)
 

@@ -7,10 +7,10 @@ Each graph is printed with the time that it took. Graphs last as long as the com
 """
 
 from conf.entry import entry_point
-from infer.checkpoint_paths import open_checkpoints
 from infer.config import EvalConf
-from infer.input_checks import check_inputs
-from models.console import print_line, setup_logging
+from infer.inputs.checkpoint_paths import open_checkpoints
+from infer.inputs.input_checks import check_inputs
+from models.io.console import print_line, setup_logging
 
 
 @entry_point("eval_warmup", EvalConf)
@@ -18,8 +18,8 @@ def main(conf: EvalConf) -> None:
     setup_logging()
     directories = open_checkpoints(conf.checkpoint, print_line)
     check_inputs(conf.tree, conf.evaluation.prompts)
-    from infer.command_inputs import load_evaluation
-    from infer.graph_warmup import compile_eval_graphs
+    from infer.commands.graph_warmup import compile_eval_graphs
+    from infer.inputs.command_inputs import load_evaluation
 
     target, drafts, evaluation = load_evaluation(conf, directories)
     compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)

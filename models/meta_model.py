@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.device.device import Device
-from models.distill.config import LossConf
 from models.drafts.base import Draft
 from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
+from models.losses.config import LossConf
 from models.parallel import tensor_parallel
 from models.parallel.tensor_parallel import INPUT_AXIS, LayerShard, ParallelLayers
-from models.target.config import TargetConf
-from models.target.language_model import LanguageModel
-from models.target.pretrained import build_planning_model
-from models.target.target import Target
+from models.targets.config import TargetConf
+from models.targets.language_model import LanguageModel
+from models.targets.pretrained import build_planning_model
+from models.targets.target import Target
 
 
 class MetaTarget(Target):

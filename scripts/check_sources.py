@@ -20,7 +20,7 @@ DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 HARDWARE = re.compile(r"(?<![a-z])(cuda|xla|neuronx?|nccl)(?![a-z])")  # prose writes CUDA, Neuron
 MAY_NAME_HARDWARE = ("models/device/", "train/distributed/build.py", "train/distributed/xla.py")
 KNOWS_MODELING = (
-    "models/target/modeling.py"  # the only file that knows transformers' modeling files
+    "models/targets/modeling.py"  # the only file that knows transformers' modeling files
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -17,7 +17,7 @@ from scripts.count_lines import PRODUCT, ROOT, count_code_lines
 # name -> the files it begins with, and the most files and lines that it may have
 CLOSURES: dict[str, tuple[list[str], int, int | None]] = {
     "engine": (["infer/engine/decode.py"], 32, 4000),
-    "losses": (["models/distill/losses.py"], 5, None),
+    "losses": (["models/losses/token_losses.py"], 5, None),
     "EAGLE-3": (["models/drafts/eagle3.py"], 35, None),
 }
 

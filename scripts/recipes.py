@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from scripts.bench_tables import replaced
+from scripts.benchmarks.tables import replaced
 
 FOLDER = Path(__file__).parent.parent / "docs"
 PAGE = FOLDER / "recipes.md"

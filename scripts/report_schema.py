@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from infer.measure.report_schema import SCHEMA_VERSION, Report
+from infer.results.schema import SCHEMA_VERSION, Report
 
 SCHEMA_FILE = Path(__file__).parents[1] / "docs" / "report.schema.json"
 

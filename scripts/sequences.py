@@ -10,7 +10,7 @@ from pathlib import Path
 from conf.entry import compose
 from conf.sequences import list_sequences
 from data.prepare_config import AnswersConf
-from scripts.bench_tables import replaced
+from scripts.benchmarks.tables import replaced
 from train.config.run import TrainPlanConf
 from train.planning.run_plan import MachinePlan, plan_run
 from train.planning.tables import format_duration, format_gib, planned_steps, tokens_per_step

@@ -15,7 +15,7 @@ from conf.typed_text import quote_typed_text
 from data.config import CaptureConf
 from data.prepare_config import PrepareConf
 from infer.config import DecodePlanConf
-from models.errors import UserError
+from models.io.errors import UserError
 from train.config.run import TrainConf
 
 pytestmark = pytest.mark.no_shapes

@@ -10,8 +10,8 @@ from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
 from data.prepare_config import PrepareConf
 from infer.config import EvalConf
 from models.drafts.options import METHODS
-from models.speculate.config import TreeConf
-from models.speculate.tree import TreeKind
+from models.trees.config import TreeConf
+from models.trees.tree import TreeKind
 from train.config.run import TrainConf, TrainPlanConf
 
 pytestmark = pytest.mark.no_shapes

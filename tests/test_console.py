@@ -2,7 +2,7 @@
 
 import time
 
-from models import console
+from models.io import console
 
 
 def test_work_without_a_terminal_prints_a_line_with_the_time_left(monkeypatch, caplog):

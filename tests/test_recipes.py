@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 import conf
 from conf.entry import compose
-from scripts.bench_tables import replaced
+from scripts.benchmarks.tables import replaced
 from scripts.recipes import PAGE, list_sources, load_data, our_value, render_all, value_sources
 from train.config.run import TrainConf
 

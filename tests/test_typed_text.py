@@ -13,7 +13,7 @@ from infer.config import DecodePlanConf, EvalConf, GenerateConf
 from infer.tree_file import TreeFileConf
 from infer.tuning.config import TuneConf
 from models.drafts.options import METHODS
-from models.errors import UserError
+from models.io.errors import UserError
 from train.config.run import TrainConf, TrainPlanConf
 
 pytestmark = pytest.mark.no_shapes

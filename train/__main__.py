@@ -5,7 +5,7 @@ the run.
 """
 
 from conf.entry import entry_point
-from models.console import setup_logging
+from models.io.console import setup_logging
 from train.config.run import TrainConf
 from train.preflight import preflight
 

@@ -6,9 +6,9 @@ from data.features.compatibility import check_captured_data
 from data.preview import Preview, check_and_read_first_rows, preview_rows
 from infer.measure.context_limits import check_prompts
 from models.device.device import Device
-from models.errors import run_checks
-from models.target.precision import build_device
-from models.target.pretrained import check_pretrained
+from models.io.errors import run_checks
+from models.targets.precision import build_device
+from models.targets.pretrained import check_pretrained
 from train.config.run import TrainConf
 from train.distributed.build import build_parallel, check_parallel
 from train.distributed.parallel import Parallel

@@ -4,28 +4,28 @@ import logging
 from pathlib import Path
 
 from data.eval_prompts.held_out_files import write_held_out
-from infer.command_inputs import load_draft_under_test
+from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.evaluate import evaluate_drafts
-from infer.measure.report_schema import EvalReport
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
 from infer.report.tracked import collect_results
+from infer.results.schema import EvalReport
 from infer.tuning.auto import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
-from models.target.target import Target
+from models.targets.target import Target
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
-from train.log import MetricLogger
-from train.loop import Trainer
-from train.model_card import write_model_card
 from train.planning.device_fit import FittedRun
 from train.quick_eval import build_quick_eval
 from train.rows.held_out import resolve_evaluation
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary, write_prompt_hashes
-from train.run_folder import check_disk_space, open_run, report_full_disk
-from train.state import RunState
+from train.run.folder import check_disk_space, open_run, report_full_disk
+from train.run.log import MetricLogger
+from train.run.model_card import write_model_card
+from train.run.state import RunState
+from train.trainer import Trainer
 
 log = logging.getLogger("train")
 

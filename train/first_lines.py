@@ -8,7 +8,7 @@ from typing import Any
 from data.config import DataConf, DataSource, RowFormat
 from data.preview import Preview
 from infer.tuning.config import format_overrides
-from models.target.config import TargetConf
+from models.targets.config import TargetConf
 from train.config.run import TrainConf
 
 log = logging.getLogger(__name__)

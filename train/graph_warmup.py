@@ -11,18 +11,18 @@ from data.eval_prompts.held_out_files import write_held_out
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
 from data.sources.rows import document_from_pair
-from infer.command_inputs import load_draft_under_test
-from infer.graph_warmup import compile_eval_graphs
+from infer.commands.graph_warmup import compile_eval_graphs
+from infer.inputs.command_inputs import load_draft_under_test
 from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params
 from train.config.run import LogConf, TrainConf
 from train.distributed.parallel import Parallel
-from train.log import MetricLogger
-from train.loop import Trainer
 from train.rows.held_out import has_external_prompts, resolve_evaluation
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary
-from train.state import RunState, flatten_config
+from train.run.log import MetricLogger
+from train.run.state import RunState, flatten_config
+from train.trainer import Trainer
 
 log = logging.getLogger("train.warmup")
 

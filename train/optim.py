@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from models.device.device import Device
 from models.device.opening import matmul_dtype
-from models.errors import require
+from models.io.errors import require
 from train.config.optim import DEFAULT_STEPS, LearningRate, OptimConf, OptimName
 from train.muon import Muon
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.entry import entry_point
 from data.config import DataSource
-from models.console import print_line
+from models.io.console import print_line
 from train.config.run import TrainPlanConf
 
 

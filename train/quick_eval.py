@@ -15,8 +15,8 @@ from data.features.writer import build_target_pass
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from models.drafts.base import Batch, Draft
-from models.speculate.tree import Tree
-from models.target.target import Target
+from models.targets.target import Target
+from models.trees.tree import Tree
 
 
 def chain_acceptance_length(metrics: dict[str, float]) -> float | None:

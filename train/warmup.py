@@ -8,7 +8,7 @@ long as the compiler's cache does (docs/graphs.md). No run folder is written.
 """
 
 from conf.entry import entry_point
-from models.console import setup_logging
+from models.io.console import setup_logging
 from train.config.run import TrainConf
 from train.preflight import preflight
 

@@ -18,9 +18,9 @@ from data.answers.dialogue import AnswerBackend, Dialogue, UnansweredError
 from data.prepare_config import AnswersConf
 from data.sources.prepared_rows import PreparedRow, row_from_columns, row_to_columns
 from data.sources.rows import RowRejectedError
-from models.console import track_progress
-from models.errors import UserError, require
-from models.files import report_disk_errors
+from models.io.console import track_progress
+from models.io.errors import UserError, require
+from models.io.files import report_disk_errors
 
 log = logging.getLogger(__name__)
 # Give up after this many consecutive permanent failures, or as many as there are rows in flight if

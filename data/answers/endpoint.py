@@ -20,9 +20,9 @@ import openai
 
 from data.answers.dialogue import Answer, UnansweredError
 from data.prepare_config import NO_API_KEY, AnswersConf
-from models.errors import UserError, require
-from models.target.config import TargetConf
-from models.target.pretrained import read_context_length, read_eos_ids
+from models.io.errors import UserError, require
+from models.targets.config import TargetConf
+from models.targets.pretrained import read_context_length, read_eos_ids
 
 log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 10.0  # a host that is down never answers

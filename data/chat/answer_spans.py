@@ -10,7 +10,7 @@ from collections import Counter
 
 from data.chat.template import CharSpan, ChatTemplate, Message, find_added_tokens
 from data.sources.rows import require_row
-from models.errors import UserError
+from models.io.errors import UserError
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from data.sources.rows import TokenizedDocument
-from models.errors import require
+from models.io.errors import require
 
 EARLY_CHECK_DOCUMENTS = 1000  # documents of a category after which its masks are first checked
 MASK_HINT = "look at them with `python -m data.show`; check the chat template or the answer flags"

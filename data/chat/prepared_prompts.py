@@ -6,7 +6,7 @@ from typing import Any
 from data.chat.template import ChatTemplate
 from data.sources.prepared_rows import PreparedRow
 from data.sources.rows import RowRejectedError, require_embeddings
-from models.errors import require
+from models.io.errors import require
 
 
 def check_prompt_ids(

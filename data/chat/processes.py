@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from models.errors import UserError
+from models.io.errors import UserError
 
 FEW_ITEMS = 1000  # fewer are done before other processes have started
 BATCH_ITEMS = 32  # that a process takes at a time; each may be megabytes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.sources.files import first_line
 from data.sources.rows import RowRejectedError
-from models.errors import require
+from models.io.errors import require
 
 if TYPE_CHECKING:  # prompts are checked before transformers is imported, which takes seconds
     from transformers import PreTrainedTokenizerBase

@@ -34,7 +34,7 @@ from data.sources.rows import (
 )
 from data.sources.text_hashes import hash_first_question
 from data.sources.training_rows import read_training_rows
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 
 
 def iter_documents(

@@ -26,9 +26,9 @@ from data.packing.documents import Documents
 from data.sources.prepared_rows import HELD_OUT, read_prepared_rows
 from data.sources.prompt_formats import NO_CATEGORY
 from data.sources.rows import RowRejectedError
-from models.errors import require
-from models.files import write_text_atomically
-from models.target.config import TargetConf
+from models.io.errors import require
+from models.io.files import write_text_atomically
+from models.targets.config import TargetConf
 
 log = logging.getLogger(__name__)
 FINAL_FILE, SELECTION_FILE = "held_out.jsonl", "selection.jsonl"  # beside the checkpoint folder

@@ -25,8 +25,8 @@ from data.sources.prompt_formats import (
 from data.sources.row_formats import parse_prompt_messages
 from data.sources.rows import RowRejectedError, require_embeddings, require_row, require_unicode
 from data.sources.text_hashes import hash_first_question
-from models.console import log_once
-from models.errors import UserError, require
+from models.io.console import log_once
+from models.io.errors import UserError, require
 
 log = logging.getLogger(__name__)
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages

@@ -6,15 +6,15 @@ import torch
 
 from data.config import DataConf, DataSource, TeacherKind
 from data.features.manifest import Manifest, read_manifest
-from models.checkpoint import tokenizer_fingerprint
-from models.distill.config import LossConf
+from models.checkpoints.checkpoint import tokenizer_fingerprint
 from models.drafts.base import Draft
 from models.drafts.options import DraftConf
-from models.errors import require
+from models.io.errors import require
+from models.losses.config import LossConf
 from models.meta_model import build_meta_draft, build_meta_target
-from models.target.config import TargetConf
-from models.target.pretrained import load_tokenizer
-from models.target.target import Target
+from models.targets.config import TargetConf
+from models.targets.pretrained import load_tokenizer
+from models.targets.target import Target
 
 
 def check_captured_data(

@@ -14,10 +14,10 @@ import xxhash
 from pydantic import TypeAdapter
 
 from data.features.schema import FeatureSchema
-from models.console import track_progress
 from models.drafts.base import Needs
-from models.errors import UserError, require
-from models.files import write_text_atomically
+from models.io.console import track_progress
+from models.io.errors import UserError, require
+from models.io.files import write_text_atomically
 
 MANIFEST_VERSION = 4
 MANIFEST_FILE = "manifest.json"

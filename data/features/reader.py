@@ -21,9 +21,9 @@ from data.features.manifest import DOCUMENTS_FILE, Manifest, read_manifest, shar
 from data.features.plan import DOCUMENT_FIELDS, Segment, SegmentIndex, find_segments
 from data.features.schema import SCALE_SUFFIX, dequantize, widen_fp8
 from data.packing.documents import DocumentPiece, Documents
-from models.distill.distributions import TopKLogits
 from models.drafts.base import Needs
-from models.target.language_model import TargetOutput
+from models.losses.distributions import TopKLogits
+from models.targets.language_model import TargetOutput
 
 # Segments of packed rows, each with the positions of its tokens in the rows laid end to end.
 LocatedSegments = list[tuple[Segment, Int[np.ndarray, " _"]]]

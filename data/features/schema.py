@@ -34,7 +34,7 @@ from torch import Tensor
 
 from data.config import CaptureConf, Dtype, TeacherKind
 from models.drafts.base import Needs
-from models.errors import require
+from models.io.errors import require
 
 SMALLEST = torch.finfo(torch.float32).tiny  # avoids dividing a row of zeros by 0
 SCALE_SUFFIX = ".scale"  # follows the name of the scaled tensor

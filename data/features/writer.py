@@ -16,10 +16,10 @@ from data.config import TeacherKind
 from data.features.plan import CapturePlan
 from data.features.schema import SCALE_SUFFIX, FeatureSchema, dequantize, quantize, rounding_error
 from models.batch import Batch
-from models.distill.distributions import TopKLogits
-from models.errors import require
-from models.target.language_model import TargetOutput
-from models.target.target import Target
+from models.io.errors import require
+from models.losses.distributions import TopKLogits
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
 
 ROUNDING_SUFFIX = ".rounding"  # follows the name of the rounded tensor; not stored
 LOGITS_CHUNK = 256  # positions whose logits are in memory at a time

@@ -27,7 +27,7 @@ from data.sources.rows import (
     require_unicode,
 )
 from data.sources.text_hashes import hash_text, normalize_text, prompt_hashes
-from models.errors import require
+from models.io.errors import require
 
 ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
 LICENSE_COLUMNS = ("license", "licence")  # many data sets spell it the British way

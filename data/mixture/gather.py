@@ -18,8 +18,8 @@ from data.sources.open_rows import open_rows
 from data.sources.prepared_rows import batch_records
 from data.sources.row_formats import parse_row
 from data.sources.rows import RowRejectedError
-from models.console import track_progress
-from models.errors import require
+from models.io.console import track_progress
+from models.io.errors import require
 
 DEMO_PROMPTS = 1536
 CHECKED_ROWS = 100  # first rows of a source, of which at least one must have a known format

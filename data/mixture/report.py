@@ -11,8 +11,8 @@ from data.answers.answering import AnswersReport
 from data.chat.prepared_prompts import prompt_row_from_prepared
 from data.mixture.gather import SourceReport
 from data.sources.prepared_rows import HELD_OUT, TRAIN, read_prepared_metadata, read_prepared_rows
-from models.files import write_text_atomically
-from models.tracking import TrackedResults
+from models.io.files import write_text_atomically
+from models.io.tracking import TrackedResults
 
 COUNTS = ("read", TRAIN, HELD_OUT, "dropped")
 REPORT_FILE, REPORT_PAGE_FILE, PROMPTS_FILE = "report.json", "report.md", "held_out.jsonl"

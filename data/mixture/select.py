@@ -13,7 +13,7 @@ from jaxtyping import Int, UInt64
 
 from data.prepare_config import MixtureConf
 from data.sources.prepared_rows import HELD_OUT, TRAIN
-from models.errors import UserError
+from models.io.errors import UserError
 
 
 def select_splits(

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from data.packing.documents import Documents, Packed
-from models.errors import require
+from models.io.errors import require
 
 MAX_SKIP_REASONS = 5  # most frequent reasons that a report prints
 DOCUMENT, BEGIN, END, LOSS_BEGIN = range(4)  # columns of Packed.table

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from models.errors import require
+from models.io.errors import require
 
 
 @dataclass(kw_only=True, frozen=True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import parquet, types
 
 from data.config import CONTENT_COLUMNS
-from models.errors import UserError
+from models.io.errors import UserError
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 ByteStream = BufferedReader | gzip.GzipFile

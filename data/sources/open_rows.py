@@ -28,7 +28,7 @@ from data.sources.splits import (
     resolve_split,
     select_split,
 )
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
 DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".arrow")

@@ -29,8 +29,8 @@ from data.sources.rows import (
 )
 from data.sources.splits import list_split_names
 from data.sources.text_hashes import hash_first_question
-from models.errors import require
-from models.files import atomic_path
+from models.io.errors import require
+from models.io.files import atomic_path
 
 BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
 HELD_OUT, TRAIN = "held_out", "train"  # splits of a prepared folder

@@ -23,7 +23,7 @@ from data.sources.files import (
     read_file_rows,
 )
 from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, load_dataset_split
-from models.errors import require
+from models.io.errors import require
 
 PromptRow = dict[str, Any]
 MESSAGE_TEXT = re.compile(r'\s*\{\s*"')  # the start of an object, as JSON

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.errors import require
+from models.io.errors import require
 
 
 @dataclass(kw_only=True)

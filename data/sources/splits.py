@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from data.sources.files import first_line
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 
 SPLIT_NAME = re.compile(r"(^|\+)\s*[^\[+]+")  # `train` and `test` in train[1000:]+test
 

@@ -28,10 +28,10 @@ from data.sources.open_rows import (
 from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
 from data.sources.row_formats import parse_row, truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, RowRejectedError
-from models.console import log_once
-from models.errors import UserError, require, run_checks
-from models.target.config import ModelSource
-from models.target.load_errors import check_hub
+from models.io.console import log_once
+from models.io.errors import UserError, require, run_checks
+from models.targets.config import ModelSource
+from models.targets.load_errors import check_hub
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from data.viewer.documents import (
     shorten_spans,
 )
 from data.viewer.html import render_page
-from models.console import CONSOLE, print_line, print_table
-from models.files import report_disk_errors, write_text_atomically
-from models.target.pretrained import load_tokenizer, read_vocab_size
+from models.io.console import CONSOLE, print_line, print_table
+from models.io.files import report_disk_errors, write_text_atomically
+from models.targets.pretrained import load_tokenizer, read_vocab_size
 
 log = logging.getLogger("data.show")
 

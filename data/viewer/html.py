@@ -19,7 +19,7 @@ from data.viewer.documents import (
     escape_unprintable,
     shorten_spans,
 )
-from models.pages import render_html
+from models.io.pages import render_html
 
 TEMPLATE = Path(__file__).with_name("sample.html.j2")
 MAX_TOKENS = 4000  # tokens shown of a document

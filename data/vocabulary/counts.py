@@ -1,7 +1,7 @@
 """Token counts of the answers by category and language, and coverage by draft vocabularies.
 
     documents -> counts of answer tokens -> the N most frequent -> shares of each group's tokens
-                                            (models/speculate/draft_vocab.py)
+                                            (models/trees/draft_vocab.py)
 
 Counting needs token ids only: no forward pass of the target.
 """
@@ -22,10 +22,10 @@ from transformers import PreTrainedTokenizerBase
 from data.config import TurnSelection
 from data.sources.prepared_rows import parse_recorded_documents, read_prepared_rows
 from data.sources.rows import TokenizedDocument
-from models.console import track_progress
-from models.errors import require
-from models.pages import render_markdown_table
-from models.speculate.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
+from models.io.console import track_progress
+from models.io.errors import require
+from models.io.pages import render_markdown_table
+from models.trees.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 
 UNNAMED_CATEGORY = "unnamed"  # category of documents without a category
 UNKNOWN_LANGUAGE = "und"  # ISO 639-3 for undetermined: code, numbers, a word or two

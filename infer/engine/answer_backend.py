@@ -9,7 +9,7 @@ from data.sources.rows import require_embeddings
 from infer.engine.admission import pad_length
 from infer.engine.decode import Decoder
 from infer.engine.requests import Request
-from models.target.target import Target
+from models.targets.target import Target
 
 BATCH_WAIT_S = 0.002  # before the first batch, so that requests sent together share it
 MIN_BATCH_DIVISOR = 4  # prompts wait until 1/4 of the rows are free, to share a prefill pass

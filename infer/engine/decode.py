@@ -24,11 +24,11 @@ from infer.verify.config import Verification
 from infer.verify.rules import build_acceptance_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import MixedDraft
-from models.errors import require
-from models.speculate.config import SamplingConf
-from models.speculate.tree import NO_TREE, Tree
-from models.target.language_model import LanguageModel
-from models.target.target import Target
+from models.io.errors import require
+from models.targets.language_model import LanguageModel
+from models.targets.target import Target
+from models.trees.config import SamplingConf
+from models.trees.tree import NO_TREE, Tree
 
 # Returns at most the given number of waiting requests, and removes them from the queue.
 TakeRequests = Callable[[int], list[Request]]

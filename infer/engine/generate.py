@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from operator import add
 
 from infer.engine.decode import Decoder
-from models.speculate.config import SamplingConf
-from models.target.language_model import LanguageModel
+from models.targets.language_model import LanguageModel
+from models.trees.config import SamplingConf
 
 
 def generate_answers(

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from models.drafts.base import Draft, DraftState
-from models.target.cache import StaticCache
-from models.target.language_model import LanguageModel
+from models.targets.cache import StaticCache
+from models.targets.language_model import LanguageModel
 
 
 def allocate_slots(

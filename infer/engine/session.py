@@ -20,8 +20,8 @@ from infer.engine import steps
 from infer.engine.row_tensors import allocate_slots, empty_like, scatter_rows
 from infer.engine.steps import Program, RoundOutput, SessionState
 from models.drafts.base import DraftState
-from models.target.cache import StaticCache
-from models.target.target import Target
+from models.targets.cache import StaticCache
+from models.targets.target import Target
 
 NO_DRAFT = "alone"  # the kind of rounds without a draft
 MIN_SCRATCH_SLOTS = 32  # least number of slots kept for a round: see SLOT_ALIGNMENT

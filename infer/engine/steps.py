@@ -4,7 +4,7 @@
     unfused    four graphs:  score | accept | move | draft_next; the reference, with timed parts
 
 The fused round leaves the keys of the accepted tokens in the tree's slots; the next pass moves them
-layer by layer (models/target/cache.py). The unfused round moves them at once. Both emit the same
+layer by layer (models/targets/cache.py). The unfused round moves them at once. Both emit the same
 tokens.
 
 A step reads a `Program`, which is constant, and a `SessionState`, and returns the next state. It
@@ -23,12 +23,12 @@ from torch.utils._pytree import register_dataclass
 from infer.engine.row_tensors import make_contiguous
 from infer.verify.base import AcceptanceRule, ScoredNodes, ScoredTree, accept_root
 from models.drafts.base import Draft, DraftState
-from models.speculate.config import SamplingConf
-from models.speculate.growth import Proposal, ancestor_mask, node_depths
-from models.speculate.sampling import History, Sampler, gumbel_noise, uniform_noise, warp_logits
-from models.speculate.tree import Tree
-from models.target.cache import CacheMoves, CacheWrite, StaticCache, prompt_mask, tree_mask
-from models.target.language_model import LanguageModel, TargetOutput
+from models.targets.cache import CacheMoves, CacheWrite, StaticCache, prompt_mask, tree_mask
+from models.targets.language_model import LanguageModel, TargetOutput
+from models.trees.config import SamplingConf
+from models.trees.growth import Proposal, ancestor_mask, node_depths
+from models.trees.sampling import History, Sampler, gumbel_noise, uniform_noise, warp_logits
+from models.trees.tree import Tree
 
 # The uses of random numbers; each derives its own seed. Ratio tests are exact only if draft,
 # coins and residual share no noise (docs/exactness.md).

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from models.speculate.growth import Proposal
+from models.trees.growth import Proposal
 
 
 def build_comb(depth: int, ranks: int) -> list[list[int]]:

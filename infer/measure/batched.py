@@ -13,12 +13,12 @@ from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.measure.bench import bind_decoders, decode_in_turns, decode_prompts
 from infer.measure.eval_modes import DraftUnderTest, build_evaluation_rule
-from infer.measure.intervals import Estimate
-from infer.measure.metrics import estimate_metric
-from infer.measure.records import AUTOREGRESSIVE, Exactness, ModeResult, PromptResult
-from infer.measure.report_schema import BatchFigures
-from models.speculate.tree import NO_TREE, Tree
-from models.target.target import Target
+from infer.results.intervals import Estimate
+from infer.results.metrics import estimate_metric
+from infer.results.records import AUTOREGRESSIVE, Exactness, ModeResult, PromptResult
+from infer.results.schema import BatchFigures
+from models.targets.target import Target
+from models.trees.tree import NO_TREE, Tree
 
 NUM_PASSES = 2  # so that each of the two modes goes first once
 

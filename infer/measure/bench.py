@@ -12,8 +12,8 @@ from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Generation
-from infer.measure.records import PromptResult
-from models.console import track_progress
+from infer.results.records import PromptResult
+from models.io.console import track_progress
 
 WARMUP_TOKENS = 4  # enough for a round, which compiles all graphs of an answer
 

@@ -8,10 +8,10 @@ from data.config import DEMO
 from data.eval_prompts.held_out_files import FINAL_FILE, find_held_out_file
 from data.eval_prompts.prompts import load_eval_prompts
 from infer.config import DEFAULT_NEW_TOKENS, DEMO_NEW_TOKENS, EvaluationConf
-from models.errors import require
-from models.target.config import TargetConf
-from models.target.pretrained import load_tokenizer, read_context_length, read_vocab_size
-from models.target.target import Target
+from models.io.errors import require
+from models.targets.config import TargetConf
+from models.targets.pretrained import load_tokenizer, read_context_length, read_vocab_size
+from models.targets.target import Target
 
 
 def resolve_prompts(

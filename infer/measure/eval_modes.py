@@ -9,16 +9,16 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
 from infer.measure.context_limits import check_context
-from infer.measure.records import AUTOREGRESSIVE
+from infer.results.records import AUTOREGRESSIVE
 from infer.verify.base import AcceptanceRule
 from infer.verify.greedy_and_coupled import TypicalRule
 from infer.verify.rules import build_acceptance_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.errors import require
-from models.speculate.config import TreeConf
-from models.speculate.tree import Tree, TreeKind
-from models.target.target import Target
+from models.io.errors import require
+from models.targets.target import Target
+from models.trees.config import TreeConf
+from models.trees.tree import Tree, TreeKind
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from infer.measure.bench import (
     decode_in_turns,
     decode_prompts,
 )
-from infer.measure.curve import read_curve
 from infer.measure.eval_modes import (
     DraftUnderTest,
     EvalMode,
@@ -36,15 +35,18 @@ from infer.measure.eval_modes import (
     warn_tree_depth,
 )
 from infer.measure.exactness import compare_answers, measure_tolerance
-from infer.measure.records import (
+from infer.measure.timing import measure_splits
+from infer.results.curve import read_curve
+from infer.results.records import (
     AUTOREGRESSIVE,
     Exactness,
     LogitTolerance,
     ModeResult,
     PromptResult,
 )
-from infer.measure.report import build_report, describe_prompts
-from infer.measure.report_schema import (
+from infer.results.report import build_report, describe_prompts
+from infer.results.samples import collect_samples
+from infer.results.schema import (
     AdaptedTarget,
     DeviceInfo,
     DraftInfo,
@@ -54,13 +56,11 @@ from infer.measure.report_schema import (
     TargetInfo,
     TreeInfo,
 )
-from infer.measure.samples import collect_samples
-from infer.measure.timing import measure_splits
-from models.console import track_progress
 from models.device.graph_budget import Graph, GraphBudget
-from models.speculate.config import TreeConf
-from models.speculate.tree import Tree
-from models.target.target import Target
+from models.io.console import track_progress
+from models.targets.target import Target
+from models.trees.config import TreeConf
+from models.trees.tree import Tree
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.engine.steps import TARGET_NOISE, derive_seed
-from infer.measure.records import Exactness, LogitTolerance, PromptResult
-from infer.measure.report_schema import Mismatch
-from models.speculate.config import SamplingConf
-from models.speculate.sampling import History, apply_penalties, drop_margins, gumbel_noise
-from models.target.language_model import LanguageModel
+from infer.results.records import Exactness, LogitTolerance, PromptResult
+from infer.results.schema import Mismatch
+from models.targets.language_model import LanguageModel
+from models.trees.config import SamplingConf
+from models.trees.sampling import History, apply_penalties, drop_margins, gumbel_noise
 
 # The gap of a mismatch that no rounding explains: a finite number, because JSON has no infinity.
 UNEXPLAINED_GAP = torch.finfo(torch.float32).max

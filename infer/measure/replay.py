@@ -27,15 +27,15 @@ from infer.engine.row_tensors import repeat_row, tensor_bytes
 from infer.engine.steps import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.verify.greedy_and_coupled import walk_choices
-from models.console import track_progress
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft
-from models.speculate.config import SamplingConf
-from models.speculate.growth import Proposal, ancestor_mask, node_depths
-from models.speculate.sampling import History, Sampler
-from models.speculate.tree import Tree, tree_from_paths
-from models.target.language_model import TargetOutput
-from models.target.target import Target
+from models.io.console import track_progress
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
+from models.trees.config import SamplingConf
+from models.trees.growth import Proposal, ancestor_mask, node_depths
+from models.trees.sampling import History, Sampler
+from models.trees.tree import Tree, tree_from_paths
 
 STARTS_PER_PASS = 64  # most rows in one batch
 STATE_BYTES_PER_PASS = 2**31  # of the draft's caches, which each row has for the whole text

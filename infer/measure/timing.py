@@ -7,9 +7,9 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.phase_timer import PhaseTimer
 from infer.measure.bench import WARMUP_TOKENS, DecodePrompts, decode_in_turns, decode_prompts
 from infer.measure.eval_modes import EvalMode
-from infer.measure.records import PromptResult
-from infer.measure.report_schema import RoundSplit
-from models.console import track_progress
+from infer.results.records import PromptResult
+from infer.results.schema import RoundSplit
+from models.io.console import track_progress
 
 PASSES_PER_PROMPT = 2
 

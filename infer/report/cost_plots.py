@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from infer.measure.records import AUTOREGRESSIVE
-from infer.measure.report_schema import Mode, Report
 from infer.report.cost_tables import ROUND_PARTS
 from infer.report.views import GRAY, INK, PAPER, ModeView, assign_draft_colors, list_modes
+from infer.results.records import AUTOREGRESSIVE
+from infer.results.schema import Mode, Report
 
 PART_COLORS = dict(
     zip(ROUND_PARTS, ["#0072b2", "#56b4e9", "#cc79a7", "#e69f00", GRAY], strict=True)

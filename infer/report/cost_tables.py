@@ -1,6 +1,5 @@
 """Tables of the costs of decoding: parts of a round, predicted speed-up, batches."""
 
-from infer.measure.report_schema import Report
 from infer.report.definitions import format_definitions
 from infer.report.number_format import (
     ABSENT,
@@ -12,6 +11,7 @@ from infer.report.number_format import (
 )
 from infer.report.prose import describe_bottlenecks
 from infer.report.views import find_baseline, list_modes
+from infer.results.schema import Report
 
 ROUND_PARTS = ("verify", "accept", "cache_move", "draft", "host")  # in the order in which they run
 

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import get_args
 
-from infer.measure.records import AUTOREGRESSIVE
-from infer.measure.report_schema import GainMetric, Mode, Report, Section
 from infer.report.definitions import format_definitions
 from infer.report.number_format import (
     ABSENT,
@@ -18,6 +16,8 @@ from infer.report.number_format import (
 )
 from infer.report.prose import append_remarks, explain_undecided
 from infer.report.views import ModeView, list_modes, list_sections
+from infer.results.records import AUTOREGRESSIVE
+from infer.results.schema import GainMetric, Mode, Report, Section
 
 MODE_COLUMNS = ["tau", "delivered", "speed-up", "tokens/s", "lossless"]
 # With them the terminal's table of one draft fits into 80 characters, unless verdicts are long;

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from infer.config import Verification
-from infer.measure.intervals import Estimate
-from infer.measure.report_schema import Verdict
-from models.console import build_aligned_table
-from models.pages import render_markdown_table
+from infer.results.intervals import Estimate
+from infer.results.schema import Verdict
+from models.io.console import build_aligned_table
+from models.io.pages import render_markdown_table
 
 ABSENT = "-"
 # Rules that are proven lossless in distribution, which no single answer can show.

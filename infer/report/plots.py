@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from infer.measure.curve import fit_rise, take_last_half
-from infer.measure.report_schema import Report
 from infer.report.cost_plots import (
     list_split_modes,
     plot_round_split,
@@ -25,6 +23,8 @@ from infer.report.views import (
     has_several_drafts,
     list_colored_modes,
 )
+from infer.results.curve import fit_rise, take_last_half
+from infer.results.schema import Report
 
 PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
     "svg.fonttype": "none",

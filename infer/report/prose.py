@@ -3,10 +3,10 @@
 from dataclasses import asdict
 
 from data.eval_prompts.contamination import Contamination
-from infer.measure.report_schema import LosslessVerdict, Mode, Report
 from infer.report.number_format import format_estimate, is_compared
 from infer.report.views import ModeView, find_baseline, has_several_drafts, list_modes
-from models.speculate.config import SamplingConf
+from infer.results.schema import LosslessVerdict, Mode, Report
+from models.trees.config import SamplingConf
 
 
 def build_headline(report: Report) -> str:

@@ -7,15 +7,15 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from infer.measure.report_schema import Report
 from infer.report.definitions import DEFINITIONS
 from infer.report.plots import render_plots
 from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.tables import build_tables, collect_definitions, render_markdown
 from infer.report.training_curve import describe_training
 from infer.report.views import has_several_drafts
-from models.files import write_text_atomically
-from models.pages import render_html
+from infer.results.schema import Report
+from models.io.files import write_text_atomically
+from models.io.pages import render_html
 
 MAX_PROMPT_CHARS = 400  # characters that are shown of a prompt: its last ones
 TEMPLATE = Path(__file__).with_name("report.html.j2")

@@ -3,7 +3,6 @@
 from rich.console import Console
 from rich.text import Text
 
-from infer.measure.report_schema import Report
 from infer.report.cost_tables import batch_table, efficiency_table, split_table
 from infer.report.definitions import select_definitions
 from infer.report.mode_tables import (
@@ -17,7 +16,8 @@ from infer.report.number_format import Table, choose_console, to_rich_table
 from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.training_curve import describe_training
 from infer.report.views import has_several_drafts
-from models.console import CONSOLE
+from infer.results.schema import Report
+from models.io.console import CONSOLE
 
 
 def build_tables(report: Report) -> list[Table]:

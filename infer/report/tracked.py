@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from infer.measure.report_schema import Report
 from infer.report.mode_tables import summary_table
 from infer.report.number_format import format_lossless
 from infer.report.views import list_modes
-from models.tracking import TrackedResults
+from infer.results.schema import Report
+from models.io.tracking import TrackedResults
 
 HEADLINE_METRICS = ("acceptance_length", "delivered_per_round", "speedup", "tokens_per_s")
 

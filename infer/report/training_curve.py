@@ -1,18 +1,18 @@
 """The sentence on a draft's training: whether tau still rises with the tokens that it learns from.
 
-The line, its interval and the prediction are those of `infer/measure/curve.py`.
+The line, its interval and the prediction are those of `infer/results/curve.py`.
 """
 
-from infer.measure.curve import (
+from infer.report.number_format import format_estimate
+from infer.results.curve import (
     MIN_FITTED_POINTS,
     Trend,
     fit_rise,
     predict_tau,
     take_last_half,
 )
-from infer.measure.intervals import Estimate
-from infer.measure.report_schema import CurvePoint, Report
-from infer.report.number_format import format_estimate
+from infer.results.intervals import Estimate
+from infer.results.schema import CurvePoint, Report
 
 
 def describe_training(report: Report) -> list[str]:

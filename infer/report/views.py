@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from data.sources.prompt_formats import NO_CATEGORY
-from infer.measure.records import AUTOREGRESSIVE
-from infer.measure.report_schema import DraftInfo, Mode, Report, Section
+from infer.results.records import AUTOREGRESSIVE
+from infer.results.schema import DraftInfo, Mode, Report, Section
 
 INK = "#010203"  # a placeholder, replaced by the page's text color
 PAPER = "#fdfcfb"  # a placeholder, replaced by the page's background color

@@ -28,11 +28,11 @@ from infer.tuning.search import choose_tree, estimate_candidates
 from models.device.out_of_memory import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.errors import UserError, require
-from models.speculate.config import TreeConf
-from models.speculate.tree import NO_TREE
-from models.target.config import TargetConf
-from models.target.target import Target
+from models.io.errors import UserError, require
+from models.targets.config import TargetConf
+from models.targets.target import Target
+from models.trees.config import TreeConf
+from models.trees.tree import NO_TREE
 
 MAX_PROMPTS, MAX_NEW_TOKENS = 16, 64
 MAX_DEPTH = 8  # of windows and trees, unless the user's tree is deeper

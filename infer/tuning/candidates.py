@@ -12,8 +12,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from infer.measure.acceptance import best_first_paths
-from models.speculate.config import TreeConf, count_candidates
-from models.speculate.tree import Tree, TreeKind, tree_from_paths
+from models.trees.config import TreeConf, count_candidates
+from models.trees.tree import Tree, TreeKind, tree_from_paths
 
 # Nodes expanded per level and children considered per node, in small and in large trees.
 NARROW_WIDTH, WIDE_WIDTH = 4, 8
@@ -59,7 +59,7 @@ class TreeCandidate:
         return shape + (f", and {copied} copied tokens" if copied else "")
 
     def to_file(self) -> dict[str, Any]:
-        """Return the tree as a file of models/speculate/tree_formats.py holds it."""
+        """Return the tree as a file of models/trees/tree_formats.py holds it."""
         conf, kind = self.conf, self.conf.kind
         numbers: dict[TreeKind, dict[str, int | None]] = {
             TreeKind.chain: {"depth": conf.depth},

@@ -8,12 +8,12 @@ from typing import Any
 from conf.typed_text import quote
 from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, CheckpointConf, parse_checkpoints
 from models.device.config import DeviceConf
-from models.errors import require
-from models.speculate.config import SamplingConf
-from models.speculate.tree import MAX_WINDOW
-from models.target.config import TargetConf
-from models.tracking import TrackerConf
-from models.validation import Rule, at_least, at_most, check_values, each_at_least
+from models.io.errors import require
+from models.io.tracking import TrackerConf
+from models.io.validation import Rule, at_least, at_most, check_values, each_at_least
+from models.targets.config import TargetConf
+from models.trees.config import SamplingConf
+from models.trees.tree import MAX_WINDOW
 
 MAX_RANKS = 256  # every draft vocabulary keeps the 256 bytes
 NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies no tokens")

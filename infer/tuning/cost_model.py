@@ -23,15 +23,15 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
 from infer.measure.bench import bind_decoders, decode_in_turns, decode_prompts
-from infer.measure.metrics import sum_by_question
-from infer.measure.records import AUTOREGRESSIVE, PromptResult
+from infer.results.metrics import sum_by_question
+from infer.results.records import AUTOREGRESSIVE, PromptResult
 from infer.tuning.candidates import LOOKUP, TreeCandidate
 from infer.tuning.config import TuneConf
-from models.console import print_line, track_progress
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.lock import wait_for_lock
-from models.target.target import Target
+from models.io.console import print_line, track_progress
+from models.io.lock import wait_for_lock
+from models.targets.target import Target
 
 TIMED_TURNS = 4  # alternating timings of a candidate and the baseline
 MAX_EXTRA_TIMINGS = 12  # timings after the probes, until the predicted best was timed twice

@@ -11,14 +11,14 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt, fingerprint_prompts
-from infer.measure.intervals import Estimate
 from infer.report.number_format import format_estimate
+from infer.results.intervals import Estimate
 from infer.tuning.candidates import TreeCandidate
 from infer.tuning.config import TuneConf, format_overrides
 from infer.tuning.cost_model import CostCurve
-from models.console import print_line, print_table
-from models.target.target import Target
-from models.tracking import TrackedResults
+from models.io.console import print_line, print_table
+from models.io.tracking import TrackedResults
+from models.targets.target import Target
 
 SHAPE_COLUMNS = ["shape", "nodes", "depth", "tau"]
 SUMMARY_COLUMNS = ["batch", "context", "draft", "choice", "predicted", "measured", "verdict"]

@@ -13,9 +13,6 @@ import numpy as np
 from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.measure.intervals import Estimate, bootstrap_t
-from infer.measure.metrics import ratio_of_ratios
-from infer.measure.records import AUTOREGRESSIVE
 from infer.measure.replay import (
     Replay,
     ReplayText,
@@ -23,6 +20,9 @@ from infer.measure.replay import (
     count_all_positions,
     count_on_policy,
 )
+from infer.results.intervals import Estimate, bootstrap_t
+from infer.results.metrics import ratio_of_ratios
+from infer.results.records import AUTOREGRESSIVE
 from infer.tuning.candidates import (
     TreeCandidate,
     add_copied_tokens,
@@ -32,13 +32,13 @@ from infer.tuning.candidates import (
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, choose_candidate, select_probes
 from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
-from models.console import print_line
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.errors import require
-from models.speculate.config import TreeConf
-from models.speculate.tree import TreeKind
-from models.target.target import Target
+from models.io.console import print_line
+from models.io.errors import require
+from models.targets.target import Target
+from models.trees.config import TreeConf
+from models.trees.tree import TreeKind
 
 AcceptedLengths = list[ndarray]  # of each text: the accepted tokens from each start
 

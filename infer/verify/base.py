@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from infer.verify.config import Verification
-from models.errors import require
-from models.speculate.config import SamplingConf
-from models.speculate.growth import Proposal, ancestor_mask, node_depths
-from models.speculate.operators import gather_mask
-from models.speculate.tree import Tree, TreeKind
+from models.io.errors import require
+from models.trees.config import SamplingConf
+from models.trees.growth import Proposal, ancestor_mask, node_depths
+from models.trees.operators import gather_mask
+from models.trees.tree import Tree, TreeKind
 
 
 @dataclass(kw_only=True)

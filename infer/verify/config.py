@@ -2,8 +2,8 @@
 
 from enum import Enum
 
-from models.errors import require
-from models.speculate.config import SamplingConf
+from models.io.errors import require
+from models.trees.config import SamplingConf
 
 
 class Verification(Enum):

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
 from infer.verify.config import Verification
-from models.speculate.growth import Proposal, ancestor_mask, node_depths
+from models.trees.growth import Proposal, ancestor_mask, node_depths
 
 
 def walk_choices(

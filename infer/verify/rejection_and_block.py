@@ -30,9 +30,9 @@ from torch.nn.functional import one_hot, pad
 
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
 from infer.verify.config import Verification
-from models.errors import require
-from models.speculate.config import SamplingConf
-from models.speculate.tree import Tree, TreeKind
+from models.io.errors import require
+from models.trees.config import SamplingConf
+from models.trees.tree import Tree, TreeKind
 
 
 class Residual(NamedTuple):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from models.device.neuron_env import NeuronEnv
-from models.errors import require
-from models.validation import POSITIVE, at_least, check_values
+from models.io.errors import require
+from models.io.validation import POSITIVE, at_least, check_values
 
 LOCAL_MACHINE = "here"
 
@@ -25,7 +25,7 @@ class Precision(Enum):
     """Number types of target and runtime, or of Muon's products; drafts have fp32 masters."""
 
     # bfloat16; on a CPU float32, unless it has matrix units for bfloat16 and the target is large
-    # (models/target/precision.py).
+    # (models/targets/precision.py).
     auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"

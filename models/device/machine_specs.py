@@ -15,7 +15,7 @@ import torch
 from models.device.config import LOCAL_MACHINE, MachineConf
 from models.device.device import Device
 from models.device.host import Host
-from models.errors import require
+from models.io.errors import require
 
 MEASURE_SECONDS = 0.5  # of each measurement
 MATRIX_SIZE = 2048  # rows and columns of the matrices that are multiplied

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from models.device.host import Host
 from models.device.xla.requirements import CACHE_VARIABLE, check_cache_location
-from models.errors import require
-from models.validation import Rule, at_least, check_values
+from models.io.errors import require
+from models.io.validation import Rule, at_least, check_values
 
 CC_FLAGS = "NEURON_CC_FLAGS"
 LOGICAL_CORES = "NEURON_LOGICAL_NC_CONFIG"

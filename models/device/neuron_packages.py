@@ -10,7 +10,7 @@ import shutil
 import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 
-from models.errors import require
+from models.io.errors import require
 
 PIP_INDEX = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
 PLACEHOLDERS = {"torch-neuronx": "1.0", "neuronx-distributed": "0.1", "vllm-neuron": "0.1"}

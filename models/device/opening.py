@@ -19,7 +19,7 @@ from models.device.neuron_packages import (
 )
 from models.device.xla.device import XlaDevice, open_xla_device
 from models.device.xla.requirements import check_xla
-from models.errors import require
+from models.io.errors import require
 
 log = logging.getLogger(__name__)
 SUPPORTED_ACCELERATORS = ("cuda", "neuron")  # PyTorch's names; `auto` takes no untested ones

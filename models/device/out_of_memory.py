@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from models.errors import UserError
+from models.io.errors import UserError
 
 # What PyTorch's allocators say in a RuntimeError, which only that of CUDA has a class for.
 ALLOCATION_FAILURES = ("can't allocate memory", "out of memory")

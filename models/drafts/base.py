@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from models import checkpoint, checkpoint_files
 from models.batch import Batch
-from models.distill.config import LossConf
+from models.checkpoints import checkpoint, checkpoint_files
 from models.drafts.options import DraftConf
-from models.speculate.growth import Proposal
-from models.speculate.sampling import Sampler
-from models.speculate.tree import Tree
-from models.target.language_model import LanguageModel, TargetOutput
-from models.target.target import Target
+from models.losses.config import LossConf
+from models.targets.language_model import LanguageModel, TargetOutput
+from models.targets.target import Target
+from models.trees.growth import Proposal
+from models.trees.sampling import Sampler
+from models.trees.tree import Tree
 
 DraftState = dict[str, Any]  # tensors of fixed shapes; only the method interprets them
 Extras = dict[str, Tensor]  # further arguments of `Draft.loss` by name; tensors of fixed shapes

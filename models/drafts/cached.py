@@ -16,12 +16,12 @@ from torch import Tensor
 
 from models.drafts.base import Draft, DraftState, with_last_hidden
 from models.layers import attend
-from models.speculate.growth import Proposal, grow
-from models.speculate.operators import gather_mask
-from models.speculate.sampling import Sampler
-from models.speculate.tree import Tree
-from models.target.cache import slot_index, tree_mask
-from models.target.language_model import TargetOutput
+from models.targets.cache import slot_index, tree_mask
+from models.targets.language_model import TargetOutput
+from models.trees.growth import Proposal, grow
+from models.trees.operators import gather_mask
+from models.trees.sampling import Sampler
+from models.trees.tree import Tree
 
 
 class CachedDecoding:

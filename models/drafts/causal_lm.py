@@ -20,28 +20,28 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models.checkpoint import find_non_finite
-from models.distill.chunked import chunked_distillation_loss
-from models.distill.config import LossConf
-from models.distill.loss_weights import shift_left, token_weights
+from models.checkpoints.checkpoint import find_non_finite
 from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
 from models.drafts.cached import CachedDecoding
 from models.drafts.options import CausalLMConf, InitFrom
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 from models.lora import add_adapters, merge_adapters
+from models.losses.chunked import chunked_distillation_loss
+from models.losses.config import LossConf
+from models.losses.loss_weights import shift_left, token_weights
 from models.parallel.dtensor import full_tensor
-from models.target import modeling
-from models.target.cache import CacheWrite
-from models.target.config import CheckpointSource, ModelSource
-from models.target.language_model import LanguageModel, TargetOutput
-from models.target.pretrained import (
+from models.targets import modeling
+from models.targets.cache import CacheWrite
+from models.targets.config import CheckpointSource, ModelSource
+from models.targets.language_model import LanguageModel, TargetOutput
+from models.targets.pretrained import (
     build_planning_model,
     check_pretrained,
     load_model,
     load_tokenizer,
     read_model_config,
 )
-from models.target.target import Target
+from models.targets.target import Target
 
 # Fields that a checkpoint records, so that the draft before distillation can be rebuilt.
 RECORDED_FIELDS = ("name", "path", "revision", "layers", "max_depth")

@@ -24,17 +24,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models.distill.config import LossConf
-from models.distill.loss_weights import position_weights, shift_left
 from models.drafts.base import Batch, DraftState, Extras, Loss
 from models.drafts.cached import CachedDecoding, attend_cached, new_layer_state
 from models.drafts.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
 from models.layers import DecoderLayer, draw_kept_inputs, drop_inputs, init_normal
+from models.losses.config import LossConf
+from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
-from models.target.language_model import TargetOutput
-from models.target.modeling import build_rotary
-from models.target.target import Target
+from models.targets.language_model import TargetOutput
+from models.targets.modeling import build_rotary
+from models.targets.target import Target
 from models.unrolled_attention import attend_unrolled
 
 NOISE_REFERENCE_LENGTH = 512  # tokens of a document whose noise is `feature_noise` wide

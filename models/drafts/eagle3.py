@@ -17,15 +17,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models.distill.config import LossConf
 from models.drafts.base import Batch, Loss, Needs
 from models.drafts.eagle import EagleDraft
 from models.drafts.options import Eagle3Conf
 from models.layers import Eagle3Layer, RMSNorm, drop_inputs, init_normal
+from models.losses.config import LossConf
 from models.parallel.dtensor import copy_full, full_tensor
-from models.speculate import draft_vocab
-from models.target.language_model import TargetOutput
-from models.target.target import Target
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
+from models.trees import draft_vocab
 
 NORM_SWITCHES = ("norm_before_residual", "norm_before_fc", "norm_output")  # keys of config.json
 

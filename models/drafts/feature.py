@@ -12,17 +12,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models import checkpoint, checkpoint_files
-from models.distill.chunked import chunked_distillation_loss
-from models.distill.config import LossConf
-from models.distill.loss_weights import position_weights, shift_left, shift_right
+from models.checkpoints import checkpoint, checkpoint_files
 from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
 from models.drafts.options import DraftConf
-from models.errors import require
+from models.io.errors import require
+from models.losses.chunked import chunked_distillation_loss
+from models.losses.config import LossConf
+from models.losses.loss_weights import position_weights, shift_left, shift_right
 from models.parallel.dtensor import full_tensor
-from models.target import architectures
-from models.target.language_model import TargetOutput
-from models.target.target import Target
+from models.targets import architectures
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
 
 # The types of rotary positions that engines read of a draft, and the keys of each.
 ROPE_KEYS = {

@@ -21,19 +21,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models.distill.config import LossConf
-from models.distill.loss_weights import shift_left
 from models.drafts.base import Batch, DraftState, Extras, Loss, with_last_hidden
 from models.drafts.cached import CachedDecoding, attend_cached, new_layer_state
 from models.drafts.feature import HeadsDraft
 from models.drafts.options import HydraConf
 from models.layers import DecoderLayer, RMSNorm, attend, draw_kept_inputs, drop_inputs, init_normal
-from models.speculate.growth import Proposal, grow
-from models.speculate.sampling import Sampler
-from models.speculate.tree import Tree
-from models.target.language_model import TargetOutput
-from models.target.modeling import build_rotary
-from models.target.target import Target
+from models.losses.config import LossConf
+from models.losses.loss_weights import shift_left
+from models.targets.language_model import TargetOutput
+from models.targets.modeling import build_rotary
+from models.targets.target import Target
+from models.trees.growth import Proposal, grow
+from models.trees.sampling import Sampler
+from models.trees.tree import Tree
 
 HEAD_ARCH_PLAIN, HEAD_ARCH_PREFIX = "mlp", "prefix-mlp"  # the authors' values
 

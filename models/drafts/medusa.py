@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from models.distill.config import LossConf
 from models.drafts.base import Batch, DraftState, Loss, with_last_hidden
 from models.drafts.feature import HeadsDraft
 from models.drafts.options import MedusaConf
-from models.speculate.growth import Proposal, grow
-from models.speculate.sampling import Sampler
-from models.speculate.tree import Tree
-from models.target.language_model import TargetOutput
-from models.target.target import Target
+from models.losses.config import LossConf
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
+from models.trees.growth import Proposal, grow
+from models.trees.sampling import Sampler
+from models.trees.tree import Tree
 
 
 class MedusaConfig(SimpleNamespace):

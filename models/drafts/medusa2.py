@@ -23,19 +23,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from models import checkpoint, checkpoint_files
-from models.distill.chunked import chunked_distillation_loss
-from models.distill.config import LossConf, LossName
-from models.distill.loss_weights import position_weights, shift_left, token_weights
+from models.checkpoints import checkpoint, checkpoint_files
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.medusa import MedusaConfig, MedusaDraft
 from models.drafts.options import Medusa2Conf
-from models.files import atomic_directory, report_disk_errors
+from models.io.files import atomic_directory, report_disk_errors
 from models.lora import add_adapters, merge_adapters
-from models.target.config import TargetConf
-from models.target.language_model import LanguageModel, TargetOutput
-from models.target.loading import load_target
-from models.target.target import Target
+from models.losses.chunked import chunked_distillation_loss
+from models.losses.config import LossConf, LossName
+from models.losses.loss_weights import position_weights, shift_left, token_weights
+from models.targets.config import TargetConf
+from models.targets.language_model import LanguageModel, TargetOutput
+from models.targets.loading import load_target
+from models.targets.target import Target
 
 TARGET_FOLDER_KEY = "adapted_target"  # key of config.json
 LR_SCALE_ATTRIBUTE = "lr_scale"  # a parameter's factor on the learning rate

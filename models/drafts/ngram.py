@@ -17,10 +17,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from models.drafts.base import Draft, DraftState, Needs
-from models.speculate.growth import Proposal
-from models.speculate.sampling import Sampler
-from models.speculate.tree import MAX_WINDOW, Tree, TreeKind
-from models.target.language_model import TargetOutput
+from models.targets.language_model import TargetOutput
+from models.trees.growth import Proposal
+from models.trees.sampling import Sampler
+from models.trees.tree import MAX_WINDOW, Tree, TreeKind
 
 
 class NgramDraft(Draft):

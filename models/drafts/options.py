@@ -5,9 +5,9 @@ from enum import Enum
 from itertools import pairwise
 from typing import ClassVar
 
-from models.errors import require
-from models.target.config import ModelSource
-from models.validation import BELOW_ONE, POSITIVE, at_least, check_values
+from models.io.errors import require
+from models.io.validation import BELOW_ONE, POSITIVE, at_least, check_values
+from models.targets.config import ModelSource
 
 
 @dataclass(frozen=True, kw_only=True)

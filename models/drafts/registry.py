@@ -3,12 +3,12 @@
 from pathlib import Path
 from pkgutil import resolve_name
 
-from models.checkpoint_files import read_config
-from models.distill.config import LossConf
+from models.checkpoints.checkpoint_files import read_config
 from models.drafts.base import Draft
 from models.drafts.options import METHODS, DraftConf
-from models.errors import UserError
-from models.target.target import Target
+from models.io.errors import UserError
+from models.losses.config import LossConf
+from models.targets.target import Target
 
 
 def find_draft_class(conf: DraftConf | type[DraftConf]) -> type[Draft]:

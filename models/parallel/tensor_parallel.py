@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.errors import require
+from models.io.errors import require
 
 REPLICATED_STYLES = ("replicate", "replicated_with_grad_allreduce")
 

@@ -17,7 +17,7 @@ from data.config import DataConf, DataSource, TurnSelection
 from data.document_cache import fingerprint_documents, read_cached_documents, read_documents
 from data.packing.documents import Documents
 from data.sources.training_rows import count_training_rows
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.tiny import byte_tokenizer
 
 TEMPLATE = (

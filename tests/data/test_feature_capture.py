@@ -20,8 +20,8 @@ from data.features import manifest as store_manifest
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from models.drafts.base import Needs
 from models.drafts.options import Medusa2Conf
-from models.errors import UserError
-from models.files import PARTIAL_SUFFIX
+from models.io.errors import UserError
+from models.io.files import PARTIAL_SUFFIX
 from tests.support.captured import COMMAND, EAGLE3, captured, conf, files, opened, written
 from tests.support.killing import ROOT
 from tests.support.tiny import LAYERS, tiny_target

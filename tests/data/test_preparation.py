@@ -20,7 +20,7 @@ from data.sources.prepared_rows import (
 from data.sources.rows import Conversation, PlainText, TokenizedDocument
 from data.sources.text_hashes import hash_first_question
 from data.sources.training_rows import read_training_rows
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.preparing import asked, lines, prepare, report
 from tests.support.wandb_files import logged, run_ids
 

@@ -12,7 +12,7 @@ from data.config import DataConf, DataSource
 from data.prepare import main
 from data.prepare_config import PrepareConf
 from data.sources.prepared_rows import read_prepared_rows
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.chat import asked, chat_target, save
 
 ROWS = 12

@@ -24,8 +24,8 @@ from data.viewer.documents import (
     split_into_spans,
 )
 from data.viewer.html import render_page
-from models.errors import UserError
-from models.target.config import TargetConf
+from models.io.errors import UserError
+from models.targets.config import TargetConf
 from tests.support.families import AGAIN, FAMILIES, QUESTION, SINGLE, TOOL, TOOLS
 
 EVIL = "<script>alert(1)</script>\x1b[2J\u202e</pre> [bold]"

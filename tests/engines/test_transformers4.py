@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from models.distill.config import LossConf
 from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft
-from models.target.config import TargetConf
-from models.target.loading import load_target
+from models.losses.config import LossConf
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
 from tests.support.own_target import save_target
 from tests.support.saved_configs import OLDER, SAVED, save_draft
 from tests.support.tiny import CPU

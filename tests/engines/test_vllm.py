@@ -16,14 +16,14 @@ import torch
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
-from models.distill.config import LossConf
 from models.drafts.eagle3 import NORM_SWITCHES
 from models.drafts.registry import build_draft, load_draft
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import TreeKind
-from models.target.config import DEMO_TARGET
-from models.target.target import Target
-from scripts.bench_engines import Engine
+from models.losses.config import LossConf
+from models.targets.config import DEMO_TARGET
+from models.targets.target import Target
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import TreeKind
+from scripts.engines.comparison import Engine
 from tests.support.tiny import demo_target
 
 ROOT = Path(__file__).parents[2]

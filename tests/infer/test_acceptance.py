@@ -9,8 +9,8 @@ from data.demo.prompts import held_out_prompts
 from data.eval_prompts.prompts import load_calibration_prompts
 from infer.engine.decode import Decoder
 from infer.measure.acceptance import AcceptanceCounter, best_first_paths, build_comb
-from models.speculate.config import SamplingConf
-from models.speculate.tree import tree_from_paths
+from models.trees.config import SamplingConf
+from models.trees.tree import tree_from_paths
 from tests.support.tiny import demo_target
 from tests.support.watching import watch_rounds
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from infer.command_inputs import load_draft_under_test
 from infer.config import EvaluationConf, Verification
+from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import TunedDecoding, build_eval_modes
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.prose import build_headline
@@ -27,9 +27,9 @@ from infer.tuning.candidates import list_candidates
 from infer.tuning.cost_model import CostBench
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import NO_TREE, TreeKind
-from models.target.config import TargetConf
+from models.targets.config import TargetConf
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import NO_TREE, TreeKind
 from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, sampled_texts
 from tests.support.tuning import GIVEN_TREE, TABLE, costs

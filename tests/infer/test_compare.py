@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 
 from infer.compare import main
-from infer.report import metric_changes
-from infer.report.comparison import compare_reports as compare_typed_reports
+from infer.comparison import metric_changes
+from infer.comparison.page import compare_reports as compare_typed_reports
 from infer.report.report_files import write_report_files
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.made_report import as_json, from_json, one_draft, three_drafts
 
 pytestmark = pytest.mark.no_shapes

@@ -7,11 +7,11 @@ from html import unescape
 import numpy as np
 import pytest
 
-from infer.measure.curve import Trend, fit_rise, predict_tau, read_curve
-from infer.measure.report_schema import CurvePoint
 from infer.report.report_files import render_page
 from infer.report.tables import render_markdown
 from infer.report.training_curve import describe_curve, describe_training
+from infer.results.curve import Trend, fit_rise, predict_tau, read_curve
+from infer.results.schema import CurvePoint
 from tests.support.made_report import COMPARED, curve, printed
 
 RISING = (

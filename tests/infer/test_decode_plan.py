@@ -5,11 +5,11 @@ import json
 import pytest
 
 from conf.entry import compose
-from infer import decode_plan
 from infer import plan as infer_plan
+from infer.commands import decode_plan
 from infer.config import DecodePlanConf
 from models.device.config import MachineConf
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.planned import GENEROUS, HALF, config, model_outline
 
 

@@ -10,28 +10,33 @@ import safetensors.torch
 import torch
 
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.checkpoint_paths import find_newest_run, find_tracked_run, open_checkpoints, run_names
-from infer.command_inputs import load_draft_under_test
 from infer.config import EvaluationConf, Verification
 from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.eval import main
+from infer.inputs.checkpoint_paths import (
+    find_newest_run,
+    find_tracked_run,
+    open_checkpoints,
+    run_names,
+)
+from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts, plan_evaluation
-from infer.measure.report_schema import AdaptedTarget, DraftMemory
 from infer.report.mode_tables import summary_table
 from infer.report.prose import list_absences
-from models import checkpoint, checkpoint_files
-from models.console import setup_logging
+from infer.results.schema import AdaptedTarget, DraftMemory
+from models.checkpoints import checkpoint, checkpoint_files
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
-from models.distill.config import LossConf
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Medusa2Conf
 from models.drafts.registry import build_draft
-from models.errors import UserError
-from models.speculate.config import SamplingConf, TreeConf
-from models.tracking import TrackedRun
+from models.io.console import setup_logging
+from models.io.errors import UserError
+from models.io.tracking import TrackedRun
+from models.losses.config import LossConf
+from models.trees.config import SamplingConf, TreeConf
 from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, tiny_target
 from tests.support.wandb_files import logged, run_ids

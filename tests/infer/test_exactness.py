@@ -18,14 +18,14 @@ from infer.measure.exactness import (
     logit_shortfall,
     measure_tolerance,
 )
-from infer.measure.records import PromptResult
-from infer.measure.report_schema import LosslessVerdict
+from infer.results.records import PromptResult
+from infer.results.schema import LosslessVerdict
 from infer.verify import greedy_and_coupled
 from models.drafts.ngram import NgramDraft
-from models.speculate.config import SamplingConf
-from models.speculate.sampling import gumbel_noise, warp_logits
-from models.speculate.tree import NO_TREE
-from models.target.cache import CacheMoves
+from models.targets.cache import CacheMoves
+from models.trees.config import SamplingConf
+from models.trees.sampling import gumbel_noise, warp_logits
+from models.trees.tree import NO_TREE
 from tests.support.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
 
 pytestmark = pytest.mark.no_shapes

@@ -9,14 +9,14 @@ import torch
 
 from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt
+from infer.commands.generation import compile_graphs, describe_speed
 from infer.config import GenerateConf
 from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
 from infer.generate import main
-from infer.generation import compile_graphs, describe_speed
 from models.device.graph_budget import GraphLedger
-from models.errors import UserError
-from models.speculate.config import SamplingConf
+from models.io.errors import UserError
+from models.trees.config import SamplingConf
 from tests.support.tiny import CPU, chain, tiny_target
 
 NEW = 12

@@ -8,7 +8,7 @@ exact expectations.
 import numpy as np
 import pytest
 
-from infer.measure.intervals import bootstrap_t, ratio_of_means
+from infer.results.intervals import bootstrap_t, ratio_of_means
 
 pytestmark = pytest.mark.no_shapes
 

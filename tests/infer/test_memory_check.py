@@ -10,14 +10,14 @@ import torch
 import transformers
 
 from conf.entry import compose
+from infer.commands.evaluation import evaluate_checkpoints
+from infer.commands.generation import generate_from_checkpoint
+from infer.commands.tree_tuning import tune_checkpoints
 from infer.config import EvalConf, GenerateConf
-from infer.evaluation import evaluate_checkpoints
-from infer.generation import generate_from_checkpoint
-from infer.memory_check import GIB, DecodingSize, check_memory, trace_decoding
-from infer.tree_tuning import tune_checkpoints
+from infer.inputs.memory_check import GIB, DecodingSize, check_memory, trace_decoding
 from infer.tuning.config import TuneConf
-from models.errors import UserError
-from models.target.config import TargetConf
+from models.io.errors import UserError
+from models.targets.config import TargetConf
 from tests.support.tiny import CPU, new_draft
 
 SIZE = DecodingSize(batch=8, prompt_tokens=64, new_tokens=16, set_batch=lambda n: f"batch={n}")

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infer.measure.metrics import (
+from infer.results.metrics import (
     acceptance_by_position,
     estimate_gain,
     estimate_metric,
     has_tree_rounds,
     take_percentiles,
 )
-from infer.measure.records import Exactness, LogitTolerance, ModeResult
-from infer.measure.report_schema import LosslessVerdict, Mismatch
+from infer.results.records import Exactness, LogitTolerance, ModeResult
+from infer.results.schema import LosslessVerdict, Mismatch
 from tests.support.made_report import prompt_result
 
 

@@ -6,7 +6,6 @@ from html import unescape
 import pytest
 
 from data.eval_prompts.contamination import Contamination
-from infer.measure.report_schema import LosslessVerdict
 from infer.report.prose import (
     build_headline,
     describe_bottlenecks,
@@ -16,6 +15,7 @@ from infer.report.prose import (
 )
 from infer.report.report_files import render_page
 from infer.report.tables import render_markdown
+from infer.results.schema import LosslessVerdict
 from tests.support.made_report import described, made_report, measured, printed, with_mode
 
 TREE = "eagle3-demo/tree"

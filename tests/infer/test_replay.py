@@ -17,8 +17,8 @@ from infer.measure.replay import (
 )
 from models.device.memory_trace import MemoryTracer
 from models.drafts.ngram import NgramDraft
-from models.speculate.config import SamplingConf
-from models.speculate.tree import tree_from_paths
+from models.trees.config import SamplingConf
+from models.trees.tree import tree_from_paths
 from tests.support.methods import CASES
 from tests.support.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
 from tests.support.watching import watch_rounds

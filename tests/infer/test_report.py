@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from infer.measure.records import Exactness
-from infer.measure.report_schema import DraftMemory, LosslessVerdict
 from infer.report.report_files import write_report_files
+from infer.results.records import Exactness
+from infer.results.schema import DraftMemory, LosslessVerdict
 from scripts.report_schema import SCHEMA_FILE, build_schema
 from tests.support.made_report import (
     CATEGORIES,

@@ -1,6 +1,6 @@
 """Sample answers in pieces: each token by where it came from, and not a character lost."""
 
-from infer.measure.samples import MAX_SAMPLES, collect_samples, list_accepted
+from infer.results.samples import MAX_SAMPLES, collect_samples, list_accepted
 from tests.support.made_report import prompt_result
 from tests.support.tiny import demo_target, tiny_tokenizer
 

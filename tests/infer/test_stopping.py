@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from infer.engine.decode import Decoder
-from models.errors import UserError
-from models.speculate.config import SamplingConf
+from models.io.errors import UserError
+from models.trees.config import SamplingConf
 from tests.support.tiny import VOCAB, chain, static, tree
 
 pytestmark = pytest.mark.no_shapes

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from infer.measure.report_schema import SampleAnswer, TextSpan
 from infer.report.cost_tables import ROUND_PARTS, batch_table, efficiency_table, split_table
 from infer.report.definitions import DEFINITIONS
 from infer.report.mode_tables import exactness_table, overview_table, summary_table
@@ -18,6 +17,7 @@ from infer.report.prose import build_headline
 from infer.report.report_files import KIND_LEGEND, render_page
 from infer.report.tables import build_tables, collect_definitions, render_markdown
 from infer.report.views import assign_draft_colors, list_modes
+from infer.results.schema import SampleAnswer, TextSpan
 from tests.support.made_report import (
     COMPARED,
     PIECES,

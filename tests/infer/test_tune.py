@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from conf.entry import compose
+from infer.commands.tree_tuning import tune_checkpoints
 from infer.config import EvalConf
 from infer.engine.decode import Decoder
 from infer.measure.acceptance import best_first_paths
-from infer.measure.intervals import Estimate
 from infer.measure.replay import collect_replay_texts
-from infer.tree_tuning import tune_checkpoints
+from infer.results.intervals import Estimate
 from infer.tune import main
 from infer.tuning import cost_model
 from infer.tuning.candidates import USER_TREE, find_neighbors
@@ -31,10 +31,10 @@ from infer.tuning.results import (
 )
 from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
-from models.errors import UserError
-from models.speculate.config import SamplingConf
-from models.speculate.tree import tree_from_paths
-from models.speculate.tree_formats import read_fields
+from models.io.errors import UserError
+from models.trees.config import SamplingConf
+from models.trees.tree import tree_from_paths
+from models.trees.tree_formats import read_fields
 from tests.support.tiny import new_draft
 from tests.support.tuning import TABLE, considered, costs, prompts_of
 from tests.support.wandb_files import logged, run_ids

@@ -11,11 +11,11 @@ from infer.engine.decode import Decoder
 from infer.measure.eval_modes import build_evaluation_rule
 from infer.verify.base import ScoredTree
 from infer.verify.greedy_and_coupled import TypicalRule
-from models.errors import UserError
-from models.speculate.config import SamplingConf
-from models.speculate.growth import Proposal
-from models.speculate.sampling import warp_logits
-from models.speculate.tree import NO_TREE
+from models.io.errors import UserError
+from models.trees.config import SamplingConf
+from models.trees.growth import Proposal
+from models.trees.sampling import warp_logits
+from models.trees.tree import NO_TREE
 from tests.infer.test_decode import SHAPES, decode, prompts_of
 from tests.support.tiny import chain, new_draft, tree
 

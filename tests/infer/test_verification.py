@@ -12,10 +12,10 @@ from infer.verify.base import ScoredTree
 from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from infer.verify.rules import build_acceptance_rule
-from models.errors import UserError
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.growth import Proposal
-from models.speculate.tree import Tree, TreeKind, tree_from_paths
+from models.io.errors import UserError
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.growth import Proposal
+from models.trees.tree import Tree, TreeKind, tree_from_paths
 from tests.support.enumeration import (
     WORDS,
     Tables,

@@ -13,7 +13,7 @@ from torch import Tensor
 from infer.verify.base import ScoredTree
 from infer.verify.greedy_and_coupled import CoupledRule
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
-from models.speculate.growth import Proposal
+from models.trees.growth import Proposal
 from tests.support.enumeration import Context, Tables, grow, likeliest, outcome, paths_of
 from tests.support.enumeration import without_replacement as drawn
 

@@ -10,8 +10,8 @@ import torch
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.engine.decode import Decoder
 from models.drafts.registry import load_draft
-from models.speculate.config import SamplingConf
-from models.target.target import Target
+from models.targets.target import Target
+from models.trees.config import SamplingConf
 from tests.support.tiny import chain, demo_target, mixed, static, tree
 
 pytestmark = pytest.mark.slow

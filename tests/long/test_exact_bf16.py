@@ -8,10 +8,10 @@ import torch
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
 from infer.measure.exactness import compare_answers, measure_tolerance
-from infer.measure.records import PromptResult
-from infer.measure.report_schema import LosslessVerdict
-from models.speculate.config import SamplingConf
-from models.target.target import Target
+from infer.results.records import PromptResult
+from infer.results.schema import LosslessVerdict
+from models.targets.target import Target
+from models.trees.config import SamplingConf
 from tests.support.family_models import family_model, family_target, partly_agreeing
 from tests.support.tiny import CPU, VOCAB, tiny_tokenizer, tree
 

@@ -26,14 +26,14 @@ from data.sources.rows import Conversation
 from data.vocabulary.counts import count_answer_tokens
 from infer.config import GenerateConf
 from infer.generate import main as generate
-from models.errors import UserError
-from models.speculate.draft_vocab import (
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from models.targets.pretrained import load_tokenizer, read_model_config
+from models.trees.draft_vocab import (
     choose_kept_ids,
     required_token_ids,
     token_coverage,
 )
-from models.target.config import TargetConf
-from models.target.pretrained import load_tokenizer, read_model_config
 from tests.data.chat import test_template as rewritten
 from tests.support.families import ANSWER, FAMILIES, TOOL
 from tests.support.published import (

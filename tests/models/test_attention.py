@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from models.target.attention import attend_grouped
+from models.targets.attention import attend_grouped
 from tests.support.cached import read_prompts, read_tree
 
 GROUPS, HEADS, SLOTS, WIDTH = 3, 2, 40, 16

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from models.target.cache import CacheMoves, CacheWrite, write_layer
-from models.target.modeling import find_cache_name
+from models.targets.cache import CacheMoves, CacheWrite, write_layer
+from models.targets.modeling import find_cache_name
 from tests.support.cached import read_prompts, read_tree
 
 SLOTS = 40

@@ -19,14 +19,14 @@ from conf.entry import compose
 from data.config import OnPolicyConf
 from data.packing.sampler import RowOrder
 from infer.engine.decode import Decoder
-from models.distill.config import LossConf
 from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf
 from models.drafts.registry import build_draft, load_draft
-from models.errors import UserError
-from models.speculate.config import SamplingConf
-from models.speculate.tree import NO_TREE
-from models.target.target import Target
+from models.io.errors import UserError
+from models.losses.config import LossConf
+from models.targets.target import Target
+from models.trees.config import SamplingConf
+from models.trees.tree import NO_TREE
 from tests.support.methods import eventful_text, share_of_maximum
 from tests.support.tiny import (
     CPU,

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models import checkpoint, checkpoint_files, files
-from models.errors import UserError
+from models.checkpoints import checkpoint, checkpoint_files
+from models.io import files
+from models.io.errors import UserError
 
 TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([0, 2])}
 CONFIG = {"model_type": "llama", "draft_vocab_size": 2}
@@ -123,7 +124,7 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
     """The process dies with the temporary file half written; the next save clears it away."""
     before = contents(saved)
     script = (
-        "import os, pathlib, sys\nfrom models.files import atomic_path\n"
+        "import os, pathlib, sys\nfrom models.io.files import atomic_path\n"
         "with atomic_path(pathlib.Path(sys.argv[1])) as partial:\n"
         "    partial.write_bytes(b'half'); os.kill(os.getpid(), 9)\n"
     )

@@ -7,9 +7,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.distill.chunked import chunked_distillation_loss
-from models.distill.config import LossConf, LossName, Reduction
-from models.distill.loss_weights import token_weights
+from models.losses.chunked import chunked_distillation_loss
+from models.losses.config import LossConf, LossName, Reduction
+from models.losses.loss_weights import token_weights
 from tests.support.loss_cases import (
     KEPT,
     all_close,

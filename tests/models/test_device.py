@@ -12,7 +12,7 @@ from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
 from models.device.out_of_memory import report_out_of_memory
-from models.errors import UserError
+from models.io.errors import UserError
 
 CPU = torch.device("cpu")
 NO_BIAS = partial(torch.nn.Linear, bias=False)

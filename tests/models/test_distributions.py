@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from models.distill.chunked import chunked_distillation_loss
-from models.distill.config import LossConf, LossName
-from models.distill.distributions import TopKLogits
+from models.losses.chunked import chunked_distillation_loss
+from models.losses.config import LossConf, LossName
+from models.losses.distributions import TopKLogits
 from tests.models.test_chunked import Largest
 from tests.support.loss_cases import (
     FORMS,

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from infer.engine.decode import Decoder
-from models.distill.config import LossConf
 from models.drafts.eagle3 import NORM_SWITCHES
 from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft, load_draft
-from models.errors import UserError
+from models.io.errors import UserError
 from models.layers import RMSNorm, drop_inputs
-from models.speculate.config import SamplingConf
-from models.target.language_model import TargetOutput
+from models.losses.config import LossConf
+from models.targets.language_model import TargetOutput
+from models.trees.config import SamplingConf
 from tests.support.methods import eventful_text, share_of_maximum
 from tests.support.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
 

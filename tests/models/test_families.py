@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infer.engine.decode import Decoder
-from models.distill.config import LossConf
 from models.drafts.base import Batch
 from models.drafts.options import MedusaConf
 from models.drafts.registry import build_draft
-from models.speculate.config import SamplingConf
-from models.target.config import TargetConf
-from models.target.loading import load_target
+from models.losses.config import LossConf
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.trees.config import SamplingConf
 from tests.support.cached import read_prompts, read_tree
 from tests.support.family_models import (
     FAMILIES,

@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from models.distill.config import LossConf
 from models.drafts.options import Eagle1Conf, Eagle3Conf, HydraConf
 from models.drafts.registry import build_draft, load_draft
-from models.errors import UserError
-from models.target.architectures import find_unsupported
-from models.target.target import Target
+from models.io.errors import UserError
+from models.losses.config import LossConf
+from models.targets.architectures import find_unsupported
+from models.targets.target import Target
 from tests.support.family_models import HEADS, SHAPE
 from tests.support.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
 

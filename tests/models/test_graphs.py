@@ -18,19 +18,19 @@ import pytest
 import torch
 
 from data.config import DataConf, OnPolicyConf
+from infer.commands.graph_warmup import compile_eval_graphs
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
-from infer.graph_warmup import compile_eval_graphs
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.measure.evaluate import evaluate_drafts
 from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
 from models.device.xla.device import XlaDevice
 from models.drafts.medusa import MedusaDraft
 from models.drafts.ngram import NgramDraft
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import NO_TREE, TreeKind
-from models.target.config import TargetConf
+from models.targets.config import TargetConf
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import NO_TREE, TreeKind
 from tests.support.graphs_run import LENGTH, LENGTHS, TREE, loop_in, loop_over, prompt_file, texts
 from tests.support.methods import CASES
 from tests.support.tiny import CPU, chain, mixed, new_draft, tiny_target

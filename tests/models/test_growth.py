@@ -11,15 +11,15 @@ from torch import nn
 from conf.entry import compose
 from infer.config import EvalConf
 from infer.measure.acceptance import best_first_paths
-from models.distill.config import LossConf
 from models.drafts.options import MedusaConf
 from models.drafts.registry import build_draft
-from models.errors import UserError
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.growth import ancestor_mask, grow, node_depths
-from models.speculate.operators import stable_topk
-from models.speculate.sampling import Sampler
-from models.speculate.tree import TreeKind
+from models.io.errors import UserError
+from models.losses.config import LossConf
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.growth import ancestor_mask, grow, node_depths
+from models.trees.operators import stable_topk
+from models.trees.sampling import Sampler
+from models.trees.tree import TreeKind
 
 VOCAB = 5
 GREEDY = Sampler(rule=SamplingConf())

@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from data.features.writer import features
 from infer.engine.decode import Decoder
-from models.distill.config import LossConf
 from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf
 from models.drafts.registry import build_draft, load_draft
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import TreeKind
+from models.losses.config import LossConf
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import TreeKind
 from tests.support import toy_run
 from tests.support.methods import CASES
 from tests.support.tiny import VOCAB, batch_of, chain, learn, sampled_texts, tree

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from models import lock
-from models.errors import UserError
+from models.io import lock
+from models.io.errors import UserError
 from tests.support.tiny import CPU
 from tests.support.toy_run import toy_conf
 from train.config.run import ParallelConf
 from train.distributed.build import build_parallel
-from train.run_folder import open_run
+from train.run.folder import open_run
 
 FORK = multiprocessing.get_context("fork")
 

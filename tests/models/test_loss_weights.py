@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.distill.config import LossConf, Reduction
-from models.distill.loss_weights import position_weights, token_weights
+from models.losses.config import LossConf, Reduction
+from models.losses.loss_weights import position_weights, token_weights
 
 # a document of two answers (3 and 2 tokens), one of an answer of 4, and padding
 ANSWER = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0]]).bool()

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.distill.config import LossConf, LossName
-from models.errors import UserError
+from models.io.errors import UserError
+from models.losses.config import LossConf, LossName
 from tests.support.loss_cases import (
     CLOSE,
     FORMS,

@@ -1,4 +1,4 @@
-"""The inside of transformers is what models/target/modeling.py takes it to be.
+"""The inside of transformers is what models/targets/modeling.py takes it to be.
 
 Each assumption is tested by itself, so that a release that breaks one is named by its test.
 """
@@ -14,12 +14,12 @@ import transformers
 from transformers import AutoConfig, Cache, LlamaConfig
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from models.errors import UserError
-from models.target import architectures, modeling
-from models.target.attention import GROUPED_SDPA
-from models.target.config import TargetConf
-from models.target.loading import load_target
-from models.target.modeling import (
+from models.io.errors import UserError
+from models.targets import architectures, modeling
+from models.targets.attention import GROUPED_SDPA
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.targets.modeling import (
     CACHE_NAMES,
     build_rotary,
     build_thin_model,
@@ -27,7 +27,7 @@ from models.target.modeling import (
     find_cache_name,
     is_tested,
 )
-from models.target.pretrained import SHIPPED_CONFIGS
+from models.targets.pretrained import SHIPPED_CONFIGS
 from tests.support.family_models import FAMILIES, MORE, family_model
 from tests.support.tiny import CPU
 

@@ -10,7 +10,7 @@ from models.device.config import DeviceConf, Precision
 from models.device.host import Host
 from models.device.machine_specs import read_host_bytes
 from models.device.neuron_env import NeuronEnv
-from models.errors import UserError
+from models.io.errors import UserError
 
 OWN = "/var/tmp/neuron-compile-cache"
 

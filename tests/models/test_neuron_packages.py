@@ -16,7 +16,7 @@ import torch
 from models.device.config import DeviceConf, DeviceName
 from models.device.host import Host
 from models.device.opening import choose_route, open_device
-from models.errors import UserError
+from models.io.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 NATIVE = {"torch": "2.14.0+cpu", "torch-neuronx": "2.14.3.0", "neuronx-cc": "2.28.7631.0"}

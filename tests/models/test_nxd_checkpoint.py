@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from models.device.xla.nxd_checkpoint import find_rank_files, merge_shares, read_rank_shard
-from models.errors import UserError
+from models.io.errors import UserError
 from models.parallel.tensor_parallel import plan_shards
-from models.target.config import TargetConf
-from models.target.loading import load_target
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
 from tests.support.parallel_layers import shard_state_dict
 from tests.support.sharded import CUT, RANKS, model_of
 from tests.support.tiny import CPU, tiny_tokenizer

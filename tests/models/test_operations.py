@@ -12,14 +12,14 @@ from data.features.writer import features
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from models import layers
-from models.distill.config import LossConf, LossName
-from models.distill.distributions import TopKLogits
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft
 from models.layers import attend
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import NO_TREE
+from models.losses.config import LossConf, LossName
+from models.losses.distributions import TopKLogits
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import NO_TREE
 from models.unrolled_attention import attend_unrolled
 from tests.support.compiled_run import counted_reads
 from tests.support.graphs_run import LENGTH, ROWS, loop_over, texts
@@ -30,7 +30,7 @@ from tests.support.toy_run import toy_conf
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
 # what a host must read, or what has as many results as its values want; `nonzero` only an eager
-# CPU does, to leave out rows without weight (models/distill/losses.py): no compiled graph would
+# CPU does, to leave out rows without weight (models/losses/token_losses.py): no compiled graph would
 DYNAMIC = ("_local_scalar_dense", "masked_select", "unique", "repeat_interleave")
 
 

@@ -7,8 +7,8 @@ import torch
 
 from models.device.config import DeviceConf, DeviceName, MachineConf, Precision
 from models.device.machine_specs import check_dtype
-from models.target.config import TargetConf
-from models.target.precision import build_device, count_weights, resolve_machine
+from models.targets.config import TargetConf
+from models.targets.precision import build_device, count_weights, resolve_machine
 from tests.support.tiny import demo_target
 
 LARGE = TargetConf(name="Qwen/Qwen3-8B")  # its configuration ships with the package

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from models.distill.config import LossConf
 from models.drafts.options import CausalLMConf
 from models.drafts.registry import build_draft, load_draft
-from models.errors import UserError
-from models.target.config import ModelSource, TargetConf
-from models.target.loading import load_target
-from models.target.pretrained import check_pretrained, load_model, load_tokenizer, read_eos_ids
+from models.io.errors import UserError
+from models.losses.config import LossConf
+from models.targets.config import ModelSource, TargetConf
+from models.targets.loading import load_target
+from models.targets.pretrained import check_pretrained, load_model, load_tokenizer, read_eos_ids
 from tests.support.family_models import FAMILIES, family_model
 from tests.support.own_target import save_target
 from tests.support.tiny import CPU, new_draft, tiny_target

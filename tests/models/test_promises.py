@@ -10,18 +10,18 @@ from scipy import stats
 from torch import Tensor
 
 from infer.engine.decode import Decoder
-from models.checkpoint_files import WEIGHTS_FILE
-from models.distill.config import LossName
+from models.checkpoints.checkpoint_files import WEIGHTS_FILE
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft
 from models.drafts.options import METHODS
 from models.drafts.registry import load_draft
-from models.errors import UserError
+from models.io.errors import UserError
 from models.lora import merge_adapters
-from models.speculate.config import SamplingConf
-from models.speculate.sampling import Sampler
-from models.target.cache import StaticCache
-from models.target.target import Target
+from models.losses.config import LossName
+from models.targets.cache import StaticCache
+from models.targets.target import Target
+from models.trees.config import SamplingConf
+from models.trees.sampling import Sampler
 from tests.support.methods import CASES, DEPTH, EVERY_CASE, eventful_text, share_of_maximum
 from tests.support.tiny import (
     CPU,

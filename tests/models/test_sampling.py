@@ -15,10 +15,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from models.errors import UserError
-from models.speculate.config import SamplingConf
-from models.speculate.growth import ancestor_mask
-from models.speculate.sampling import History, gumbel_noise, warp_logits
+from models.io.errors import UserError
+from models.trees.config import SamplingConf
+from models.trees.growth import ancestor_mask
+from models.trees.sampling import History, gumbel_noise, warp_logits
 from tests.support.tiny import VOCAB, tiny_target
 
 ROWS = 20_000

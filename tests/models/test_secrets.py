@@ -8,9 +8,9 @@ import pytest
 from conf.entry import compose, config_to_yaml, entry_point, reject_windows
 from data.answers.endpoint import check_endpoint
 from data.prepare_config import AnswersConf, AnswerSource, PrepareConf
-from models.errors import UserError
-from models.secrets import find_secrets, redact
-from models.target.config import TargetConf
+from models.io.errors import UserError
+from models.io.secrets import find_secrets, redact
+from models.targets.config import TargetConf
 from tests.support.openai_server import free_port
 
 ENDPOINT = [

@@ -22,10 +22,10 @@ from transformers import (
     T5Config,
 )
 
-from models.errors import UserError
-from models.target.config import TargetConf
-from models.target.loading import load_target
-from models.target.target import Target
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.targets.target import Target
 from tests.support.tiny import CPU, VOCAB, tiny_target, tiny_tokenizer
 
 SMALL: dict[str, Any] = {

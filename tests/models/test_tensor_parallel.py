@@ -10,9 +10,9 @@ import torch
 import torch.multiprocessing
 
 from models.device.config import DeviceName
-from models.errors import UserError
+from models.io.errors import UserError
 from models.parallel.tensor_parallel import plan_shards
-from models.target.config import TargetConf
+from models.targets.config import TargetConf
 from tests.support import sharded
 from tests.support.sharded import CUT, RANKS, UNCUT, model_of
 from tests.support.tiny import CPU, tiny_tokenizer

@@ -8,12 +8,12 @@ import huggingface_hub
 import pytest
 from transformers import AutoTokenizer
 
-from models.distill.config import LossConf
+from models.checkpoints.tokenizer_files import PATTERNS, find_tokenizer_folder
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf, Medusa2Conf
 from models.drafts.registry import build_draft
-from models.target.config import TargetConf
-from models.target.loading import load_target
-from models.target.tokenizer_files import PATTERNS, find_tokenizer_folder
+from models.losses.config import LossConf
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
 from tests.support.own_target import save_target
 from tests.support.tiny import CPU
 
@@ -72,5 +72,5 @@ def test_the_files_of_a_hub_model_are_those_of_its_revision(folder, tmp_path, mo
         (cache / "refs" / revision).write_text(commit)
         shutil.copytree(folder, cache / "snapshots" / commit)
         source = TargetConf(name="some/model", revision=revision)
-        assert find_tokenizer_folder(source) == cache / "snapshots" / commit
-    assert find_tokenizer_folder(TargetConf(name="some/other")) is None
+        assert find_tokenizer_folder(source.location, source.revision) == cache / "snapshots" / commit
+    assert find_tokenizer_folder("some/other", None) is None

@@ -3,8 +3,8 @@
 import pytest
 import wandb
 
-from models.errors import UserError
-from models.tracking import TrackedResults, TrackedRun, TrackerConf, Wandb, upload_results
+from models.io.errors import UserError
+from models.io.tracking import TrackedResults, TrackedRun, TrackerConf, Wandb, upload_results
 from tests.support.wandb_files import logged, read_records, run_ids
 
 pytestmark = pytest.mark.no_shapes

@@ -5,10 +5,10 @@ import copy
 import pytest
 from transformers import AutoConfig, Gemma3Config
 
-from models import checkpoint_files
+from models.checkpoints import checkpoint_files
+from models.checkpoints.transformers4_keys import add_older_keys
 from models.drafts.registry import load_draft
-from models.target import architectures
-from models.transformers4_keys import add_older_keys
+from models.targets import architectures
 from tests.support.saved_configs import LINEAR, NEWER, OLDER, SAVED, build_target, save_draft
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from infer.measure.acceptance import best_first_paths
 from infer.tree_file import main
-from models.errors import UserError
-from models.speculate.config import TreeConf
-from models.speculate.tree import TreeKind, tree_from_paths
-from models.speculate.tree_formats import TreeFormat, read_paths, write_paths
+from models.io.errors import UserError
+from models.trees.config import TreeConf
+from models.trees.tree import TreeKind, tree_from_paths
+from models.trees.tree_formats import TreeFormat, read_paths, write_paths
 
 
 def trees():

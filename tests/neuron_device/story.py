@@ -29,7 +29,7 @@ from models.drafts.options import (
     MedusaConf,
 )
 from models.drafts.registry import build_draft
-from models.speculate.config import SamplingConf
+from models.trees.config import SamplingConf
 from tests.support.tiny import LAYERS, tiny_target, tree
 from tests.support.toy_run import metrics, toy_conf, toy_run
 from train.config.run import TrainConf

@@ -7,14 +7,14 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infer.engine.decode import Decoder
-from models.distill.config import LossConf
 from models.drafts.base import Batch, Draft
 from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf, Eagle3Conf, MedusaConf
 from models.drafts.registry import build_draft
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import Tree, TreeKind
-from models.target.target import Target
+from models.losses.config import LossConf
+from models.targets.target import Target
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import Tree, TreeKind
 from tests.support.tiny import CPU, batch_of, learn, tiny_tokenizer
 from tests.support.trained_once import TrainedOnce
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from models.speculate.growth import ancestor_mask, node_depths
-from models.target.cache import CacheMoves, CacheWrite, prompt_mask, tree_mask
+from models.targets.cache import CacheMoves, CacheWrite, prompt_mask, tree_mask
+from models.trees.growth import ancestor_mask, node_depths
 from tests.support.tiny import LAYERS
 
 

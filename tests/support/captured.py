@@ -10,8 +10,8 @@ from data.features.reader import FeatureStore
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.base import Needs
 from models.drafts.options import DraftConf, Eagle3Conf
-from models.target.config import TargetConf
-from models.target.target import Target
+from models.targets.config import TargetConf
+from models.targets.target import Target
 from tests.support.tiny import LAYERS, VOCAB
 
 COMMAND = "python -m data.capture run_name=small"

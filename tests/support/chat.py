@@ -6,7 +6,7 @@ import torch
 
 from data.prepare_config import AnswersConf
 from data.sources.prepared_rows import PreparedRow
-from models.target.target import Target
+from models.targets.target import Target
 from tests.support.tiny import VOCAB, tiny_target
 
 USER, ASSISTANT = 58, 59

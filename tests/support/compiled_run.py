@@ -23,9 +23,9 @@ from models.device.device import Device
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import NO_TREE, TreeKind
-from models.target.target import Target
+from models.targets.target import Target
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import NO_TREE, TreeKind
 from tests.support.methods import CASES
 from tests.support.tiny import (
     CPU,

@@ -18,8 +18,8 @@ from torch.nn.functional import one_hot
 from infer.verify import rejection_and_block
 from infer.verify.base import ScoredTree
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
-from models.speculate.growth import Proposal, ancestor_mask
-from models.speculate.tree import tree_from_paths
+from models.trees.growth import Proposal, ancestor_mask
+from models.trees.tree import tree_from_paths
 
 WORDS = 3
 HAIR = 1e-9

@@ -9,7 +9,7 @@ import transformers
 from models.device.device import Device
 from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf
-from models.target.target import Target
+from models.targets.target import Target
 from tests.support.tiny import CPU, VOCAB, tiny_tokenizer
 
 WINDOW = 4  # shorter than trees are deep

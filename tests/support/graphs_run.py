@@ -16,17 +16,17 @@ from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts
 from models.device.device import Device
 from models.drafts.base import Draft
-from models.speculate.config import TreeConf
-from models.target.target import Target
+from models.targets.target import Target
+from models.trees.config import TreeConf
 from tests.support.methods import CASES
 from tests.support.packed import packed_of
 from tests.support.tiny import CPU, VOCAB, batch_of, new_draft, tiny_target
 from tests.support.toy_run import toy_conf
 from train.config.run import TrainConf
 from train.distributed.build import build_parallel
-from train.log import MetricLogger
-from train.loop import Trainer
-from train.state import RunState, flatten_config
+from train.run.log import MetricLogger
+from train.run.state import RunState, flatten_config
+from train.trainer import Trainer
 
 LENGTHS = (5, 70)  # two padded lengths
 ROWS, LENGTH = 10, 24

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from models.files import PARTIAL_SUFFIX
+from models.io.files import PARTIAL_SUFFIX
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300

@@ -13,7 +13,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data.config import DataConf, OnPolicyConf
 from models.device.device import Device
-from models.distill.config import LossConf, Reduction
 from models.drafts.options import (
     CausalLMConf,
     DraftConf,
@@ -25,7 +24,8 @@ from models.drafts.options import (
     Medusa2Conf,
     MedusaConf,
 )
-from models.target.target import Target
+from models.losses.config import LossConf, Reduction
+from models.targets.target import Target
 from tests.support.tiny import CPU, tiny_tokenizer
 from tests.support.toy_run import VOCAB, ToyConf, toy_conf, toy_run
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from models.distill.chunked import build_target_distribution, chunked_distillation_loss
-from models.distill.config import LossConf, LossName
-from models.distill.distributions import draft_distribution
-from models.distill.losses import score_tokens
-from scripts.bench_loss import distillation_loss
+from models.losses.chunked import build_target_distribution, chunked_distillation_loss
+from models.losses.config import LossConf, LossName
+from models.losses.distributions import draft_distribution
+from models.losses.token_losses import score_tokens
+from scripts.benchmarks.loss import distillation_loss
 
 KEPT = torch.tensor([0, 2, 3, 7, 8])
 FORMS = {"plain": distillation_loss, "chunked": chunked_distillation_loss}

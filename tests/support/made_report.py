@@ -11,10 +11,11 @@ from rich.console import Console
 from data.eval_prompts.contamination import Contamination
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.requests import Generation
-from infer.measure.intervals import Estimate
-from infer.measure.records import Exactness, LogitTolerance, ModeResult, PromptResult
-from infer.measure.report import build_report, describe_prompts
-from infer.measure.report_schema import (
+from infer.report.tables import print_report
+from infer.results.intervals import Estimate
+from infer.results.records import Exactness, LogitTolerance, ModeResult, PromptResult
+from infer.results.report import build_report, describe_prompts
+from infer.results.schema import (
     AdaptedTarget,
     BatchFigures,
     CurvePoint,
@@ -32,8 +33,7 @@ from infer.measure.report_schema import (
     TextSpan,
     TreeInfo,
 )
-from infer.report.tables import print_report
-from models.speculate.config import SamplingConf
+from models.trees.config import SamplingConf
 
 CATEGORIES = ("code", "docs", "structured", "open_ended")
 COMPARED = ("usual", "runs/adapted", "a-run-with-a-long-name")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import pytest
 
 from infer.engine.decode import Decoder
-from models.distill.config import LossConf, LossName
 from models.drafts.base import Draft
 from models.drafts.options import (
     CausalLMConf,
@@ -19,8 +18,9 @@ from models.drafts.options import (
     MedusaConf,
 )
 from models.drafts.registry import build_draft
-from models.speculate.config import SamplingConf
-from models.target.target import Target
+from models.losses.config import LossConf, LossName
+from models.targets.target import Target
+from models.trees.config import SamplingConf
 from tests.support.tiny import LAYERS, chain, sampled_texts
 
 

@@ -23,9 +23,9 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
 from infer.engine.generate import generate_answers
-from models.speculate.config import SamplingConf
-from models.target.config import TargetConf
-from models.target.loading import load_target
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.trees.config import SamplingConf
 from tests.support.killing import FORKS, TIMEOUT_S
 from tests.support.tiny import CPU
 

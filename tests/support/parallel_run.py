@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infer.config import EvaluationConf
-from models.checkpoint import hash_tensors
+from models.checkpoints.checkpoint import hash_tensors
 from models.device.opening import open_device
 from models.drafts.options import (
     CausalLMConf,
@@ -30,16 +30,16 @@ from models.drafts.options import (
 )
 from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params, full_tensor
-from models.target.config import TargetConf
+from models.targets.config import TargetConf
 from tests.support.tiny import chain, tiny_tokenizer
 from tests.support.toy_run import VOCAB, toy_conf, toy_rows
 from train.config.optim import OptimName
 from train.config.run import ParallelConf, Weights
 from train.distributed.build import build_parallel
-from train.log import MetricLogger
-from train.loop import Trainer
 from train.quick_eval import build_quick_eval
-from train.state import RunState, flatten_config
+from train.run.log import MetricLogger
+from train.run.state import RunState, flatten_config
+from train.trainer import Trainer
 
 DRAFTS = {
     "eagle3": Eagle3Conf(layers=[0, 1, 2], ttt_steps=2),

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import transformers
 
-from models.distill.config import LossConf
 from models.drafts.options import (
     CausalLMConf,
     DraftConf,
@@ -18,7 +17,8 @@ from models.drafts.options import (
     Medusa2Conf,
 )
 from models.drafts.registry import build_draft
-from models.target.target import Target
+from models.losses.config import LossConf
+from models.targets.target import Target
 from tests.support.family_models import HEADS, SHAPE, SLIDING
 from tests.support.tiny import CPU, tiny_tokenizer
 

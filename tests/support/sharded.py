@@ -20,10 +20,10 @@ from models.device.xla.device import XlaDevice
 from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf
 from models.parallel.tensor_parallel import parallelize_model
-from models.speculate.config import SamplingConf
-from models.target.config import TargetConf
-from models.target.loading import load_target
-from models.target.target import Target
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.targets.target import Target
+from models.trees.config import SamplingConf
 from tests.support import nxd
 from tests.support.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.killing import TIMEOUT_S

@@ -13,10 +13,10 @@ import torch
 
 from data.config import DataConf, DataSource
 from models.device.config import DeviceConf, DeviceName, Precision
-from models.distill.config import LossConf
 from models.drafts.options import DraftConf, Eagle3Conf
 from models.drafts.registry import build_draft
-from models.target.config import TargetConf
+from models.losses.config import LossConf
+from models.targets.config import TargetConf
 from tests.support.captured import LENGTH
 from tests.support.killing import TIMEOUT_S
 from tests.support.tiny import LAYERS, VOCAB
@@ -24,11 +24,11 @@ from tests.support.toy_run import metrics, toy_length
 from train.checks import build_run_parallel
 from train.config.optim import OptimConf
 from train.config.run import LogConf, TrainConf
-from train.log import MetricLogger
-from train.loop import Trainer
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary
-from train.run_folder import open_run
+from train.run.folder import open_run
+from train.run.log import MetricLogger
+from train.trainer import Trainer
 
 BF16, ROOT = "bfloat16", Path(__file__).parents[2]
 

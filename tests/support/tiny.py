@@ -10,16 +10,16 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from infer.engine.decode import Decoder
 from models.device.device import Device
-from models.distill.config import LossConf
 from models.drafts.base import Batch
 from models.drafts.eagle3 import Eagle3Draft
 from models.drafts.options import Eagle3Conf
 from models.drafts.registry import build_draft
-from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import TreeKind
-from models.target.config import TargetConf
-from models.target.loading import load_target
-from models.target.target import Target
+from models.losses.config import LossConf
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.targets.target import Target
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import TreeKind
 
 CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
 VOCAB = 61

@@ -22,22 +22,22 @@ from data.packing.documents import Packed
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
-from models.distill.config import LossConf
 from models.drafts.base import Batch, Draft, Extras, Loss, Needs
 from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
-from models.errors import UserError
-from models.lock import acquire_lock
-from models.target.language_model import TargetOutput
-from models.target.target import Target
+from models.io.errors import UserError
+from models.io.lock import acquire_lock
+from models.losses.config import LossConf
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
 from tests.support.packed import packed_of
 from train.config.optim import OptimConf
 from train.config.run import LogConf, TrainConf
 from train.distributed.build import build_parallel
-from train.log import MetricLogger
-from train.loop import Trainer
-from train.run_folder import check_same_step, check_steps, report_full_disk
-from train.state import RunProgress, RunState, flatten_config
+from train.run.folder import check_same_step, check_steps, report_full_disk
+from train.run.log import MetricLogger
+from train.run.state import RunProgress, RunState, flatten_config
+from train.trainer import Trainer
 
 VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from models.files import PARTIAL_SUFFIX
+from models.io.files import PARTIAL_SUFFIX
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("models/**/*.py", "infer/**/*.py", "tests/support/**/*.py", "tests/conftest.py")

@@ -5,8 +5,8 @@ import numpy as np
 from data.eval_prompts.prompts import EvalPrompt
 from infer.tuning.candidates import list_candidates
 from infer.tuning.cost_model import RoundSeconds
-from models.speculate.config import TreeConf
-from models.speculate.tree import TreeKind
+from models.trees.config import TreeConf
+from models.trees.tree import TreeKind
 
 TABLE = np.array([[0.6, 0.2, 0.1, 0.05]] * 6)
 GIVEN_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [2], [0, 0]])

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
 
+from infer.commands.graph_warmup import compile_eval_graphs
 from infer.config import EvaluationConf
-from infer.graph_warmup import compile_eval_graphs
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts
-from models.speculate.config import TreeConf
-from models.speculate.tree import TreeKind
+from models.trees.config import TreeConf
+from models.trees.tree import TreeKind
 from tests.support.graphs_run import prompt_file
 from tests.support.tiny import CPU, new_draft, tiny_target
 

@@ -9,21 +9,22 @@ import pytest
 import torch
 
 from conf.entry import compose
-from models.distill.config import LossConf
 from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft
-from scripts import bench, bench_decoding, bench_engines, bench_loss, bench_train
-from scripts.bench_tables import PAGE, markdown, replaced
+from models.losses.config import LossConf
+from scripts.benchmarks import demo, loss, training
+from scripts.benchmarks.tables import PAGE, markdown, replaced
+from scripts.engines import comparison, decoding
 from tests.support.tiny import batch_of, learn, tree
 from train.config.run import TrainConf
 
-SMALL = bench_loss.Size(vocab=16_000, tokens=128, width=8, chunk=4)
+SMALL = loss.Size(vocab=16_000, tokens=128, width=8, chunk=4)
 
 
 @pytest.fixture
 def copies(target):
     """What transformers decodes with: the target in both precisions."""
-    plain = bench_decoding.endless(copy.deepcopy(target.model))
+    plain = decoding.endless(copy.deepcopy(target.model))
     return {"float32": plain, "bfloat16": copy.deepcopy(plain).to(torch.bfloat16)}
 
 
@@ -33,7 +34,7 @@ def prompts_of(texts):
 
 def test_everyone_continues_every_prompt_by_the_same_answer(target, learned, copies):
     _, texts = learned
-    table = bench_decoding.autoregressive(target, copies, prompts_of(texts), new_tokens=8)
+    table = decoding.autoregressive(target, copies, prompts_of(texts), new_tokens=8)
     settings = [row[:4] for row in table.rows]
     assert settings[0] == ["ours", "float32", "static", "no"]
     assert ["generate", "float32", "static", "no"] in settings
@@ -43,7 +44,7 @@ def test_everyone_continues_every_prompt_by_the_same_answer(target, learned, cop
 
 def test_prompt_lookup_gives_the_answers_of_the_tree(target, learned, copies):
     draft, texts = learned
-    table = bench_decoding.drafted(target, draft, tree(), copies, prompts_of(texts), new_tokens=8)
+    table = decoding.drafted(target, draft, tree(), copies, prompts_of(texts), new_tokens=8)
     assert [row[2] for row in table.rows] == ["10", "3", "5", "10", "3", "5", "10"]
     assert {row[-2] for row in table.rows if row[1] == "float32"} == {"3 of 3"}
 
@@ -65,9 +66,7 @@ def test_without_the_engines_the_others_are_compared_and_the_remedy_is_said(
 ):
     monkeypatch.setenv("ENGINES", str(tmp_path / "nowhere"))
     _, texts = learned
-    table = bench_engines.compare(
-        target, draft_model, tree(), copies, prompts_of(texts), new_tokens=8
-    )
+    table = comparison.compare(target, draft_model, tree(), copies, prompts_of(texts), new_tokens=8)
     *rows, last = table.rows
     assert [row[:3] for row in rows] == [
         ["none", "ours", "0"],
@@ -123,14 +122,14 @@ def test_an_engine_is_warmed_up_asked_in_turns_and_its_other_answers_are_counted
 ):
     _, texts = learned
     prompts = prompts_of(texts)
-    loop = bench_decoding.decoding(target, prompts=prompts, new_tokens=8, settings=[])
+    loop = decoding.decoding(target, prompts=prompts, new_tokens=8, settings=[])
     answers = {tuple(prompt): loop.run(prompt, 8) for prompt in prompts}
     answers[tuple(prompts[1])][-1] += 1
     folder = engines_with(tmp_path / "engines", answers)
     monkeypatch.setenv("ENGINES", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setattr(bench_decoding, "WARM_UP_TOKENS", 3)
-    table = bench_engines.compare(target, {}, tree(), copies, prompts, new_tokens=8)
+    monkeypatch.setattr(decoding, "WARM_UP_TOKENS", 3)
+    table = comparison.compare(target, {}, tree(), copies, prompts, new_tokens=8)
     served = table.rows[-1]
     assert served[:3] == ["none", "vLLM", "0"]
     assert served[-2] == "4 of 6"
@@ -148,33 +147,33 @@ def test_an_engine_that_fails_is_quoted(
     monkeypatch.setenv("ENGINES", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     with pytest.raises(RuntimeError, match=r"vLLM has ended: (.|\n)*KeyError"):
-        bench_engines.compare(target, {}, tree(), copies, [[1, 2, 3]], new_tokens=2)
+        comparison.compare(target, {}, tree(), copies, [[1, 2, 3]], new_tokens=2)
 
 
 def test_turns_alternate_forth_and_back():
     order = []
     one, two = (
-        bench_decoding.Contender(
+        decoding.Contender(
             settings=[], run=lambda _, count, name=name: order.append(name) or [0] * count
         )
         for name in "ab"
     )
-    bench_decoding.race([one, two], [[1], [2]], new_tokens=1, turns=2)
+    decoding.race([one, two], [[1], [2]], new_tokens=1, turns=2)
     assert "".join(order[2:]) == "abbabaab"
     assert len(one.seconds) == 4
 
 
 def test_ours_is_compared_with_the_fastest_setting():
     ours, slow, fast = (
-        bench_decoding.Contender(settings=[name], run=None, seconds=seconds, answers=[[1, 2]] * 2)
+        decoding.Contender(settings=[name], run=None, seconds=seconds, answers=[[1, 2]] * 2)
         for name, seconds in [("ours", [1.0, 1.0]), ("slow", [4.0, 4.0]), ("fast", [2.0, 2.0])]
     )
-    table = bench_decoding.table(ours, [slow, fast], title="", columns=["decoding"], new_tokens=2)
+    table = decoding.table(ours, [slow, fast], title="", columns=["decoding"], new_tokens=2)
     assert table.note.startswith("Ours is 2.00 [2.00, 2.00] times the fastest of the others (fast)")
 
 
 def test_the_chunked_loss_costs_less_memory_for_the_same_value():
-    table = bench_loss.compare(SMALL, threads=1, order=("plain", "chunked"))
+    table = loss.compare(SMALL, threads=1, order=("plain", "chunked"))
     plain, chunked = table.rows
     assert (plain[0], chunked[0]) == ("plain", "chunked")
     assert float(plain[-1]) == pytest.approx(float(chunked[-1]), abs=2e-6)
@@ -184,7 +183,7 @@ def test_the_chunked_loss_costs_less_memory_for_the_same_value():
 def test_training_is_measured_with_either_loss(target):
     small = ["optim.rows_per_step=2", "data.row_length=40", "draft.layers=[1,3,5]"]
     conf = compose("train", TrainConf, [*small, "draft.vocab_size=null"])
-    table = bench_train.compare(conf, target, steps=1)
+    table = training.compare(conf, target, steps=1)
     ways = [["chunked", "live"], ["plain", "live"], ["chunked", "kept"]]
     assert [row[:3] for row in table.rows] == [["no", *way] for way in ways]
 
@@ -192,7 +191,7 @@ def test_training_is_measured_with_either_loss(target):
 def test_a_missing_draft_is_said_before_anything_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
-        bench.main([])
+        demo.main([])
     said = capsys.readouterr()
     assert "python -m train" in said.err
     assert said.out == ""
@@ -200,8 +199,8 @@ def test_a_missing_draft_is_said_before_anything_is_measured(tmp_path, monkeypat
 
 def test_tables_go_between_their_markers_and_nowhere_else():
     page = PAGE.read_text()
-    table = bench_decoding.Table(title="", note="A note.", columns=["a", "b"], rows=[["x", "1"]])
-    for part in bench.PARTS:
+    table = decoding.Table(title="", note="A note.", columns=["a", "b"], rows=[["x", "1"]])
+    for part in demo.PARTS:
         changed = replaced(page, part, markdown(table, setting="a machine"))
         assert "| a | b |\n| --- | ---: |\n| x | 1 |" in changed
         block = re.compile(rf"<!-- {part} -->.*<!-- /{part} -->", re.DOTALL)

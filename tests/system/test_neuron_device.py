@@ -18,12 +18,12 @@ from torch.utils import cpp_extension
 
 from conf.entry import compose
 from models.device.opening import open_device
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.neuron_device import story
 from tests.train.test_distillation import folder as small_run  # noqa: F401, a fixture
 from train.config.run import TrainConf
 from train.distributed.build import build_parallel
-from train.run_folder import open_run
+from train.run.folder import open_run
 
 HERE = Path(__file__).parents[1]
 COMPILER = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)

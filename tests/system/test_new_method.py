@@ -30,8 +30,8 @@ from torch import nn
 from models.drafts.base import Needs
 from models.drafts.feature import FeatureDraft
 from models.drafts.options import BigramConf
-from models.distill.loss_weights import shift_left
-from models.speculate.growth import grow
+from models.losses.loss_weights import shift_left
+from models.trees.growth import grow
 
 
 class BigramDraft(FeatureDraft):

@@ -13,8 +13,8 @@ import torch
 from torch.torch_version import TorchVersion
 
 from models.drafts.options import Medusa2Conf
-from models.errors import UserError
-from models.target.config import TargetConf
+from models.io.errors import UserError
+from models.targets.config import TargetConf
 from tests.support.parallel_run import run, save_target
 from tests.support.toy_run import metrics, toy_conf
 from train.config.run import ParallelConf, Weights

@@ -8,12 +8,12 @@ from datasets import load_from_disk
 from safetensors.torch import load_file, save_file
 
 from models.drafts.eagle3 import NORM_SWITCHES
-from models.errors import UserError
-from scripts.bench_tables import PAGE, markdown, replaced
-from scripts.peer_documents import SUMMARY, load_peer, split_documents, write_documents
-from scripts.race_runs import LOOKUP_FILE, OURS, PEER, Race, Run
-from scripts.race_tables import build_tables, choose_rate
-from scripts.race_training import read_our_cost, read_peer_cost, sum_costs
+from models.io.errors import UserError
+from scripts.benchmarks.tables import PAGE, markdown, replaced
+from scripts.race.documents import SUMMARY, load_peer, split_documents, write_documents
+from scripts.race.runs import LOOKUP_FILE, OURS, PEER, Race, Run
+from scripts.race.tables import build_tables, choose_rate
+from scripts.race.training import read_our_cost, read_peer_cost, sum_costs
 from tests.support.packed import packed_of
 from tests.support.tiny import LAYERS, batch_of, new_draft, sampled_texts
 

@@ -17,8 +17,8 @@ from data.answers.answering import AnswersReport, answer_rows
 from data.prepare import main
 from data.sources.prepared_rows import PreparedRow, read_prepared_rows
 from infer.engine.answer_backend import TargetAnswerBackend
-from models.target.config import DEMO_TARGET, TargetConf
-from models.target.loading import load_target
+from models.targets.config import DEMO_TARGET, TargetConf
+from models.targets.loading import load_target
 from tests.support.chat import asked, conf
 from tests.support.killing import FORKS, TIMEOUT_S
 from tests.support.openai_server import free_port, restart, serving

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.killing import kill_worker, launcher, newest_step
 from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.run import ParallelConf
 from train.distributed import torchrun
 from train.distributed.build import build_parallel
-from train.run_folder import open_run
+from train.run.folder import open_run
 
 SEVERAL_NODES = {
     "WORLD_SIZE": "4",

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data.config import DataConf, DataSource
 from data.document_cache import read_cached_documents, read_documents
-from scripts.bench_tokens import write_conversations
+from scripts.benchmarks.tokens import write_conversations
 from tests.data.test_document_cache import SIZE, assert_equal, tokenizer
 
 pytestmark = pytest.mark.system

@@ -15,9 +15,9 @@ import yaml
 from conf.entry import compose
 from models.device.config import DeviceConf, MachineConf
 from models.device.memory_trace import ACTIVATIONS
-from models.errors import UserError
-from models.target.config import TargetConf
-from models.target.precision import resolve_machine
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from models.targets.precision import resolve_machine
 from tests.support.tiny import CPU, sampled_texts
 from train.__main__ import main
 from train.config.run import ParallelConf, TrainConf

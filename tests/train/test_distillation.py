@@ -10,25 +10,25 @@ import torch
 from safetensors.torch import load_file
 
 from conf.entry import compose
-from infer.checkpoint_paths import find_tracked_run
 from infer.config import EvaluationConf
+from infer.inputs.checkpoint_paths import find_tracked_run
 from infer.tuning import auto, cost_model
 from models.device import opening
-from models.errors import UserError
-from models.target.target import Target
-from models.tracking import TrackedRun
+from models.io.errors import UserError
+from models.io.tracking import TrackedRun
+from models.targets.target import Target
 from tests.support.cards import read_card, read_serve_line
 from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
 from tests.support.wandb_files import axes, logged, run_ids
-from train import distillation, loop
+from train import distillation, trainer
 from train.__main__ import main
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.build import build_parallel
 from train.quick_eval import build_quick_eval
 from train.rows.features import TargetFeatures
 from train.rows.packed_rows import _answer_with_target
-from train.run_folder import open_run
+from train.run.folder import open_run
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(
     folder, monkeypatch, tmp_path, overrides
 ):
     taken: list[weakref.ref] = []
-    build, evaluate = loop.build_optimizers, distillation.evaluate_drafts
+    build, evaluate = trainer.build_optimizers, distillation.evaluate_drafts
     keep = TargetFeatures.keep_all
 
     def watch_build(conf, draft, *args, **kwargs):
@@ -201,7 +201,7 @@ def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(
         assert not [ref() for ref in taken if ref() is not None]
         return evaluate(*args, **kwargs)
 
-    monkeypatch.setattr(loop, "build_optimizers", watch_build)
+    monkeypatch.setattr(trainer, "build_optimizers", watch_build)
     monkeypatch.setattr(TargetFeatures, "keep_all", watch_keep)
     monkeypatch.setattr(distillation, "evaluate_drafts", watch_evaluate)
     small = ["tree=chain", "tree.depth=2", "optim.steps=1", "evaluation.batch_sizes=[]"]

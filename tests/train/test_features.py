@@ -11,7 +11,6 @@ from data.config import DataConf, DataSource, Dtype, OnPolicyConf, TeacherKind
 from data.features.manifest import read_manifest
 from data.packing.pack import pack_documents
 from models.device.config import MachineConf
-from models.distill.config import LossConf, LossName
 from models.drafts.base import Needs
 from models.drafts.options import (
     CausalLMConf,
@@ -22,7 +21,8 @@ from models.drafts.options import (
     Medusa2Conf,
     MedusaConf,
 )
-from models.errors import UserError
+from models.io.errors import UserError
+from models.losses.config import LossConf, LossName
 from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, training
 from tests.support.tiny import LAYERS, VOCAB

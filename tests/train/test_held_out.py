@@ -33,9 +33,9 @@ from data.sources.text_hashes import prompt_hashes
 from data.sources.training_rows import read_training_rows as rows_of
 from infer.config import EvaluationConf
 from infer.measure.context_limits import max_answer_tokens
-from models.errors import UserError
-from models.target.config import TargetConf
-from models.target.loading import load_target
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
 from tests.support import captured
 from tests.support.chat import asked
 from tests.support.families import FAMILIES

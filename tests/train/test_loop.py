@@ -12,12 +12,12 @@ import torch
 from data.config import DataConf
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.registry import build_draft
-from models.errors import UserError
-from models.target.target import Target
+from models.io.errors import UserError
+from models.targets.target import Target
 from tests.support.killing import TIMEOUT_S, toy_process
 from tests.support.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
 from train.config.optim import OptimName
-from train.state import RunState
+from train.run.state import RunState
 
 UNCLIPPED = {"max_grad_norm": 1e3}  # a clipped gradient has one size, however it was scaled
 

@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 
 from conf.entry import compose
 from data.sources.prepared_rows import PreparedRow, write_prepared_rows
-from infer.measure.report_schema import LosslessVerdict
-from models.target.config import DEMO_TARGET
+from infer.results.schema import LosslessVerdict
+from models.targets.config import DEMO_TARGET
 from tests.support.cards import read_card, read_serve_line
 from tests.support.made_report import one_draft, three_drafts, with_mode, with_modes
 from train.config.run import TrainConf
-from train.model_card import write_model_card
+from train.run.model_card import write_model_card
 
 OWN = "Answers stay the target's own"
 

@@ -19,11 +19,11 @@ from models.device.device import Device
 from models.device.machine_specs import check_dtype, measure_machine
 from models.device.memory_trace import TracedPhase, fake_model
 from models.drafts.registry import build_draft
-from models.errors import UserError
+from models.io.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
 from models.parallel import tensor_parallel
-from models.target.config import TargetConf
-from models.target.target import Target
+from models.targets.config import TargetConf
+from models.targets.target import Target
 from models.unrolled_attention import without_kernel
 from tests.support.family_models import SHAPE
 from tests.support.packed import packed_of
@@ -33,8 +33,6 @@ from tests.support.sharded import CUT, HEADED, model_of
 from tests.support.tiny import CPU
 from train.config.run import TrainConf, TrainPlanConf
 from train.distributed.build import build_parallel
-from train.log import MetricLogger
-from train.loop import Trainer
 from train.plan import main
 from train.planning.layout import list_layouts
 from train.planning.remedies import suggest_overrides
@@ -53,7 +51,9 @@ from train.planning.trace import (
     trace_run,
 )
 from train.quick_eval import build_quick_eval
-from train.state import RunState, flatten_config
+from train.run.log import MetricLogger
+from train.run.state import RunState, flatten_config
+from train.trainer import Trainer
 
 LENGTH, PROMPT = 128, 64
 KINDS = {

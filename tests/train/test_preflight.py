@@ -22,9 +22,9 @@ from data.config import DataSource, TurnSelection
 from data.document_cache import read_documents
 from data.prepare_config import PrepareConf
 from data.preview import check_and_read_first_rows, preview_rows
-from models.errors import UserError
-from models.target.config import TargetConf
-from models.target.pretrained import load_tokenizer
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from models.targets.pretrained import load_tokenizer
 from tests.support.commands import commands
 from tests.support.own_target import save_conversations, save_target
 from train.checks import check_inputs

@@ -15,13 +15,13 @@ import infer.generate
 import infer.tune
 import train.__main__
 from conf.entry import compose
-from models import checkpoint, checkpoint_files
+from models.checkpoints import checkpoint, checkpoint_files
 from models.drafts.registry import load_draft
-from models.errors import UserError
-from models.files import PARTIAL_SUFFIX
-from models.target.config import TargetConf
-from models.target.loading import load_target
-from models.target.target import Target
+from models.io.errors import UserError
+from models.io.files import PARTIAL_SUFFIX
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.targets.target import Target
 from tests.support.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
 from train.checks import check_run_device
 from train.config.run import TrainConf

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from data.config import DataConf, OnPolicyConf
 from data.packing.sampler import RowOrder
 from models.drafts.base import Draft
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.methods import CASES
 from tests.support.toy_run import ROWS, metrics, toy_conf, toy_rows, toy_run
 from train.config.optim import OptimConf, Schedule
 from train.config.run import TrainConf
 from train.optim import trained_parameters
-from train.run_folder import (
+from train.run.folder import (
     check_disk_space,
     check_steps,
     create_run_dir,
@@ -25,7 +25,7 @@ from train.run_folder import (
     report_full_disk,
     reset_run_dir,
 )
-from train.state import RunProgress, RunState, flatten_config
+from train.run.state import RunProgress, RunState, flatten_config
 
 WSD = {"schedule": Schedule.wsd, "decay_ratio": 0.25}  # of 12 steps the last 3, of 20 the last 5
 CONSTANT = {"schedule": Schedule.constant}

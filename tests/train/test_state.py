@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from data.config import DataConf, OnPolicyConf
-from models.errors import UserError
-from models.files import PARTIAL_SUFFIX
+from models.io.errors import UserError
+from models.io.files import PARTIAL_SUFFIX
 from tests.support.killing import finish, kill, kill_while_saving, newest_step
 from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.build import build_parallel
-from train.state import RunState, SaveSchedule, flatten_config
+from train.run.state import RunState, SaveSchedule, flatten_config
 
 PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 

@@ -17,20 +17,20 @@ from infer.engine.graph_plan import list_graphs
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
-from models.distill.config import LossConf
 from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft, load_draft
-from models.speculate.config import SamplingConf
-from models.target.target import Target
+from models.losses.config import LossConf
+from models.targets.target import Target
+from models.trees.config import SamplingConf
 from tests.support.packed import packed_of
 from tests.support.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.support.toy_run import toy_conf
 from train.config.run import LogConf, TrainConf
 from train.distributed.build import build_parallel
-from train.log import MetricLogger
-from train.loop import Trainer
 from train.planning import graph_plan
-from train.state import RunState, flatten_config
+from train.run.log import MetricLogger
+from train.run.state import RunState, flatten_config
+from train.trainer import Trainer
 
 STEPS, LENGTH, NEW, SLOTS = 200, 40, 24, 128
 ROWS = 4  # of a micro-batch

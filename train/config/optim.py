@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from models.device.config import Precision
-from models.errors import require
-from models.validation import POSITIVE, SHARE, Rule, at_least, check_values
+from models.io.errors import require
+from models.io.validation import POSITIVE, SHARE, Rule, at_least, check_values
 
 
 class OptimName(Enum):

@@ -8,13 +8,13 @@ from typing import Any
 from data.config import DataConf, DataSource
 from infer.config import EvaluationConf
 from models.device.config import DeviceConf, MachineConf
-from models.distill.config import LossConf, LossName
 from models.drafts.options import DraftConf
-from models.errors import require
-from models.speculate.config import TreeConf
-from models.target.config import TargetConf
-from models.tracking import TrackerConf, Wandb
-from models.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
+from models.io.errors import require
+from models.io.tracking import TrackerConf, Wandb
+from models.io.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
+from models.losses.config import LossConf, LossName
+from models.targets.config import TargetConf
+from models.trees.config import TreeConf
 from train.config.optim import OptimConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value

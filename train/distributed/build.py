@@ -10,9 +10,9 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 
 from models.device.config import DeviceName
 from models.device.device import Device
-from models.errors import require
+from models.io.errors import require
 from models.parallel.tensor_parallel import plan_shards
-from models.target.pretrained import build_meta_model, read_model_config
+from models.targets.pretrained import build_meta_model, read_model_config
 from train.config.run import ParallelConf, TrainConf
 from train.distributed import torchrun
 from train.distributed.parallel import Parallel

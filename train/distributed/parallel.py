@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from models.device.device import Device
-from models.target.config import ModelSource, TargetConf
-from models.target.loading import load_target
-from models.target.pretrained import load_model
-from models.target.target import Target
+from models.targets.config import ModelSource, TargetConf
+from models.targets.loading import load_target
+from models.targets.pretrained import load_model
+from models.targets.target import Target
 from train.config.run import ParallelConf, Weights
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
-from models.errors import require
+from models.io.errors import require
 
 SCHEME = "attempt"  # URL scheme of our rendezvous
 

@@ -21,12 +21,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 from models.parallel.tensor_parallel import ParallelLayers, parallelize_model
-from models.target.config import TargetConf
-from models.target.loading import load_target
-from models.target.pretrained import load_model
-from models.target.target import Target
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.targets.pretrained import load_model
+from models.targets.target import Target
 from train.config.run import ParallelConf, Weights
 from train.distributed.parallel import Parallel
 

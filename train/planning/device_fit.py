@@ -7,11 +7,11 @@ import logging
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from infer.memory_check import find_core_bytes
+from infer.inputs.memory_check import find_core_bytes
+from models.checkpoints.saved_states import find_newest_state, read_progress_file
 from models.device.config import LOCAL_MACHINE, MachineConf
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 from models.meta_model import build_meta_target
-from models.saved_states import find_newest_state, read_progress_file
 from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf
 from train.distributed.parallel import Parallel

@@ -23,7 +23,7 @@ def compiles_features(conf: TrainConf) -> bool:
 
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
-    """Return the graphs that train/loop.py calls on each process; `lazy` is Device.lazy."""
+    """Return the graphs that train/trainer.py calls on each process; `lazy` is Device.lazy."""
     micro_batch_size = conf.optim.rows_per_pass(
         conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from models.device.config import MachineConf
 from models.device.machine_specs import core_flops
 from models.device.memory_trace import ACTIVATIONS, TracedPhase
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 from models.meta_model import MetaTarget, find_head_layers
 from models.parallel.tensor_parallel import plan_shards
 from train.config.run import ParallelConf, TrainConf, Weights

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.device.memory_trace import LOGITS
-from models.errors import UserError
+from models.io.errors import UserError
 from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
 from train.planning.layout import BUCKETS, build_layout

@@ -19,7 +19,7 @@ from models.meta_model import (
     find_head_layers,
     shard_target,
 )
-from models.target.precision import resolve_machine
+from models.targets.precision import resolve_machine
 from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
@@ -33,7 +33,7 @@ from train.planning.layout import (
     list_layouts,
 )
 from train.planning.trace import persistent_memory, trace_run
-from train.run_folder import disk_bytes_needed
+from train.run.folder import disk_bytes_needed
 
 
 @dataclass(kw_only=True)

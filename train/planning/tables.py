@@ -3,8 +3,8 @@
 import math
 
 from infer.report.number_format import Table, choose_console, to_rich_table
-from models.console import CONSOLE, print_line
 from models.device.machine_specs import core_flops
+from models.io.console import CONSOLE, print_line
 from train.planning.layout import BUCKETS
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED

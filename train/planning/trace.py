@@ -18,11 +18,11 @@ from data.features.schema import FeatureSchema
 from data.features.writer import features
 from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
-from models.distill.chunked import map_chunks_by
-from models.distill.distributions import TopKLogits
 from models.drafts.base import Batch, Draft, Extras, Needs
+from models.losses.chunked import map_chunks_by
+from models.losses.distributions import TopKLogits
 from models.meta_model import MetaTarget, collect_models
-from models.target.language_model import TargetOutput
+from models.targets.language_model import TargetOutput
 from models.unrolled_attention import without_kernel
 from train.config.run import TrainConf
 from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters

@@ -10,10 +10,10 @@ from data.features.reader import FeatureStore
 from data.features.writer import build_target_pass
 from data.packing.documents import Packed
 from models.batch import Batch
-from models.console import track_progress
-from models.errors import require
-from models.target.language_model import TargetOutput
-from models.target.target import Target
+from models.io.console import track_progress
+from models.io.errors import require
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from data.eval_prompts.hold_out import HeldOutSplit, split_held_out
 from data.packing.documents import Documents
 from infer.config import EvaluationConf
 from infer.measure.context_limits import max_answer_tokens, resolve_prompts
-from models.errors import require
-from models.target.target import Target
+from models.io.errors import require
+from models.targets.target import Target
 from train.config.run import TrainConf
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from torch import Tensor
 from data.packing.sampler import RowOrder
 from models.drafts.base import Batch, Draft, Extras
 from models.parallel.dtensor import full_params
-from models.target.language_model import TargetOutput
+from models.targets.language_model import TargetOutput
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.features import TargetFeatures

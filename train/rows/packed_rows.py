@@ -15,11 +15,11 @@ from data.features.reader import FeatureStore
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
 from infer.engine.generate import generate_answers
-from models.console import track_progress
 from models.drafts.base import Draft
-from models.files import PARTIAL_SUFFIX, write_text_atomically
-from models.speculate.config import SamplingConf
-from models.target.target import Target
+from models.io.console import track_progress
+from models.io.files import PARTIAL_SUFFIX, write_text_atomically
+from models.targets.target import Target
+from models.trees.config import SamplingConf
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import hold_out

@@ -20,12 +20,12 @@ from data.vocabulary.counts import (
     count_answer_tokens,
     sizes_around,
 )
-from models.console import print_table
 from models.drafts.base import Draft
-from models.files import atomic_path
-from models.pages import render_markdown_table
-from models.speculate.draft_vocab import required_token_ids
-from models.target.target import Target
+from models.io.console import print_table
+from models.io.files import atomic_path
+from models.io.pages import render_markdown_table
+from models.targets.target import Target
+from models.trees.draft_vocab import required_token_ids
 
 log = logging.getLogger(__name__)
 VOCABULARY_FILE = "vocabulary.md"  # in a run folder; only the checkpoint lists the tokens

@@ -32,7 +32,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from models.errors import UserError, require
+from models.io.errors import UserError, require
 from models.parallel.tensor_parallel import INPUT_AXIS, OUTPUT_AXIS, plan_shards
 
 RANK_FILE = re.compile(r"(?:dp_rank_\d+_)?(?:ep_rank_(\d+)_)?tp_rank_(\d+)_pp_rank_(\d+)(?:\.pt)?")

@@ -10,7 +10,7 @@ from models.device.neuron_packages import (
     installed_version,
     minor_version,
 )
-from models.errors import require
+from models.io.errors import require
 
 CACHE_VARIABLE = "NEURON_COMPILE_CACHE_URL"
 DEFAULT_CACHE = "/var/tmp/neuron-compile-cache"  # the route stores graphs here by default

@@ -15,7 +15,7 @@ from data.answers.dialogue import (
 from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
 from infer.engine.generate import generate_answers
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.chat import ASSISTANT, asked, chat_target, conf
 
 ROWS = 9

@@ -15,9 +15,9 @@ from data.answers.endpoint import EndpointAnswerBackend, check_endpoint, find_en
 from data.prepare_config import AnswersConf, AnswerSource
 from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
-from models.errors import UserError
-from models.target.config import TargetConf
-from models.target.pretrained import load_tokenizer, read_eos_ids
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from models.targets.pretrained import load_tokenizer, read_eos_ids
 from tests.support.chat import asked, chat_target, conf, save
 from tests.support.openai_server import app, free_port
 

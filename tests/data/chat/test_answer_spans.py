@@ -13,7 +13,7 @@ from data.chat.template import ChatTemplate
 from data.chat.tokenization import document_from_messages, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, RowRejectedError, TokenizedDocument, document_from_spans
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.data.chat.test_tokenization import (
     CHAT,
     EXACT,

@@ -16,8 +16,8 @@ from data.chat import processes
 from data.chat.processes import BATCH_ITEMS, FEW_ITEMS, default_processes, map_in_order
 from data.config import DataConf, DataSource
 from data.document_cache import FOLDER, read_cached_documents, read_documents
-from models.errors import UserError
-from models.files import PARTIAL_SUFFIX
+from models.io.errors import UserError
+from models.io.files import PARTIAL_SUFFIX
 from tests.data.test_document_cache import MARKERS, SIZE, TEMPLATE, assert_equal
 from tests.support.signaled import send_at_rename
 from tests.support.tiny import byte_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from data.chat.tokenization import documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, TokenizedDocument
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.families import CASES, FAMILIES, Case
 
 

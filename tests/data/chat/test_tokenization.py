@@ -10,7 +10,7 @@ from data.chat.template import ChatTemplate
 from data.chat.tokenization import document_from_messages, document_from_text, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, RowRejectedError
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.tiny import byte_tokenizer
 
 MARKERS = ["<|start|>", "<|end|>", "<s>", "</s>"]

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from data.demo import corpus
 from data.demo.prompts import CATEGORIES, held_out_prompts, training_prompts
-from scripts.demo_target_recipe import (
+from scripts.demo_target.recipe import (
     build_conversations,
     build_model,
     build_tokenizer,

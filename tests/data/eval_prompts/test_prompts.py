@@ -13,7 +13,7 @@ from data.eval_prompts.prompts import (
     load_eval_prompts,
     read_prompt_rows,
 )
-from models.errors import UserError
+from models.io.errors import UserError
 
 TEMPLATE = (
     "{% for m in messages %}{{ 58 if m.role == 'user' else 59 }} {{ m.content }} {% endfor %}"

@@ -12,13 +12,13 @@ from data.features.reader import FeatureStore
 from data.features.writer import features
 from data.packing.pack import pack_documents
 from models.device.opening import open_device
-from models.distill.distributions import TopKLogits
-from models.distill.loss_weights import shift_left
 from models.drafts.base import Needs
 from models.drafts.options import CausalLMConf, Eagle1Conf, HydraConf, InitFrom, MedusaConf
-from models.target.loading import load_target
-from models.target.target import Target
-from scripts import bench_store_read
+from models.losses.distributions import TopKLogits
+from models.losses.loss_weights import shift_left
+from models.targets.loading import load_target
+from models.targets.target import Target
+from scripts.benchmarks import store_read
 from tests.support.captured import (
     EAGLE3,
     LENGTH,
@@ -173,7 +173,7 @@ def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
 
 def test_a_store_is_read_from_where_it_lies(tmp_path):
     """Opened, none of it is in memory; read, it takes memory that the system can take back."""
-    size = bench_store_read.write_random_store(
+    size = store_read.write_random_store(
         EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path
     ).total_bytes
     before = psutil.Process().memory_info()

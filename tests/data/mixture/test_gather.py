@@ -6,7 +6,7 @@ import pytest
 
 from conf.entry import USER_ERRORS, compose, error_to_line
 from data.prepare_config import PrepareConf, SourceConf
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.support.preparing import lines, prepare, report
 
 

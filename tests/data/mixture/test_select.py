@@ -8,7 +8,7 @@ import pytest
 from conf.entry import compose
 from data.mixture.select import compute_quotas, select_rows
 from data.prepare_config import MixtureConf, PrepareConf, SourceConf
-from models.errors import UserError
+from models.io.errors import UserError
 
 
 def mixture(rows=None, **shares) -> MixtureConf:

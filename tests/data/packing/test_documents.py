@@ -11,7 +11,7 @@ from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, write_prepared_rows
 from data.sources.rows import TokenizedDocument, document_from_pair
-from models.errors import UserError
+from models.io.errors import UserError
 from tests.data.chat.test_tokenization import CHAT, PLAIN, chat_tokenizer
 
 PIECES = [

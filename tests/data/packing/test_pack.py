@@ -9,8 +9,8 @@ from data.config import DataConf, DataSource
 from data.packing.documents import Documents
 from data.packing.pack import best_fit, pack_documents
 from data.sources.rows import TokenizedDocument, document_from_pair
-from models.errors import UserError
-from scripts.bench_packing import sharegpt_like
+from models.io.errors import UserError
+from scripts.benchmarks.packing import sharegpt_like
 from tests.support.packed import documents_of
 from train.config.run import TrainConf
 

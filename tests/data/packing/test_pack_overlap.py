@@ -7,9 +7,9 @@ from conf.entry import compose
 from data.packing.documents import DocumentPiece, Documents
 from data.packing.pack import pack_documents
 from data.sources.rows import TokenizedDocument
-from models.distill.config import LossConf, Reduction
-from models.distill.loss_weights import position_weights, token_weights
-from models.errors import UserError
+from models.io.errors import UserError
+from models.losses.config import LossConf, Reduction
+from models.losses.loss_weights import position_weights, token_weights
 from tests.support.methods import CASES
 from tests.support.tiny import tiny_target
 from train.config.run import TrainConf

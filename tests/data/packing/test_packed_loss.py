@@ -8,10 +8,10 @@ from data.features.writer import features
 from data.packing.documents import Documents, Packed
 from data.packing.pack import cut_documents, pack_documents
 from data.sources.rows import document_from_pair
-from models.distill.config import LossConf, LossName, Reduction
 from models.drafts.base import Draft
 from models.drafts.registry import build_draft
-from models.target.target import Target
+from models.losses.config import LossConf, LossName, Reduction
+from models.targets.target import Target
 from tests.support.methods import CASES
 from tests.support.tiny import VOCAB, tiny_target
 

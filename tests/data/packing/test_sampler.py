@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 
 from data.packing.sampler import RowOrder
-from models.errors import UserError
+from models.io.errors import UserError
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(12, 4), (10, 4), (3, 8)])

@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from data.sources.files import RawRow
 from data.sources.open_rows import open_rows
-from models.errors import UserError
+from models.io.errors import UserError
 
 ROWS = [{"text": "a"}, {"text": "b"}, {"text": "c"}]
 

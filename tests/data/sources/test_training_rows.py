@@ -11,7 +11,7 @@ import pytest
 from data.config import DataConf, DataSource, DemoAnswersConf, RowFormat
 from data.sources.rows import Conversation, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data, read_training_rows
-from models.errors import UserError
+from models.io.errors import UserError
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

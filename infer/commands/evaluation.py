@@ -1,0 +1,31 @@
+"""Evaluate the drafts of checkpoints, and write and print the report."""
+
+from pathlib import Path
+
+from infer.config import EvalConf
+from infer.inputs.checkpoint_paths import find_tracked_run, resolve_target
+from infer.inputs.command_inputs import load_evaluation
+from infer.measure.evaluate import evaluate_drafts
+from infer.report.report_files import write_report_files
+from infer.report.tables import print_report
+from infer.report.tracked import collect_results
+from infer.tuning.auto import tune_drafts_for_report
+from models.io.console import print_line
+from models.io.files import report_disk_errors
+from models.io.tracking import upload_results
+
+
+def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> None:
+    """Evaluate the drafts in `directories` side by side; write the report to the folder `run`."""
+    target, drafts, evaluation = load_evaluation(conf, directories)
+    drafts = tune_drafts_for_report(
+        target, drafts, tree=conf.tree, conf=evaluation,
+        target_conf=resolve_target(conf.target, directories), print_line=print_line,
+    )  # fmt: skip
+    report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    with report_disk_errors(run):
+        write_report_files(report, run)
+    print_report(report)
+    print_line(f"report: {run / 'report.html'}")
+    results = collect_results(report, run, prefix="eval_report")
+    upload_results(conf.log, run, results, find_tracked_run(directories))

@@ -1,0 +1,167 @@
+"""Answer one prompt on the terminal while the answer grows, or a file of prompts into a file."""
+
+import json
+import time
+from collections import deque
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from data.chat.text_stream import TextStream
+from data.eval_prompts.prompts import EvalPrompt, build_prompt, load_eval_prompts
+from infer.config import GenerateConf
+from infer.engine.admission import bucket_length
+from infer.engine.decode import Decoder
+from infer.engine.graph_plan import list_graphs
+from infer.engine.requests import Generation, Request
+from infer.inputs.checkpoint_paths import resolve_target
+from infer.inputs.command_inputs import load_checkpoint_target
+from infer.inputs.memory_check import DecodingSize
+from infer.measure.bench import WARMUP_TOKENS, decode_prompts
+from infer.measure.context_limits import check_context
+from infer.results.samples import list_accepted
+from models.drafts.registry import load_draft
+from models.io.console import CONSOLE, print_line, track_progress
+from models.io.files import open_output_file
+from models.targets.config import TargetConf
+from models.targets.pretrained import load_tokenizer, read_vocab_size
+from models.targets.target import Target
+
+ACCEPTED_STYLE = "green"  # tokens that the draft proposed; the others are the target's own
+
+
+def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
+    """Load a draft with its target, and answer the prompt or the prompts of the file."""
+    target_conf = resolve_target(conf.target, [directory])
+    prompts = load_prompts(target_conf, conf)
+    longest, batch = max(len(prompt.ids) for prompt in prompts), min(conf.batch, len(prompts))
+    size = DecodingSize(
+        batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens,
+        set_batch=lambda batch: f"batch={batch}",
+    )  # fmt: skip
+    target = load_checkpoint_target(target_conf, conf.device, [directory], size)
+    _, draft = load_draft(directory, target)
+    verifying_target = draft.get_verifying_target(target)
+    slots = longest + conf.max_new_tokens
+    check_context(verifying_target, slots)
+    decoder = Decoder(
+        verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots,
+        batch=batch,
+    )  # fmt: skip
+    if verifying_target.device.has_static_shapes:
+        compile_graphs(decoder, prompts)
+    if conf.prompts is None:
+        print_answer(decoder, verifying_target, prompts[0], conf)
+    else:
+        write_answers(decoder, verifying_target, prompts, conf)
+
+
+def compile_graphs(decoder: Decoder, prompts: list[EvalPrompt]) -> None:
+    """Compile the graphs of all answers before the first one, and print what that takes."""
+    device = decoder.target.device
+    longest = "up to an hour" if device.compiles_slowly else "seconds to minutes"
+    print_line(
+        f"compiling before the first answer: {longest} a "
+        "graph, less once it is in the compiler's cache; device.compile=false starts at once"
+    )
+    graphs = list_graphs(decoder.session, [len(prompt.ids) for prompt in prompts])
+    with device.expect_graphs(graphs, print_line):
+        for prompt in {bucket_length(len(prompt.ids)): prompt for prompt in prompts}.values():
+            decode_prompts(
+                decoder, [prompt], max_new_tokens=WARMUP_TOKENS, stops_at_eos=False
+            )  # fmt: skip
+
+
+def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
+    """Return the prompt of the command line, or those of the file; load no model."""
+    tokenizer, vocab_size = load_tokenizer(target), read_vocab_size(target)
+    if conf.prompts is not None:
+        return load_eval_prompts(
+            tokenizer, conf.prompts, limit=None, key="prompts", vocab_size=vocab_size
+        )
+    assert conf.prompt is not None
+    return [build_prompt(tokenizer, conf.prompt, conf.template, vocab_size)]
+
+
+def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: GenerateConf) -> None:
+    """Print an answer while it grows, and then what its rounds took."""
+    stream, start = TextStream(target.tokenizer, skip_special_tokens=True), time.perf_counter()
+
+    def show(text: str | None, *, is_accepted: bool) -> None:
+        style = ACCEPTED_STYLE if is_accepted else ""
+        CONSOLE.print(Text(text or "", style=style), end="", soft_wrap=True)
+
+    def show_new_tokens(request: Request) -> None:
+        generation, num_shown = request.generation, len(stream.ids)
+        flags = list_accepted(generation)
+        for token, is_accepted in list(zip(generation.ids, flags, strict=True))[num_shown:]:
+            show(stream.read(token), is_accepted=is_accepted)
+
+    (generation,) = decoder.decode(
+        [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.max_new_tokens,
+        eos_ids=target.eos_ids, stop=conf.stop,
+        on_tokens=show_new_tokens,
+    )  # fmt: skip
+    show(stream.finish(), is_accepted=list_accepted(generation)[-1])
+    print_line(f"\n\n{describe_speed([generation], time.perf_counter() - start)}")
+
+
+def write_answers(
+    decoder: Decoder, target: Target, prompts: list[EvalPrompt], conf: GenerateConf
+) -> None:
+    """Write a line of JSON for each prompt, in their order."""
+    requests = [
+        Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens)
+        for prompt in prompts
+    ]
+    waiting, start = iter(requests), time.perf_counter()
+    finished = decoder.stream(
+        lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop
+    )
+    with open_output_file(conf.output) as file:
+        deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
+        lines = [
+            json.dumps(describe_answer(target, prompt, request.generation))
+            for prompt, request in zip(prompts, requests, strict=True)
+        ]
+        file.write_text("\n".join(lines) + "\n")
+    generations = [request.generation for request in requests]
+    print_line(f"{describe_speed(generations, time.perf_counter() - start)}")
+    print_line(f"answers: {conf.output}")
+
+
+def describe_answer(target: Target, prompt: EvalPrompt, generation: Generation) -> dict[str, Any]:
+    """Return the line of a prompt and its answer."""
+    return {
+        "id": prompt.id, "category": prompt.category, "prompt": prompt.text,
+        "answer": target.tokenizer.decode(generation.ids, skip_special_tokens=True),
+        "tokens": len(generation.ids), "rounds": generation.rounds,
+    }  # fmt: skip
+
+
+def describe_speed(generations: list[Generation], seconds: float) -> str:
+    """Return the tokens, how many rounds they took, and the speed; prompts are read in the time.
+
+    The first token of an answer comes from the pass that reads the prompt, not from a round.
+    """
+    tokens = sum(len(generation.ids) for generation in generations)
+    rounds = sum(generation.rounds for generation in generations)
+    by_rounds = sum(generation.decoded_tokens for generation in generations)
+    prompts = "the prompt" if len(generations) == 1 else f"{len(generations):,} prompts"
+    per_round = f", {by_rounds / rounds:.2f} per round" if rounds else ""
+    return (
+        f"{count_of(tokens, 'token')}, {tokens / seconds:.1f} tokens/s: "
+        f"{tokens - by_rounds:,} from reading {prompts}, "
+        f"{by_rounds:,} from {count_of(rounds, 'round')}{per_round}"
+    )
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count_of(1, "round"), count_of(1234, "token")
+    ('1 round', '1,234 tokens')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

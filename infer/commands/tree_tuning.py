@@ -1,0 +1,144 @@
+"""Tune the trees or windows of drafts, for each batch and context."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
+from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts
+from infer.inputs.checkpoint_paths import find_tracked_run, resolve_target, run_names
+from infer.inputs.command_inputs import load_checkpoint_target
+from infer.inputs.memory_check import DecodingSize
+from infer.tuning.candidates import select_sweep
+from infer.tuning.config import TuneConf
+from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
+from infer.tuning.results import (
+    SUMMARY_COLUMNS,
+    DraftTuning,
+    build_summary,
+    build_tuning_report,
+    collect_results,
+    print_acceptance,
+    print_result,
+    write_best_trees,
+    write_choices,
+)
+from infer.tuning.search import choose_tree, estimate_candidates
+from models.device.out_of_memory import report_out_of_memory
+from models.drafts.base import Draft
+from models.drafts.registry import load_draft
+from models.io.console import print_line, print_table
+from models.io.errors import require
+from models.io.files import report_disk_errors
+from models.io.tracking import upload_results
+from models.targets.pretrained import load_tokenizer, read_vocab_size
+from models.targets.target import Target
+
+
+def tune_drafts(
+    target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt],
+    conf: TuneConf, round_seconds: RoundSeconds = read_clock,
+) -> list[DraftTuning]:  # fmt: skip
+    """Tune each draft for each batch and context; print each result as soon as it is known."""
+    tunings = []
+    needed_context = count_needed_context(prompts, conf)
+    for name, (directory, draft) in drafts.items():
+        draft_target = draft.get_verifying_target(target)
+        # `infer.eval` decodes with lookup in a chain that the draft can propose too.
+        windows = [window for window in conf.ngram_windows if window <= draft.max_depth]
+        tuning = estimate_candidates(
+            draft_target, name, directory, draft, prompts, replace(conf, ngram_windows=windows)
+        )
+        tunings.append(tuning)
+        if not conf.timing:
+            print_acceptance(tuning)
+            continue
+        for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
+            bench = CostBench(
+                target=draft_target, draft=draft, prompts=prompts, conf=conf, batch=batch,
+                context=context, round_seconds=round_seconds,
+            )  # fmt: skip
+            swept = select_sweep(tuning.candidates) if conf.sweep else []
+            tuning.results.append(choose_tree(bench, tuning, swept))
+            torch.compiler.reset()  # drops these graphs: the next shapes are different
+            print_result(tuning, tuning.results[-1])
+    return tunings
+
+
+def count_needed_context(prompts: list[EvalPrompt], conf: TuneConf) -> int:
+    """Return the tokens of the longest prompt with its answer."""
+    return max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+
+
+def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
+    """Check that prompts and answers fit in every context; raise UserError otherwise."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    for context in conf.context or []:
+        require(
+            context >= longest + conf.max_new_tokens,
+            f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
+            f"got {context}; raise it or shorten max_new_tokens",
+        )
+
+
+def load_tuning_inputs(
+    conf: TuneConf, directories: list[Path], *, batch: int = 1, context: int = 1
+) -> tuple[Target, list[EvalPrompt]]:
+    """Load the checkpoints' target, to decode `batch` rows of `context` tokens, and the prompts.
+
+    By default these are the held-out prompts that selected the best checkpoint, or for the demo
+    prompts of its training data. The final report uses neither.
+    """
+    target_conf = resolve_target(conf.target, directories)
+    path = conf.prompts or find_held_out_file(
+        directories, target_conf, SELECTION_FILE, key="prompts"
+    )
+    prompts = load_calibration_prompts(
+        load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
+    )
+    longest = max(len(prompt.ids) for prompt in prompts)
+    size = DecodingSize(
+        batch=batch, prompt_tokens=longest, new_tokens=max(conf.max_new_tokens, context - longest),
+        set_batch=lambda batch: f"batch=[{batch}]",
+    )  # fmt: skip
+    return load_checkpoint_target(target_conf, conf.device, directories, size), prompts
+
+
+def tune_checkpoints(
+    conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds = read_clock
+) -> None:
+    """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
+    target, prompts = load_tuning_inputs(
+        conf,
+        directories,
+        batch=max(conf.batch) if conf.timing else 1,
+        context=max(conf.context or [1]),
+    )
+    check_prompts_fit(conf, prompts)
+    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+        drafts = {
+            name: (directory, load_draft(directory, target)[1])
+            for name, directory in zip(run_names(directories), directories, strict=True)
+        }
+        longest = max(conf.context or [count_needed_context(prompts, conf)])
+        with report_out_of_memory(
+            f"batch: must leave memory for caches of {longest} tokens a row, got {conf.batch}; "
+            "lower batch, max_new_tokens or context, or choose shorter prompts"
+        ):
+            tunings = tune_drafts(target, drafts, prompts, conf, round_seconds)
+        report = build_tuning_report(tunings, target, target.device.describe(), prompts)
+    with report_disk_errors(run):
+        (run / "tune.json").write_text(json.dumps(report) + "\n")
+        write = write_choices if conf.timing else write_best_trees
+        commands = write(tunings, run, conf)
+    if conf.timing:
+        print_line(
+            "\ncost: autoregressive steps per round (~ interpolated); speed-up over the "
+            "target alone"
+        )
+        print_table(SUMMARY_COLUMNS, build_summary(tunings))
+    print_line(*commands, f"all figures: {run / 'tune.json'}", sep="\n")
+    upload_results(conf.log, run, collect_results(tunings), find_tracked_run(directories))

@@ -1,0 +1,106 @@
+"""Checkpoints as arguments of a command: their paths, run names and target."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from conf.entry import command_that_writes
+from infer.config import OWN_TARGET
+from models.checkpoints import checkpoint_files
+from models.checkpoints.saved_states import find_newest_state, read_progress_file
+from models.io.errors import require
+from models.io.tracking import TrackedRun
+from models.targets.config import TargetConf
+
+
+def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None]) -> list[Path]:
+    """Check the checkpoints at `paths`, or the newest run's; print and return their directories.
+
+    Raise UserError if one cannot be read or they do not go together. No weights are loaded.
+    """
+    directories = [Path(path) for path in paths or [find_newest_run()]]
+    print_line(f"checkpoint: {', '.join(map(str, directories))}")
+    for directory in directories:
+        command = command_that_writes(directory)
+        require(
+            directory.exists() or command is None,
+            f"checkpoint: must be a folder, got {directory}, which is not there; run `{command}` "
+            "first",
+        )
+        checkpoint_files.read_config(directory)
+    by_target = {
+        digest: path
+        for path in directories
+        if (digest := checkpoint_files.read_metadata(path).get(checkpoint_files.TARGET_HASH_KEY))
+    }
+    listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
+    require(
+        len(by_target) <= 1,
+        f"checkpoint: drafts side by side must be of one target, got {listed}; evaluate them one "
+        "by one",
+    )
+    run_names(directories)  # raises UserError if a run is listed twice
+    return directories
+
+
+def find_newest_run(root: Path = Path("outputs/train")) -> Path:
+    """Return the checkpoint of the newest finished training run; raise UserError if none exists."""
+    runs = sorted(root.glob("*/report.json"), key=lambda report: report.stat().st_mtime)
+    require(
+        bool(runs),
+        f"checkpoint: no finished run under {root}, got null; run `python -m train` or give "
+        "checkpoint=DIR",
+    )
+    return runs[-1].parent / "checkpoint"
+
+
+def find_tracked_run(directories: list[Path]) -> TrackedRun | None:
+    """Return the W&B run of the finished training that left a single checkpoint, or None.
+
+    Drafts side by side belong to no training, and one that goes on writes its W&B run itself.
+    """
+    run = directories[0].resolve().parent
+    state = find_newest_state(run)
+    if len(directories) > 1 or state is None or not (run / "report.json").exists():
+        return None
+    saved = read_progress_file(state)
+    if (tracker := saved["progress"].get("tracker")) is None:
+        return None
+    conf = saved["config"]
+    return TrackedRun(id=tracker, project=conf["log.project"], entity=conf.get("log.entity"))
+
+
+def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
+    """Return the configured target; `own` becomes the one that the checkpoints name, or `demo`."""
+    if conf.name != OWN_TARGET:
+        return conf
+    names = [
+        checkpoint_files.read_metadata(directory).get("target_name") for directory in directories
+    ]
+    return replace(conf, name=next(filter(None, names), "demo"))
+
+
+def run_names(directories: list[Path]) -> list[str]:
+    """Return a name per run: its folder, prefixed with the parents that tell namesakes apart.
+
+    Raise UserError if a run is listed twice.
+
+    >>> demos = [Path("/a/out/demo/checkpoint"), Path("/b/out/demo/checkpoint")]
+    >>> run_names([*demos, Path("/b/medusa")])
+    ['a/out/demo', 'b/out/demo', 'medusa']
+    """
+    paths = [directory.resolve() for directory in directories]  # `.` and `..` have no names
+    runs = [path.parent if path.name == "checkpoint" else path for path in paths]
+    for run, directory in zip(runs, directories, strict=True):
+        require(
+            runs.count(run) == 1, f"checkpoint: no run may be given twice, got {directory} again"
+        )
+    return [_shorten_name(run, [other for other in runs if other.name == run.name]) for run in runs]
+
+
+def _shorten_name(run: Path, namesakes: list[Path]) -> str:
+    """Return as many last parts of a path as tell all namesakes apart."""
+    for count in range(1, len(run.parts)):
+        if len({path.parts[-count:] for path in namesakes}) == len(namesakes):
+            return "/".join(run.parts[-count:])
+    return str(run)

@@ -1,0 +1,65 @@
+"""Models and prompts of a command, loaded for the checkpoints that it names."""
+
+from pathlib import Path
+
+from infer.config import EvalConf, EvaluationConf
+from infer.inputs.checkpoint_paths import resolve_target, run_names
+from infer.inputs.memory_check import DecodingSize, check_memory
+from infer.measure.context_limits import check_prompts, resolve_prompts
+from infer.measure.eval_modes import DraftUnderTest
+from models.checkpoints import checkpoint, checkpoint_files
+from models.device.config import DeviceConf
+from models.drafts.registry import load_draft
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.targets.precision import build_device
+from models.targets.pretrained import load_tokenizer
+from models.targets.target import Target
+
+
+def load_checkpoint_target(
+    conf: TargetConf, device_conf: DeviceConf, directories: list[Path], size: DecodingSize
+) -> Target:
+    """Load the target of checkpoints, to decode at most `size`.
+
+    Raise UserError before that for drafts of another tokenizer, and for what the device cannot
+    hold.
+    """
+    tokenizer_hash = checkpoint.tokenizer_fingerprint(load_tokenizer(conf))
+    for directory in directories:
+        metadata = checkpoint_files.read_metadata(directory)
+        checkpoint.check_metadata(metadata, tokenizer_hash=tokenizer_hash)
+    device = build_device(device_conf, conf)
+    check_memory(conf, directories, size, device, device_conf.memory_gib)
+    return load_target(conf, device)
+
+
+def load_draft_under_test(
+    directory: Path, target: Target, *, name: str | None = None
+) -> DraftUnderTest:
+    """Load the draft of a checkpoint, and rebuild it as it was before distillation."""
+    _, draft = load_draft(directory, target)
+    return DraftUnderTest(
+        name=name or run_names([directory])[0], draft=draft, directory=directory,
+        adapted_target=draft.get_adapted_target(target),
+        untrained=draft.rebuild_untrained(draft.get_verifying_target(target)),
+    )  # fmt: skip
+
+
+def load_evaluation(
+    conf: EvalConf, directories: list[Path]
+) -> tuple[Target, list[DraftUnderTest], EvaluationConf]:
+    """Load the checkpoints' target and drafts; return them with the resolved configuration."""
+    target_conf = resolve_target(conf.target, directories)
+    evaluation = resolve_prompts(conf.evaluation, directories, target_conf)
+    size = DecodingSize(
+        batch=max([1, *evaluation.batch_sizes]),
+        prompt_tokens=check_prompts(target_conf, evaluation), new_tokens=evaluation.new_tokens,
+        set_batch=lambda batch: f"evaluation.batch_sizes={[batch] if batch > 1 else []}",
+    )  # fmt: skip
+    target = load_checkpoint_target(target_conf, conf.device, directories, size)
+    drafts = [
+        load_draft_under_test(directory, target, name=name)
+        for name, directory in zip(run_names(directories), directories, strict=True)
+    ]
+    return target, drafts, evaluation

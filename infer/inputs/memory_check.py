@@ -1,0 +1,96 @@
+"""Ask before a target is loaded whether the device holds it, with its drafts and caches.
+
+The sum is a lower bound: weights, caches and the passes over prompts are counted, what measurements
+keep beside them is not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from conf.entry import CONF_DIR, read_config
+from infer.engine.decode import Decoder
+from models.device.config import MachineConf
+from models.device.device import Device
+from models.device.machine_specs import read_process_bytes
+from models.device.memory_trace import fake_model
+from models.io.errors import UserError
+from models.meta_model import build_meta_target
+from models.targets.config import TargetConf
+from models.trees.config import SamplingConf
+
+GIB = 2**30
+MEMORY_MARGIN = 0.1  # share of the memory that is kept for compiler, runtime and measurements
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSize:
+    """The most rows and tokens that a command decodes together."""
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    set_batch: Callable[[int], str]  # an override, for example `batch=4`
+
+
+def check_memory(
+    target: TargetConf, directories: list[Path], size: DecodingSize, device: Device,
+    memory_gib: float | None,
+) -> None:  # fmt: skip
+    """Raise UserError, with an override that fits if there is one, for what the device cannot hold.
+
+    A device that does not tell its memory is not asked.
+    """
+    core_bytes = find_core_bytes(memory_gib, device)
+    if core_bytes is None:
+        return
+    draft_bytes, limit = count_draft_bytes(directories), (1 - MEMORY_MARGIN) * core_bytes
+
+    def count_bytes(batch: int) -> int:
+        return draft_bytes + trace_decoding(target, device, size, batch)
+
+    needed = count_bytes(size.batch)
+    if needed <= limit:
+        return
+    halves = [size.batch >> n for n in range(1, size.batch.bit_length())]
+    fitting = next((batch for batch in halves if count_bytes(batch) <= limit), None)
+    remedy = f"with {size.set_batch(fitting)} it fits" if fitting else "take a larger device"
+    raise UserError(
+        f"{'device' if memory_gib is None else 'device.memory_gib'}: must hold target, drafts and "
+        f"{size.batch} rows of {size.prompt_tokens + size.new_tokens} tokens, which take at least "
+        f"{needed / GIB:.2f} GiB, got {limit / GIB:.2f} usable of {core_bytes / GIB:.2f}; {remedy}"
+    )
+
+
+def find_core_bytes(memory_gib: float | None, device: Device) -> float | None:
+    """Return the bytes that a process may take: those configured, or those of its device.
+
+    None if neither the device nor a published figure of its instance type tells.
+    """
+    if memory_gib is not None:
+        return memory_gib * GIB
+    if (size := read_process_bytes(device)) is not None:
+        return size
+    file = Path(CONF_DIR) / "machine" / f"{device.instance_type}.yaml"
+    return read_config(file, MachineConf).core_bytes if file.exists() else None
+
+
+def count_draft_bytes(directories: list[Path]) -> int:
+    """Return the bytes of the checkpoints' weights, an adapted target among them."""
+    files = (file for directory in directories for file in directory.rglob("*.safetensors"))
+    return sum(file.stat().st_size for file in files)
+
+
+@torch.no_grad()
+def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: int) -> int:
+    """Return the peak bytes of the target when it reads `batch` prompts and writes a token."""
+    target, slots = build_meta_target(conf, device.dtype), size.prompt_tokens + size.new_tokens
+    with fake_model([target.model], vocab=[target.vocab_size]) as tracer:
+        tracer.label_tensors("target", [*target.model.parameters(), *target.model.buffers()])
+        with tracer.trace_phase("prompts") as phase:
+            decoder = Decoder(target, sampling=SamplingConf(), slots=slots, batch=batch)
+            prompts = [[0] * size.prompt_tokens] * batch
+            decoder.decode(prompts, row_ids=range(batch), max_new_tokens=1)
+    return phase.peak_bytes.total()

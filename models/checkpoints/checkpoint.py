@@ -1,0 +1,186 @@
+"""Checkpoints on disk: safetensors and config.json, written atomically and read strictly.
+
+The hashes of the target and tokenizer that a draft was distilled for are in the metadata. Methods
+read their tensors through this module (`load_draft` in models/drafts/registry.py finds the method);
+a draft language model is read by transformers (models/drafts/causal_lm.py).
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from models.checkpoints.checkpoint_files import (
+    CONFIG_FILE,
+    TARGET_HASH_KEY,
+    TOKENIZER_HASH_KEY,
+    WEIGHTS_FILE,
+    report_unreadable,
+)
+from models.checkpoints.transformers4_keys import add_older_keys
+from models.io.errors import UserError, require
+from models.io.files import PARTIAL_SUFFIX, atomic_path, report_disk_errors
+from models.parallel.dtensor import full_tensor
+
+# Settings that the weights do not show. RoPE is left out: a longer context is still the same
+# target, and versions of transformers spell its settings differently.
+_FINGERPRINT_KEYS = (
+    "model_type", "hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "rms_norm_eps", "layer_norm_eps", "sliding_window", "num_experts_per_tok",
+)  # fmt: skip
+
+
+def save_checkpoint(
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    config: dict[str, Any],
+    metadata: dict[str, str],
+    write_extra_files: Callable[[Path], None] | None = None,
+) -> None:
+    """Write model.safetensors and config.json; a failure leaves an existing checkpoint intact.
+
+    `write_extra_files` writes further files, such as a tokenizer's, into the empty folder that is
+    its argument.
+    """
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with report_disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if write_extra_files is not None:
+            with tempfile.TemporaryDirectory(dir=directory, suffix=PARTIAL_SUFFIX) as folder:
+                write_extra_files(Path(folder))
+                for entry in Path(folder).iterdir():
+                    if entry.is_dir():  # a folder replaces none that has files in it
+                        shutil.rmtree(directory / entry.name, ignore_errors=True)
+                    entry.replace(directory / entry.name)
+        with (
+            atomic_path(directory / CONFIG_FILE) as config_file,
+            atomic_path(directory / WEIGHTS_FILE) as weights_file,
+        ):
+            write_config(config_file, config)
+            # save_file writes under its own temporary name, which a kill would leave behind
+            weights_file.write_bytes(
+                safetensors.torch.save(cpu_tensors, metadata={"format": "pt", **metadata})
+            )
+
+
+def write_config(path: Path, config: dict[str, Any]) -> None:
+    """Write a config.json that transformers 4 and 5 read alike."""
+    path.write_text(json.dumps(add_older_keys(config), indent=2, sort_keys=True) + "\n")
+
+
+def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Load the tensors of a checkpoint onto the CPU, in their stored types.
+
+    `expected` gives names and shapes, and whether values are floats or integers, for example a
+    state dict on the meta device. Raise UserError if a tensor is missing or unknown, or has a
+    different shape or kind of number.
+    """
+    file_path = directory / WEIGHTS_FILE
+    with report_unreadable(file_path), safe_open(file_path, framework="pt") as file:
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+        problems = [f"lacks {name}" for name in sorted(expected.keys() - shapes.keys())]
+        problems += [f"has the unknown tensor {name}" for name in sorted(shapes.keys() - expected)]
+        problems += [
+            f"has {name} of shape {shapes[name]} instead of {list(expected[name].shape)}"
+            for name in sorted(shapes.keys() & expected.keys())
+            if shapes[name] != list(expected[name].shape)
+        ]
+        # If names or shapes differ, no values are read.
+        tensors = {} if problems else {name: file.get_tensor(name) for name in expected}
+    problems += [
+        f"has {name} as {tensor.dtype} instead of {expected[name].dtype}"
+        for name, tensor in sorted(tensors.items())
+        if tensor.is_floating_point() != expected[name].is_floating_point()
+    ]
+    problems += [  # nothing that such a draft proposes would be accepted, and no error would say so
+        f"has {name} with values that are not finite"
+        for name, tensor in sorted(tensors.items())
+        if not tensor.isfinite().all()
+    ]
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    require(
+        not problems,
+        f"checkpoint: must have the tensors of its config, got {file_path}, which "
+        f"{', '.join(problems[:3])}{more}; give the checkpoint folder of another run",
+    )
+    return tensors
+
+
+def build_metadata(target: Any) -> dict[str, str]:
+    """Return the metadata that ties a draft to the target that it was distilled for."""
+    return {
+        TARGET_HASH_KEY: target.fingerprint,
+        TOKENIZER_HASH_KEY: target.tokenizer_fingerprint,
+        "target_name": target.name,
+    }
+
+
+def check_metadata(
+    metadata: Mapping[str, str], *, tokenizer_hash: str, target_hash: str | None = None
+) -> None:
+    """Check that a draft was made for this tokenizer and target; raise UserError otherwise.
+
+    A draft published without hashes passes. Without `target_hash`, the target is not checked.
+    """
+    for kind, key, expected in (
+        ("tokenizer", TOKENIZER_HASH_KEY, tokenizer_hash),
+        ("target", TARGET_HASH_KEY, target_hash),
+    ):
+        stored = metadata.get(key)
+        if stored and expected and stored != expected:
+            raise UserError(
+                f"checkpoint: must be distilled for this {kind} ({expected[:12]}), got one "
+                f"distilled for a different {kind} ({stored[:12]}); set target to the model it was "
+                "distilled for"
+            )
+
+
+def find_non_finite(model: nn.Module) -> str | None:
+    """Return the name of the first weight with a NaN or an infinity, or None if all are finite."""
+    return next(
+        (name for name, weight in model.named_parameters() if not weight.isfinite().all()), None
+    )
+
+
+def target_fingerprint(model) -> str:
+    """Return a hash of a model's config, and of the name, shape and 64 values of each weight.
+
+    Values are rounded to bf16, so that a model has the same fingerprint at every precision.
+    Collective for a sharded model: call it on every rank that holds a shard.
+    """
+    config = model.config.get_text_config().to_dict()
+    digest = _hash_json({key: config.get(key) for key in _FINGERPRINT_KEYS})
+    for name, weight in model.named_parameters():
+        flat = full_tensor(weight.detach()).flatten()
+        sample = flat[:: max(1, len(flat) // 64)][:64].contiguous().to("cpu", torch.bfloat16)
+        digest.update(f"{name} {list(weight.shape)}".encode())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of the name and every value of each tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer) -> str:
+    """Return a hash of each token with its id, and of the special ids."""
+    vocab, special = sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids)
+    return _hash_json([vocab, special]).hexdigest()
+
+
+def _hash_json(value: Any):
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode())

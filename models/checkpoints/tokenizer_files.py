@@ -1,0 +1,33 @@
+"""Copy a target's tokenizer as its files are.
+
+A checkpoint that has them is read wherever the target is: what transformers 5 writes in their place
+transformers 4, by which some engines read drafts, cannot read.
+"""
+
+import shutil
+from pathlib import Path
+
+PATTERNS = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tokenization_*.py",
+    "chat_template.*", "additional_chat_templates",
+    "vocab*", "merges.txt", "spiece.model", "sentencepiece*.model", "*.tiktoken", "tekken.json",
+)  # fmt: skip
+
+
+def find_tokenizer_folder(location: str, revision: str | None) -> Path | None:
+    """Return the folder of the files that a loaded tokenizer was read from, if it is known."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(location).is_dir():
+        return Path(location)
+    cached = try_to_load_from_cache(location, "config.json", revision=revision)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def copy_tokenizer_files(source: Path, folder: Path) -> None:
+    """Copy all files of a tokenizer and its chat templates."""
+    for path in {path for pattern in PATTERNS for path in source.glob(pattern)}:
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,105 @@
+"""Files written atomically, and errors of the disk in one line.
+
+A file is written under a temporary name and renamed, so that a kill leaves the old file or the new
+one.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from models.io.errors import UserError
+
+PARTIAL_SUFFIX = ".partial"  # suffix of unfinished files and folders, which may be deleted
+
+
+@contextmanager
+def report_disk_errors(
+    directory: Path, *, remedy: str = "free some space or choose another folder"
+) -> Iterator[None]:
+    """Turn an OSError that the block raises into a one-line UserError about `directory`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"output_dir: must be a writable folder, got {directory} ({error.strerror}); {remedy}"
+        ) from error
+
+
+@contextmanager
+def open_output_file(name: str) -> Iterator[Path]:
+    """Create the folder of a command's `output` and yield its path; turn OSError into UserError."""
+    file = Path(name)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield file
+    except OSError as error:
+        raise UserError(
+            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
+        ) from error
+
+
+@contextmanager
+def atomic_path(path: Path, *, partial_dir: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` at the end, or is deleted if the block raises.
+
+    The temporary path lies beside `path`, or in `partial_dir`. If several processes may write
+    `path` at the same time, each needs a `partial_dir` of its own, on the same disk.
+    """
+    partial = (partial_dir or path.parent) / (path.name + PARTIAL_SUFFIX)
+    try:
+        yield partial
+        _sync_to_disk(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_to_disk(path.parent)
+
+
+@contextmanager
+def partial_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty directory, and delete it; what a kill leaves is deleted by the next call."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary directory that becomes `path` at the end, or is deleted on an error.
+
+    `path` must be a new name: no system call replaces a directory that has files in it.
+    """
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    shutil.rmtree(partial, ignore_errors=True)  # a kill may have left it
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for entry in [*partial.rglob("*"), partial]:
+            _sync_to_disk(entry)
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync_to_disk(path.parent)
+
+
+def write_text_atomically(path: Path, text: str, *, partial_dir: Path | None = None) -> None:
+    """Replace a text file at once; `partial_dir` is that of `atomic_path`."""
+    with atomic_path(path, partial_dir=partial_dir) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _sync_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

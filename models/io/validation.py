@@ -1,0 +1,69 @@
+"""Rules for the values of configurations; each broken rule is one sentence of a UserError."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.io.errors import require
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on one value, the text that states it, and a remedy if the text is not enough."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    remedy: str = ""
+
+    def describe(self, key: str, value: Any) -> str:
+        """Return the sentence for a value that breaks the rule."""
+        return f"{key}: {self.text}, got {value}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def at_least(minimum: int | float, remedy: str = "") -> Rule:
+    return Rule(f"must be at least {minimum}", lambda value: value >= minimum, remedy)
+
+
+def at_most(maximum: int | float, remedy: str = "") -> Rule:
+    return Rule(f"must be at most {maximum}", lambda value: value <= maximum, remedy)
+
+
+def each_at_least(minimum: int | float, remedy: str = "") -> Rule:
+    """Return the rule that a list is not empty and that none of its numbers is below `minimum`."""
+    return Rule(
+        f"must list numbers of at least {minimum}",
+        lambda values: bool(values) and min(values) >= minimum,
+        remedy,
+    )
+
+
+POSITIVE = Rule("must be positive", lambda value: value > 0)
+BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
+SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48)  # see derive_seed
+FOLDER_NAME = Rule(
+    "must name a folder below output_dir",
+    lambda name: bool(parts := Path(name).parts) and parts[0] != "/" and ".." not in parts,
+    "to write elsewhere set output_dir",
+)
+SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1)
+
+
+def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:
+    """Check fields of a configuration by name; raise one UserError that lists all broken rules.
+
+    `group` is the path of the configuration, such as `optim`. A field that is None passes every
+    rule.
+    """
+    prefix = f"{group}." if group else ""
+    problems = [
+        rule.describe(prefix + name, value)
+        for name, rule in rules.items()
+        if (value := getattr(conf, name)) is not None and not rule.holds(value)
+    ]
+    require(not problems, "; ".join(problems))
+
+
+def unused(*names: str) -> dict[str, tuple[str, ...]]:
+    """Return the metadata of a field whose keys `names`, or all of them, the command ignores."""
+    return {"unused": names or ("",)}

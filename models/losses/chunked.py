@@ -1,0 +1,199 @@
+"""The distillation loss of many tokens, computed in chunks together with its gradient.
+
+`chunked_distillation_loss` applies the output heads and never holds [tokens, vocab] for more than
+one chunk. `losses` defines the losses, `config` their options.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from models.losses.config import LossConf, LossName
+from models.losses.distributions import (
+    TargetDistribution,
+    TopKLogits,
+    target_distribution,
+    target_distribution_from_topk,
+)
+from models.losses.token_losses import score_with_grad
+
+TargetHead = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
+Metrics = dict[str, Float[Tensor, "*steps 2"]]  # name -> (sum, count) of each step
+# Draft hidden states, target hidden states or top-k logits, weights, labels.
+Chunk = tuple[Tensor, Tensor | TopKLogits, Tensor, Tensor | None]
+ChunkMap = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+def chunked_distillation_loss(
+    draft_hidden: Float[Tensor, "*steps tokens draft_width"],
+    target_hidden_or_topk: Float[Tensor, "tokens target_width"] | TopKLogits,
+    *,
+    draft_heads: list[Tensor],
+    target_head: TargetHead,
+    weight: Float[Tensor, "*steps tokens"],
+    labels: Int[Tensor, " tokens"] | None,
+    kept_ids: Int[Tensor, " draft_vocab"] | None,
+    conf: LossConf,
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """Return the sum of the weighted losses, and the metrics of the tokens whose weight is not 0.
+
+    Token t of every step is compared with the target's distribution t, which all steps share. The
+    step axis is optional. At most `conf.logits_chunk` tokens' logits are held; the gradients of a
+    chunk are computed along with its logits, so that nothing is computed twice.
+    `target_hidden_or_topk`: hidden states for the target's head, or the likeliest tokens.
+    `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
+    `labels`: the text's token (a target id) that the target's distribution t predicts.
+    """
+    if weight.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Prompts and padding weigh 0. On other devices dropping them would make the device wait for
+        # the host, and give every batch its own graph.
+        counted = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
+        draft_hidden = draft_hidden.index_select(-2, counted)
+        target_hidden_or_topk = _map_tensors(target_hidden_or_topk, lambda t: t[counted])
+        weight = weight.index_select(-1, counted)
+        labels = None if labels is None else labels[counted]
+    # `conf.logits_chunk` counts the drafted tokens of all steps, which share the target's.
+    chunk_size = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
+    total = weight.new_zeros(())
+    head_grads = [
+        torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
+        for head in draft_heads
+    ]
+    evaluate_chunk = partial(
+        _evaluate_chunk, draft_heads=draft_heads, head_grads=head_grads, target_head=target_head,
+        kept_ids=kept_ids, conf=conf,
+    )  # fmt: skip
+    with torch.no_grad():
+        chunks = _split_chunks(
+            draft_hidden.detach(), target_hidden_or_topk, weight, labels, size=chunk_size
+        )
+        losses, sums, hidden_grads = zip(*_chunk_maps[-1](evaluate_chunk, chunks), strict=True)
+        for loss in losses:
+            total = total + loss
+        # The last chunk was padded.
+        hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, weight.shape[-1])
+        metrics = {name: torch.stack([s[name] for s in sums]).sum(0) for name in sums[0]}
+
+    total = _attach_grad(total, draft_hidden, hidden_grad)
+    for head, head_grad in zip(draft_heads, head_grads, strict=True):
+        total = _attach_grad(total, head, head_grad)
+    return total, metrics
+
+
+def build_target_distribution(
+    head: TargetHead, target_hidden_or_topk: Tensor | TopKLogits, labels: Tensor | None,
+    kept_ids: Tensor | None, conf: LossConf,
+) -> TargetDistribution:  # fmt: skip
+    """Return the target's distribution, from hidden states and its head or from top-k logits.
+
+    `labels` are used only by `loss.name=ce`.
+    """
+    labels = labels if conf.name is LossName.ce else None
+    if isinstance(target_hidden_or_topk, TopKLogits):
+        assert conf.temperature == 1, "loss.temperature: must be 1 for top-k logits"
+        return target_distribution_from_topk(
+            target_hidden_or_topk, labels=labels, kept_ids=kept_ids
+        )
+    apply_head = partial(linear, weight=head) if isinstance(head, Tensor) else head
+    return target_distribution(
+        apply_head(target_hidden_or_topk).detach(), labels=labels, kept_ids=kept_ids,
+        temperature=conf.temperature,
+    )  # fmt: skip
+
+
+def apply_heads(heads: list[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:
+    """Return the product of all steps with a shared head, or of each step with its own head."""
+    if len(heads) == 1:
+        return linear(hidden, heads[0])
+    return torch.stack([linear(step, head) for step, head in zip(hidden, heads, strict=True)])
+
+
+def sum_metrics(scores: dict[str, Tensor], weight: Float[Tensor, "*steps tokens"]) -> Metrics:
+    """Return each score's unweighted (sum, count) over the tokens that count: [*steps, 2]."""
+    is_counted = weight != 0
+    count = is_counted.sum(-1).float()
+    return {
+        name: torch.stack([score.float().mul(is_counted).sum(-1), count], -1)
+        for name, score in scores.items()
+    }
+
+
+def _evaluate_chunk(
+    chunk: Chunk, *, draft_heads: list[Tensor], head_grads: list[Tensor | None],
+    target_head: TargetHead, kept_ids: Tensor | None, conf: LossConf,
+) -> tuple[Float[Tensor, ""], Metrics, Tensor]:  # fmt: skip
+    """Return the loss, its metrics and its gradient for the draft's hidden states.
+
+    The gradients of the heads are added to `head_grads`, in place; a frozen head has None there.
+    """
+    hidden, target_hidden_or_topk, weight, labels = chunk
+    target = build_target_distribution(target_head, target_hidden_or_topk, labels, kept_ids, conf)
+    scores, grad = score_with_grad(apply_heads(draft_heads, hidden), target, kept_ids, conf, weight)
+    grad = grad.to(hidden.dtype)
+    pairs = [(grad, hidden)] if len(head_grads) == 1 else zip(grad, hidden, strict=True)
+    for head_grad, (logit_grad, head_input) in zip(head_grads, pairs, strict=True):
+        if head_grad is not None:
+            head_grad += logit_grad.flatten(0, -2).T @ head_input.flatten(0, -2)
+    hidden_grad = apply_heads([head.T for head in draft_heads], grad)
+    return (scores["loss"] * weight).sum(), sum_metrics(scores, weight), hidden_grad
+
+
+def _map_tensors(
+    hidden_or_topk: Tensor | TopKLogits, change: Callable[[Tensor], Tensor]
+) -> Tensor | TopKLogits:
+    if isinstance(hidden_or_topk, TopKLogits):
+        return hidden_or_topk.map_tensors(change)
+    return change(hidden_or_topk)
+
+
+def _split_chunks(
+    draft_hidden: Tensor, target_hidden_or_topk: Tensor | TopKLogits, weight: Tensor,
+    labels: Tensor | None, *, size: int,
+) -> list[Chunk]:  # fmt: skip
+    """Return the arguments in chunks of `size` target positions; pad the last chunk with 0.
+
+    All chunks have one shape, so that they share a graph.
+    """
+    padding = -weight.shape[-1] % size
+    weights = pad(weight, (0, padding)).split(size, -1)
+    return list(zip(
+        pad(draft_hidden, (0, 0, 0, padding)).split(size, -2),
+        # The first axis is padded; the list of pads starts with the last one.
+        _map_tensors(
+            target_hidden_or_topk, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, padding))
+        ).split(size),
+        weights,
+        [None] * len(weights) if labels is None else pad(labels, (0, padding)).split(size),
+        strict=True,
+    ))  # fmt: skip
+
+
+def _attach_grad(value: Tensor, variable: Tensor, grad: Tensor | None) -> Tensor:
+    """Return `value` with the gradient `grad` for `variable`, by adding a zero that has it."""
+    if grad is None or not variable.requires_grad:
+        return value
+    carrier = (variable * grad).sum()
+    return value + (carrier - carrier.detach())
+
+
+def _compute_all(compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any]:
+    return [compute(chunk) for chunk in chunks]
+
+
+_chunk_maps: list[ChunkMap] = [_compute_all]  # the last one is used
+
+
+@contextmanager
+def map_chunks_by(chunk_map: ChunkMap) -> Iterator[None]:
+    """Let `chunk_map` compute the chunks in the block, as a tracer does that skips equal ones."""
+    _chunk_maps.append(chunk_map)
+    try:
+        yield
+    finally:
+        _chunk_maps.pop()

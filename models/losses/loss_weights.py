@@ -1,0 +1,112 @@
+"""The positions that count in a draft's loss, and their weights.
+
+An answer token weighs 1. With `loss.half_life` the weight halves after each `half_life` tokens of
+the answer, because early draft tokens decide more of what follows. A position has the weight of
+the token that it drafts. With `loss.on_prompts` a prompt's tokens count like those of an answer:
+there, too, the draft learns the target's distributions. When a split document's later piece repeats
+the end of the piece before as its context, those tokens weigh 0: they are trained in the piece
+before.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from models.losses.config import LossConf, Reduction
+
+
+def position_weights(
+    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"], *,
+    steps: int, conf: LossConf, context_mask: Bool[Tensor, "rows length"] | None = None,
+) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
+    """Return the loss weight of each position at each step, and the divisor of the loss.
+
+    For drafts that read features: from the feature of token t and from token t+1, position t drafts
+    token t+2+i at step i. It counts only if tokens t+1 .. t+2+i are all answer tokens of its
+    document, because decoding drafts only after an answer token. Tokens in `context_mask` weigh 0.
+    The divisor is the sum of the weights at step 0.
+    """
+    is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
+    token_weight = _answer_token_weights(is_answer, document_ids, context_mask, conf)
+    is_counted, weights = shift_left(is_answer, 1), []
+    for i in range(steps):
+        # A document is contiguous: if its last drafted token is in it, so are those before.
+        same_document = shift_left(document_ids, 2 + i, fill=-1) == document_ids
+        is_counted = is_counted & shift_left(is_answer, 2 + i) & same_document
+        weights.append(is_counted * shift_left(token_weight, 2 + i) * conf.step_decay**i)
+    return _apply_reduction(torch.stack(weights), document_ids, conf)
+
+
+def token_weights(
+    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"], *,
+    conf: LossConf, context_mask: Bool[Tensor, "rows length"] | None = None,
+) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:  # fmt: skip
+    """Return the loss weight of each position, and their sum, which divides the loss.
+
+    For drafts that are language models: position t predicts token t+1, and counts if that is an
+    answer token of its document. Tokens in `context_mask` weigh 0. Decoding never drafts an
+    answer's first token (the target's prefill returns it), but it is trained too: it uses the same
+    parameters as the others, and answers of one token would otherwise count nowhere.
+    """
+    is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
+    is_counted = shift_left(is_answer, 1) & (shift_left(document_ids, 1, fill=-1) == document_ids)
+    weight = is_counted * shift_left(
+        _answer_token_weights(is_answer, document_ids, context_mask, conf), 1
+    )
+    (weight,), total = _apply_reduction(weight[None], document_ids, conf)
+    return weight, total
+
+
+def _find_learned_tokens(
+    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"],
+    conf: LossConf,
+) -> Bool[Tensor, "rows length"]:  # fmt: skip
+    # All padding has the document id -1, so it would pass for one document.
+    return (answer_mask | conf.on_prompts) & (document_ids >= 0)
+
+
+def _answer_token_weights(
+    is_answer: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"],
+    context_mask: Bool[Tensor, "rows length"] | None, conf: LossConf,
+) -> Float[Tensor, "rows length"]:  # fmt: skip
+    """Return each answer token's weight by its place in the answer; other entries are arbitrary."""
+    is_trained = torch.ones_like(is_answer) if context_mask is None else ~context_mask
+    if conf.half_life is None:
+        return is_trained.float()
+    starts = is_answer & ~(
+        shift_right(is_answer, 1) & (shift_right(document_ids, 1) == document_ids)
+    )
+    position = torch.arange(is_answer.shape[1], device=is_answer.device)
+    # `starts.cumsum` numbers the answers, and each has one start: the sum is the start's position.
+    age = position - _sum_by_group(starts.cumsum(1), (starts * position).float())
+    return is_trained * 0.5 ** (age / conf.half_life)
+
+
+def _apply_reduction(
+    weight: Float[Tensor, "steps rows length"], document_ids: Int[Tensor, "rows length"],
+    conf: LossConf,
+) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
+    """Return the weights under `loss.reduction`, and their sum at step 0."""
+    if conf.reduction is Reduction.sequence:
+        # A document never spans rows, so each row is summed on its own. The total of a document
+        # without counted tokens is 0, and the clamp keeps its weights 0.
+        document_weight = _sum_by_group(document_ids, weight[0])
+        weight = weight / document_weight.clamp_min(torch.finfo(torch.float32).tiny)
+    return weight, weight[0].sum()
+
+
+def _sum_by_group(
+    group: Int[Tensor, "rows length"], x: Float[Tensor, "rows length"]
+) -> Float[Tensor, "rows length"]:
+    """Return at each position the sum of x over the positions of its row in the same group."""
+    return ((group[:, :, None] == group[:, None, :]) * x[:, None, :]).sum(-1)
+
+
+def shift_left(x: Tensor, by: int, fill: int = 0) -> Tensor:
+    """Return x[:, t + by] at t, and `fill` past the end."""
+    return torch.cat([x[:, by:], torch.full_like(x[:, :by], fill)], 1)
+
+
+def shift_right(x: Tensor, by: int) -> Tensor:
+    """Return x[:, t - by] at t, and 0 before the start."""
+    return torch.cat([torch.zeros_like(x[:, :by]), x[:, : x.shape[1] - by]], 1)

@@ -1,0 +1,240 @@
+"""All that this project assumes about the inside of transformers' modeling files.
+
+A decoder is run with our masks, positions and cache, and each of its layers through a hook. These
+assumptions hold in TESTED_VERSIONS; `tests/models/test_modeling.py` tests each of them by itself,
+and `check_modeling` runs a thin model on `meta` before any weight is read:
+
+    the decoder takes its cache as `cache` (from 5.24 on) or `past_key_values`
+    it passes its cache on to each layer by the same name, and hidden states by place
+    a layer's attention calls `update(keys, values, ...)` of its cache, and nothing else
+    a layer returns the tensor that enters the next one
+    the attention of a loaded model can be set by its name
+    masks of four dimensions are added to the scores as they are, by layer type where given so
+
+`models/parallel/tensor_parallel.py`, which stands below this room, reads `_tp_plan` of a model, and
+`head_dim`, `num_key_value_groups`, `k_proj` and `v_proj` of its attentions.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+import transformers
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Cache, LlamaConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from models.io.errors import UserError
+from models.targets import architectures
+from models.targets.cache import CacheWrite, LayerArgs, StaticCache, write_layer
+
+TESTED_VERSIONS = ("5.23", "5.24")
+CACHE_NAMES = ("cache", "past_key_values")
+CAUSAL_LM_CLASSES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+class PresentCache(Cache):
+    """A cache that holds nothing: the decoder only asks whether it has one.
+
+    Callers always pass positions, so nothing is derived from the length.
+    """
+
+    def __init__(self) -> None:
+        self.layers = []
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        return 0
+
+
+class LayerCache(Cache):
+    """One layer's part of the cache, without the other layers, so that all share one graph."""
+
+    def __init__(self, args: LayerArgs):
+        self.layers = []
+        self.args = args
+
+    def update(
+        self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
+        *_args: object, **_kwargs: object,
+    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
+        """Write the new keys and values, and return every slot."""
+        return write_layer(self.args, key_states, value_states)
+
+
+@dataclass(kw_only=True)
+class _ForwardState:
+    """The state of one forward pass, which copies of a model share, as they share the layers."""
+
+    layer_inputs: dict[int, Tensor] = field(default_factory=dict)
+    cache_write: tuple[StaticCache, CacheWrite] | None = None
+
+
+@dataclass(kw_only=True)
+class _LayerHook:
+    """A layer's index and state, kept as its attribute so that a copied model has its own."""
+
+    index: int
+    cache_name: str
+    forward_state: _ForwardState
+    region: Callable
+
+
+class HookedDecoder:
+    """The decoder of a causal LM of transformers, whose layers run through hooks."""
+
+    def __init__(self, model: Any, compile_region: Callable[[Callable], Callable]):
+        model.set_attn_implementation(architectures.choose_attention(model.config))
+        self.decoder = model.get_decoder()
+        self.cache_name = find_cache_name(self.decoder.forward)
+        self.state = _ForwardState()
+        region = compile_region(_run_layer)
+        for i, layer in enumerate(self.decoder.layers):
+            layer.hook = _LayerHook(
+                index=i, cache_name=self.cache_name, forward_state=self.state, region=region
+            )
+            # a method bound to the layer, so that a copy of the model runs its own layers
+            layer.forward = MethodType(_hooked_forward, layer)
+
+    def __call__(
+        self, input_ids: Int[Tensor, "batch seq"], *, positions: Int[Tensor, "batch seq"],
+        masks: Any, layers: list[int], cache_write: tuple[StaticCache, CacheWrite] | None,
+    ) -> tuple[Float[Tensor, "batch seq hidden"], list[Tensor]]:  # fmt: skip
+        """Return the normed hidden states, and the inputs of these layers."""
+        # A new dict: graphs must not depend on what an earlier pass left in it.
+        self.state.layer_inputs = {}
+        self.state.cache_write = cache_write
+        hidden = self.decoder(
+            input_ids=input_ids,
+            position_ids=positions,
+            attention_mask=masks,
+            use_cache=cache_write is not None,
+            **{self.cache_name: None if cache_write is None else _PRESENT},
+        ).last_hidden_state
+        captured = [self.state.layer_inputs[i] for i in layers]
+        # Otherwise a compiled graph would return every layer's input.
+        self.state.layer_inputs = {}
+        self.state.cache_write = None
+        return hidden, captured
+
+
+_PRESENT = PresentCache()
+
+
+def find_cache_name(forward: Callable) -> str:
+    """Return the name under which this version's decoders take their cache.
+
+    >>> find_cache_name(lambda hidden_states, cache: None)
+    'cache'
+    """
+    parameters = inspect.signature(forward).parameters
+    return next(name for name in CACHE_NAMES if name in parameters)
+
+
+def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
+    """Run a layer: record the tensor that enters it, and pass it its part of the cache.
+
+    The recorder of transformers cannot be traced: it keeps its results in a context variable.
+    """
+    hook: _LayerHook = layer.hook
+    hook.forward_state.layer_inputs[hook.index] = hidden_states
+    cache_args: LayerArgs = ()
+    if hook.forward_state.cache_write is not None:
+        cache, write = hook.forward_state.cache_write
+        cache_args = cache.layer_args(hook.index, write)
+        kwargs = kwargs | {hook.cache_name: None}
+    return hook.region(layer, hidden_states, hook.cache_name, cache_args, kwargs)
+
+
+def _run_layer(
+    layer: nn.Module, hidden_states: Tensor, cache_name: str, cache_args: LayerArgs,
+    kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Run one layer. As its inputs are only tensors and constants, it is traced once for all."""
+    if cache_args:
+        kwargs = kwargs | {cache_name: LayerCache(cache_args)}
+    return type(layer).forward(layer, hidden_states, **kwargs)
+
+
+_CHECKED: set[str] = set()  # configs whose thin model ran, as JSON
+
+
+def check_modeling(config: Any, *, name: str, trust_remote_code: bool = False) -> None:
+    """Run one layer of the model without weights, on `meta`, through hook and cache.
+
+    Raise UserError, under the key `name`, if the installed transformers or the model's family does
+    not meet our assumptions.
+    """
+    if (key := config.to_json_string()) in _CHECKED:
+        return
+    try:
+        _run_thin_model(config, trust_remote_code=trust_remote_code)
+    except Exception as error:  # a changed interface may fail in any way
+        version = transformers.__version__
+        cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        failed = f"{config.get_text_config().model_type} of transformers {version} fails ({cause})"
+        if is_tested(version):
+            raise UserError(
+                f"{name}: decoders must take our masks, positions and cache, got {failed}; "
+                "choose a model of another family"
+            ) from error
+        raise UserError(
+            f"transformers: must be a tested version ({' or '.join(TESTED_VERSIONS)}), got "
+            f"{failed}; install it by pip install --constraint locks/dev.txt --editable ."
+        ) from error
+    _CHECKED.add(key)
+
+
+def is_tested(version: str) -> bool:
+    """Tell whether the tests ran with this version, or another patch of it.
+
+    >>> is_tested(f"{TESTED_VERSIONS[-1]}.7"), is_tested("4.57.6")
+    (True, False)
+    """
+    return version.split(".")[:2] in [tested.split(".") for tested in TESTED_VERSIONS]
+
+
+def build_thin_model(config: Any, *, trust_remote_code: bool = False) -> Any:
+    """Build the model on `meta`, with its first layer alone."""
+    thin = copy.deepcopy(config)
+    text = thin.get_text_config()
+    text.num_hidden_layers = 1
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    with torch.device("meta"):
+        # Fused experts multiply in no other precision on this device.
+        return AutoModelForCausalLM.from_config(
+            thin, dtype=torch.bfloat16, trust_remote_code=trust_remote_code
+        )
+
+
+@torch.no_grad()
+def _run_thin_model(config: Any, *, trust_remote_code: bool) -> None:
+    model = build_thin_model(config, trust_remote_code=trust_remote_code)
+    text = model.config.get_text_config()
+    ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+    cache = StaticCache(
+        layers=1, batch=1, heads=text.num_key_value_heads, slots=4,
+        head_size=architectures.get_head_size(text), dtype=model.dtype, device=ids.device,
+    )  # fmt: skip
+    full = torch.ones((1, 1, 2, 5), dtype=torch.bool, device="meta")
+    in_window = None if architectures.get_sliding_window(text) is None else full
+    hidden, captured = HookedDecoder(model, lambda function: function)(
+        ids,
+        positions=ids,
+        masks=architectures.build_layer_masks(model.config, full, in_window, model.dtype),
+        layers=[0],
+        cache_write=(cache, CacheWrite.at(ids)),
+    )
+    if not hidden.shape == captured[0].shape == (1, 2, text.hidden_size):
+        raise TypeError(f"layers take {captured[0].shape} and the decoder returns {hidden.shape}")
+
+
+def build_rotary(config: LlamaConfig) -> nn.Module:
+    """Build the module that returns the cosines and sines of positions, each `batch seq head`."""
+    return LlamaRotaryEmbedding(config)

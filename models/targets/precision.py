@@ -1,0 +1,68 @@
+"""The precision of a target on a CPU, where the fastest one depends on the target's size.
+
+A CPU without matrix units multiplies in bf16 several times slower than in fp32. With them (Intel's
+AMX) it is the other way round once weights come from memory instead of a cache: a product of one
+row with matrices of 154 million weights is 1.2 times as fast, one of 13 rows, as in verification,
+3.1 times; for 7 million weights fp32 is up to 1.6 times as fast (scripts/benchmarks/precision.py).
+"""
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from models.device.config import LOCAL_MACHINE, DeviceConf, MachineConf, Precision
+from models.device.device import Device
+from models.device.machine_specs import measure_machine
+from models.device.opening import open_device
+from models.targets.config import ModelSource
+from models.targets.pretrained import build_planning_model
+
+log = logging.getLogger(__name__)
+
+LARGE_TARGET_WEIGHTS = 100_000_000  # more than caches hold, in either precision
+
+
+def build_device(conf: DeviceConf, target: ModelSource) -> Device:
+    """Build the device; `precision=auto` takes what is fastest for this target there."""
+    device = open_device(conf)
+    if conf.precision is not Precision.auto or not _has_bf16_units(device):
+        return device
+    weights = count_weights(target)
+    if weights < LARGE_TARGET_WEIGHTS:
+        return device
+    log.info(
+        "precision: bfloat16, because this CPU has matrix units for it and the %s has %d million "
+        "weights; device.precision=float32 overrides",
+        target.config_key, weights // 10**6,
+    )  # fmt: skip
+    return replace(device, dtype=torch.bfloat16)
+
+
+def resolve_machine(
+    machine: MachineConf, conf: DeviceConf, target: ModelSource
+) -> tuple[MachineConf, torch.dtype]:
+    """Return a machine, measured if it is `here`, with the target's number type on it.
+
+    `device.memory_gib` replaces the memory of its cores.
+    """
+    if machine.name == LOCAL_MACHINE:
+        device = build_device(conf, target)
+        machine, dtype = measure_machine(device), device.dtype
+    else:
+        dtype = torch.float32 if conf.precision is Precision.float32 else torch.bfloat16
+    if conf.memory_gib is not None:
+        machine = replace(machine, memory_gib=conf.memory_gib * machine.cores)
+    return machine, dtype
+
+
+def count_weights(source: ModelSource) -> int:
+    """Return the number of a model's weights, from its configuration alone."""
+    return sum(p.numel() for p in build_planning_model(source, torch.float32).parameters())
+
+
+def _has_bf16_units(device: Device) -> bool:
+    """Return whether the device is a CPU with matrix units for bf16."""
+    return (
+        device.name == "cpu" and torch.cpu._is_amx_tile_supported()
+    )  # no public name in torch 2.9

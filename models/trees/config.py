@@ -1,0 +1,142 @@
+"""The `tree` group of the configuration, and the settings of sampling."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from models.io.errors import require
+from models.io.validation import POSITIVE, SEED, Rule, at_least, check_values
+from models.trees.tree import Tree, TreeKind, tree_from_paths
+from models.trees.tree_formats import read_fields
+
+SAMPLING_RULES = {
+    "temperature": Rule(
+        "must be finite and at least 0",
+        lambda value: 0 <= value < math.inf,
+        "0 takes the likeliest token",
+    ),
+    "top_k": at_least(0, "0 keeps every token"),
+    "top_p": Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),
+    "min_p": Rule("must be in [0, 1]", lambda value: 0 <= value <= 1, "0 keeps every token"),
+    "repetition_penalty": replace(POSITIVE, remedy="1 penalizes nothing"),
+    "seed": SEED,
+}
+
+
+@dataclass(kw_only=True)
+class SamplingConf:
+    """The transformation of logits before a token is chosen, which target and draft share.
+
+    Temperature 0 takes the likeliest token; other defaults do nothing.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0  # least share of the likeliest token's probability
+    repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or answer
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_values(self, "sampling", **SAMPLING_RULES)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0
+
+    @property
+    def graph_key(self) -> str:
+        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
+        return str(self)
+
+
+@dataclass(kw_only=True)
+class TreeConf:
+    """The shape of a proposal; `paths` are rank paths, e.g. [[0], [1], [0, 0]]."""
+
+    kind: TreeKind = TreeKind.dynamic
+    depth: int = 4  # tokens from the root to the deepest node
+    nodes: int = 12  # node budget of a dynamic tree, root not counted
+    beam_width: int | None = 4  # nodes expanded per level of a dynamic tree; null = `nodes`
+    children: int = 4  # candidates below each expanded node of a dynamic tree
+    ngram_tokens: int = 0  # tokens of an additional chain, from n-gram lookup
+    paths: list[list[int]] | None = None  # of a static tree
+    file: str | None = None  # in a format of models/trees/tree_formats.py; replaces the above
+    # a training run and `infer.eval` also tune, and decode with the choice beside this tree
+    auto: bool = False
+
+    def __post_init__(self) -> None:
+        check_values(
+            self,
+            "tree",
+            depth=at_least(1),
+            nodes=at_least(1),
+            beam_width=at_least(1),
+            children=at_least(1),
+            ngram_tokens=at_least(0, "0 copies none"),
+        )
+        is_static, is_dynamic = self.kind is TreeKind.static, self.kind is TreeKind.dynamic
+        require(
+            self.paths is None or is_static or self.file is not None,
+            f"tree.paths: needs a static tree, got tree.kind={self.kind.value}; use tree=static",
+        )
+        require(
+            not is_static or bool(self.paths or self.file),
+            "tree.paths: a static tree needs rank paths, got null; set tree.file",
+        )
+        pool = count_candidates(self.depth, self.expanded, self.children)
+        require(
+            not is_dynamic or self.nodes <= pool,
+            f"tree.nodes: must be at most the {pool} candidates that depth, beam_width and "
+            f"children give, got {self.nodes}; raise tree.beam_width or tree.children",
+        )
+        require(
+            not is_dynamic or self.nodes >= self.depth,
+            f"tree.nodes: must be at least tree.depth = {self.depth}, got {self.nodes}",
+        )
+
+    @property
+    def expanded(self) -> int:
+        """Return the number of nodes expanded per level of a dynamic tree."""
+        return self.nodes if self.beam_width is None else self.beam_width
+
+    def read(self) -> "TreeConf":
+        """Return the configuration with the fields of its file, if it has one."""
+        if self.file is None:
+            return self
+        fields = {"paths": None, **read_fields(Path(self.file))}
+        return replace(self, file=None, **fields | {"kind": TreeKind(fields["kind"])})
+
+    def build(self) -> Tree:
+        """Build the tree; raise UserError for paths or a file that are invalid."""
+        if self.file is not None:
+            return self.read().build()
+        if self.kind is TreeKind.dynamic:
+            return Tree(
+                kind=self.kind, depth=self.depth, nodes=self.nodes, beam_width=self.expanded,
+                children=self.children, ngram_tokens=self.ngram_tokens,
+            )  # fmt: skip
+        paths = (
+            [[0] * d for d in range(1, self.depth + 1)]
+            if self.kind is TreeKind.chain
+            else self.paths or []
+        )
+        return replace(tree_from_paths(paths, kind=self.kind), ngram_tokens=self.ngram_tokens)
+
+
+def count_candidates(depth: int, beam_width: int, children: int) -> int:
+    """Return the number of candidates that a dynamic tree chooses from.
+
+    >>> count_candidates(2, 4, 3)  # three, and three below each of them
+    12
+    """
+    pool = level = children
+    for _ in range(depth - 1):
+        level = min(beam_width, level) * children
+        pool += level
+    return pool

@@ -1,0 +1,180 @@
+"""The growth of token trees, which the target scores in one pass.
+
+A tree grows level by level from the root, the last known token, into the shape of a `Tree`.
+
+Axes: B rows, N nodes (root not counted), W nodes expanded at once, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from models.trees.operators import gather_mask, stable_topk, topk_rows
+from models.trees.sampling import Sampler
+from models.trees.tree import Tree, TreeKind
+
+# tokens [B, W] (target ids), the index of each one's parent among the nodes expanded before [B, W],
+# and their depth -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] if all W have the same
+ExpandFn = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def ancestor_mask(
+    parents_BN: Int[Tensor, "batch nodes"],
+) -> Bool[Tensor, "batch verified verified"]:
+    """Return the nodes that each node attends to: itself and its ancestors; the root is node 0.
+
+    >>> ancestor_mask(torch.tensor([[-1, -1, 0]])).int()[0]  # root, two children, one grandchild
+    tensor([[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [1, 0, 1, 0],
+            [1, 1, 0, 1]], dtype=torch.int32)
+    """
+    batch, nodes = parents_BN.shape
+    eye = torch.eye(nodes + 1, dtype=torch.bool, device=parents_BN.device)
+    ancestors = eye.expand(batch, -1, -1)
+    # The root is its own parent.
+    jump = torch.cat([torch.zeros_like(parents_BN[:, :1]), parents_BN + 1], 1)
+    for _ in range(nodes.bit_length()):  # pointer doubling: the reach, 1 at first, doubles
+        ancestors = ancestors | gather_mask(ancestors, 1, jump[:, :, None].expand_as(ancestors))
+        jump = jump.gather(1, jump)
+    return ancestors
+
+
+def node_depths(ancestors: Bool[Tensor, "batch nodes nodes"]) -> Int[Tensor, "batch nodes"]:
+    """Return the depth of each node from its ancestors, the root having depth 0."""
+    return ancestors.sum(-1) - 1
+
+
+@dataclass(kw_only=True)
+class Proposal:
+    """One token tree per row: node i is a child of node `parents[i]`; -1 is the root.
+
+    The root is the last known token and not a node. `child_log_probs`: the log-probabilities from
+    which the children of the root and of each node were drawn, without replacement and in their
+    order; entries of leaves are not used. It is None if the tree was not drawn.
+    """
+
+    ids: Int[Tensor, "batch nodes"]
+    parents: Int[Tensor, "batch nodes"]  # parents[i] < i
+    child_log_probs: Float[Tensor, "batch verified vocab"] | None = field(default=None, repr=False)
+
+
+def grow(
+    tree: Tree, sampler: Sampler, first: Float[Tensor, "batch draft_vocab"], expand: ExpandFn, *,
+    kept_ids: Int[Tensor, " draft_vocab"] | None = None, vocab_size: int | None = None,
+) -> Proposal:  # fmt: skip
+    """Return a proposal of the shape of `tree`, grown from the root's raw logits `first`.
+
+    `expand` returns the raw logits after each chosen node, or the same ones for all of them.
+    `kept_ids` are the target ids of a reduced draft vocabulary, and `vocab_size` is the size of the
+    target's.
+    """
+    grow_kind = _grow_dynamic if tree.kind is TreeKind.dynamic else _grow_static
+    return grow_kind(
+        tree,
+        _CandidateScorer(sampler, kept_ids, vocab_size or first.shape[-1]),
+        first[:, None],
+        expand,
+    )
+
+
+class _CandidateScorer:
+    """The scores of a draft's candidates under a sampler, with tokens as target ids."""
+
+    def __init__(self, sampler: Sampler, kept_ids: Tensor | None, vocab: int):
+        self.sampler, self.kept_ids, self.vocab = sampler, kept_ids, vocab
+
+    def score_candidates(self, logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
+        """Return warped logits [B, W, draft_vocab], and the same with noise."""
+        warped = self.sampler.warp(logits, self.kept_ids)
+        return warped, self.sampler.perturb(warped, level, self.kept_ids)
+
+    def target_ids(self, tokens: Tensor) -> Tensor:
+        return tokens if self.kept_ids is None else self.kept_ids[tokens]
+
+    def target_log_probs(self, warped: Tensor) -> Tensor:
+        """Return log-probabilities over the target's vocabulary [B, W, V]."""
+        log_probs = warped.log_softmax(-1)
+        if self.kept_ids is None:
+            return log_probs
+        full = log_probs.new_full((*log_probs.shape[:2], self.vocab), -torch.inf)
+        return full.index_copy(2, self.kept_ids, log_probs)
+
+
+def _grow_static(
+    tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn
+) -> Proposal:
+    expanded = [0]  # indices in the level above of the nodes whose children are drafted
+    ids, parents = [], []
+    offset = -1  # number of the first node of the level above; -1 is the root
+    drawn_from: dict[int, Tensor] = {}  # by node; 0 is the root
+    for depth, level in enumerate(tree.levels):
+        ranks = max(rank for _, rank in level) + 1
+        warped, scores = scorer.score_candidates(logits, depth)
+        top = topk_rows(scores, ranks)[1].expand(-1, len(expanded), -1)
+        if scorer.sampler.draws:
+            log_probs = scorer.target_log_probs(warped).expand(-1, len(expanded), -1)
+            drawn_from |= {offset + 1 + p: log_probs[:, i] for i, p in enumerate(expanded)}
+        tokens = scorer.target_ids(
+            torch.stack([top[:, expanded.index(p), rank] for p, rank in level], 1)
+        )
+        ids.append(tokens)
+        parents += [p + offset if depth else -1 for p, _ in level]
+        offset = len(parents) - len(level)
+        if depth + 1 < tree.depth:
+            previous, expanded = expanded, sorted({p for p, _ in tree.levels[depth + 1]})
+            parent_index = [previous.index(level[i][0]) for i in expanded]
+            parent_index_W = torch.tensor(parent_index, device=tokens.device)
+            logits = expand(tokens[:, expanded], parent_index_W.expand(len(tokens), -1), depth + 1)
+    child_log_probs = None
+    if scorer.sampler.draws:
+        leaf = torch.full_like(drawn_from[0], -torch.inf)
+        child_log_probs = torch.stack([drawn_from.get(i, leaf) for i in range(len(parents) + 1)], 1)
+    return Proposal(
+        ids=torch.cat(ids, 1),
+        parents=torch.tensor(parents, device=logits.device).repeat(len(logits), 1),
+        child_log_probs=child_log_probs,
+    )
+
+
+def _grow_dynamic(
+    tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn
+) -> Proposal:
+    def children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
+        _, scores = scorer.score_candidates(logits, level)
+        # Values above 0, which rounding may cause, would let a child outrank its parent.
+        log_probs = scores.float().log_softmax(-1).clamp_max(0.0)
+        logp, token = topk_rows(log_probs, tree.children)
+        return logp, scorer.target_ids(token)
+
+    logp, token = (part[:, 0] for part in children(logits, 0))
+    pool = [(logp, token, torch.full_like(token, -1))]  # the candidates of each level
+    size = 0  # candidates before this level
+    parent_index = torch.zeros_like(token)
+    for level in range(1, tree.depth):
+        width = min(tree.beam_width, token.shape[1])
+        beam_logp, beam = stable_topk(logp, width)
+        logits = expand(token.gather(1, beam), parent_index.gather(1, beam), level)
+        child_logp, child = (part.expand(-1, width, -1) for part in children(logits, level))
+        # index of the parent among all candidates
+        parent = (beam + size)[:, :, None].expand_as(child).flatten(1)
+        size += token.shape[1]
+        logp, token = (beam_logp[:, :, None] + child_logp).flatten(1), child.flatten(1)
+        beam_index = torch.arange(width, device=token.device)[None, :, None]
+        parent_index = beam_index.expand_as(child).flatten(1)
+        pool.append((logp, token, parent))
+    all_logp, candidates, parents = (torch.cat(parts, 1) for parts in zip(*pool, strict=True))
+    # Parents come before their children and score no less, so a tree that is cut by this order is
+    # prefix-closed and lists parents first, even with ties.
+    _, best = stable_topk(all_logp, tree.nodes)
+    node_index = torch.arange(tree.nodes, device=best.device).expand_as(best)
+    # the node of each candidate in the tree, or -1 if it was not chosen
+    node_of = torch.full_like(candidates, -1).scatter(1, best, node_index)
+    best_parent = parents.gather(1, best)
+    return Proposal(
+        ids=candidates.gather(1, best),
+        parents=torch.where(best_parent < 0, -1, node_of.gather(1, best_parent.clamp_min(0))),
+    )

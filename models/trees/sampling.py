@@ -1,0 +1,247 @@
+"""Sampling of tokens: target and draft share one rule and one source of noise.
+
+A token is the argmax of the warped logits plus Gumbel noise, which samples their softmax exactly.
+The noise is a function of (seed, row id, turn, position, token) only. Target and draft add the same
+noise, so they tend to choose the same token, and the output depends on the target and on the
+arguments of that function but not on the proposals: https://arxiv.org/abs/2408.07978.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from models.trees.config import SamplingConf
+from models.trees.operators import topk_rows
+
+UINT32_MASK = 0xFFFFFFFF
+
+
+@dataclass(kw_only=True)
+class History:
+    """The sets of tokens in the texts so far, which the penalties depend on."""
+
+    in_text: Bool[Tensor, "*rows vocab"]  # in prompt or answer
+    in_answer: Bool[Tensor, "*rows vocab"]  # in the answer
+
+    @classmethod
+    def from_prompts(
+        cls, input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"], vocab: int
+    ) -> "History":
+        """Build the history of prompts of `lengths` tokens, without answers."""
+        is_prompt = torch.arange(input_ids.shape[1], device=input_ids.device) < lengths[:, None]
+        counts = torch.zeros(len(input_ids), vocab, dtype=torch.int64, device=input_ids.device)
+        in_prompt = counts.scatter_add(1, input_ids, is_prompt.long()) > 0
+        return cls(in_text=in_prompt, in_answer=torch.zeros_like(in_prompt))
+
+    def on_path(
+        self, node_ids: Int[Tensor, "batch nodes"], ancestors: Bool[Tensor, "batch nodes nodes"]
+    ) -> "History":
+        """Return the histories of the texts that end in each tree node: [batch, nodes, vocab].
+
+        `ancestors` is the mask of each node's ancestors and itself.
+        """
+        on_path = ancestors.float() @ one_hot(node_ids, self.in_text.shape[-1]).float() > 0
+        return History(
+            in_text=self.in_text[:, None] | on_path, in_answer=self.in_answer[:, None] | on_path
+        )
+
+    def add(self, input_ids: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]) -> "History":
+        """Return the history extended by the first `count` of `input_ids`."""
+        is_emitted = torch.arange(input_ids.shape[1], device=input_ids.device) < count[:, None]
+        is_new = (one_hot(input_ids, self.in_text.shape[-1]).bool() & is_emitted[:, :, None]).any(1)
+        return History(in_text=self.in_text | is_new, in_answer=self.in_answer | is_new)
+
+
+def warp_logits(
+    rule: SamplingConf, logits: Float[Tensor, "*rows vocab"], history: History | None = None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return logits after penalties, temperature, top-k, top-p and min-p, in this order.
+
+    The order is that of transformers, which has no presence penalty; this one is OpenAI's and
+    follows the repetition penalty as in vLLM. A token of logit -inf is never sampled. A greedy
+    rule applies only the penalties, because no other step changes which token is likeliest.
+    """
+    scores = apply_penalties(rule, logits.float(), history)
+    if rule.is_greedy:
+        return scores
+    scores = scores / rule.temperature
+    if rule.top_k:
+        threshold = topk_rows(scores, min(rule.top_k, scores.shape[-1]))[0][..., -1:]
+        scores = scores.masked_fill(scores < threshold, -math.inf)
+    if rule.top_p < 1:
+        ordered, order = scores.sort(dim=-1)
+        unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - rule.top_p
+        unlikely[..., -1] = False  # the likeliest token always stays
+        scores = scores.masked_fill(unlikely.scatter(-1, order, unlikely), -math.inf)
+    if rule.min_p:
+        probs = scores.softmax(-1)
+        unlikely = probs < rule.min_p * probs.amax(-1, keepdim=True)
+        scores = scores.masked_fill(unlikely, -math.inf)
+    return scores
+
+
+def drop_margins(rule: SamplingConf, scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+    """Return by how much two scores must approach each other for each token to be dropped.
+
+    For a dropped token it is negative: minus the approach after which it would be kept.
+    `scores` are penalized logits over the temperature. If rounding may move scores by that
+    much, top-k, top-p and min-p may keep a different set of tokens.
+
+    >>> rule = SamplingConf(temperature=1.0, top_k=2)
+    >>> drop_margins(rule, torch.tensor([4.0, 1.0, 2.5]))
+    tensor([ 3.0000, -1.5000,  1.5000])
+    """
+    margin = torch.full_like(scores, math.inf)
+    if rule.is_greedy:
+        return margin
+    ordered, order = scores.sort(descending=True)
+    num_top_k = min(rule.top_k or len(scores), len(scores))
+    by_rank = _cutoff_distances(ordered, num_top_k)
+    if rule.top_p < 1:
+        probs = ordered[:num_top_k].double().softmax(-1)
+        # the mass of the likelier tokens
+        mass = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1].clamp_max(1.0)])
+        num_top_p = int((mass < rule.top_p).sum())
+        # Either the odds of the likelier tokens change, or the token changes ranks with others.
+        odds = (math.log(rule.top_p / (1 - rule.top_p)) - mass.logit()).to(scores.dtype)
+        odds = torch.cat([odds, odds[-1:].expand(len(scores) - num_top_k)])
+        ranks = _cutoff_distances(ordered, num_top_p)
+        closer = [
+            odds[:num_top_p].minimum(ranks[:num_top_p]),
+            odds[num_top_p:].maximum(ranks[num_top_p:]),
+        ]
+        by_rank = by_rank.minimum(torch.cat(closer))
+    margin[order] = by_rank
+    if rule.min_p:
+        margin = margin.minimum(scores - scores.max() - math.log(rule.min_p))
+    return margin
+
+
+def apply_penalties(
+    rule: SamplingConf, scores: Float[Tensor, "*rows vocab"], history: History | None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return scores after the repetition penalty and the presence penalty."""
+    if not rule.has_penalties or history is None:
+        return scores
+    penalty = rule.repetition_penalty
+    penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
+    return torch.where(history.in_text, penalized, scores) - (
+        rule.presence_penalty * history.in_answer
+    )
+
+
+def _cutoff_distances(ordered: Float[Tensor, " vocab"], num_kept: int) -> Float[Tensor, " vocab"]:
+    """Return the difference of each score from the nearest on the other side of the cutoff.
+
+    It is positive for the first `num_kept` scores and negative for the others. `ordered` is in
+    descending order. If all scores are kept, nothing is on the other side: the difference is inf.
+    """
+    ends = torch.cat([ordered, ordered.new_tensor([-math.inf])])
+    return torch.cat([ordered[:num_kept] - ends[num_kept], ordered[num_kept:] - ends[num_kept - 1]])
+
+
+@dataclass(kw_only=True)
+class Sampler:
+    """The ranking of a draft's candidates in one round, by the target's rule and a source of noise.
+
+    With the target's noise both models tend to choose the same token (coupled). With `draws` the
+    noise is the draft's, so children are drawn without replacement (the largest perturbed
+    log-probabilities: Kool et al., arXiv 1903.06059) and the distributions that they were drawn
+    from are recorded. Without noise candidates are ranked by probability.
+    """
+
+    rule: SamplingConf
+    noise: Float[Tensor, "batch ahead vocab"] | None = None  # of the positions after the root
+    history: History | None = None  # of each row up to its root
+    draws: bool = False
+
+    def warp(
+        self, logits: Float[Tensor, "batch nodes draft_vocab"],
+        kept_ids: Int[Tensor, " draft_vocab"] | None,
+    ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
+        """Return raw logits under the rule, with the history of each row's root."""
+        if self.history is None:
+            return warp_logits(self.rule, logits)
+        in_text, in_answer = (
+            mask if kept_ids is None else mask[:, kept_ids]
+            for mask in (self.history.in_text, self.history.in_answer)
+        )
+        return warp_logits(
+            self.rule, logits, History(in_text=in_text[:, None], in_answer=in_answer[:, None])
+        )
+
+    def perturb(
+        self, warped: Float[Tensor, "batch nodes draft_vocab"], level: int,
+        kept_ids: Int[Tensor, " draft_vocab"] | None,
+    ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
+        """Return warped logits plus the noise of the position `level + 1` after the root."""
+        if self.noise is None:
+            return warped
+        noise = self.noise[:, level]
+        return warped + (noise if kept_ids is None else noise[:, kept_ids])[:, None]
+
+
+def gumbel_noise(
+    seed: int,
+    row_ids: Int[Tensor, " batch"],
+    turn: int | Int[Tensor, " batch"],
+    positions: Int[Tensor, "batch positions"],
+    vocab_ids: Int[Tensor, " vocab"],
+) -> Float[Tensor, "batch positions vocab"]:
+    """Return standard Gumbel noise of tokens at positions, from a hash without state.
+
+    `vocab_ids` are target ids, so that a reduced draft vocabulary gets the target's noise.
+    """
+    # The largest values decide the sample. There `upper_tail` is small, where fp32 is precise.
+    upper_tail = _hash_uniform(seed, row_ids, turn, positions, vocab_ids)
+    return -torch.log(-torch.log1p(-upper_tail))
+
+
+def uniform_noise(
+    seed: int,
+    row_ids: Int[Tensor, " batch"],
+    turn: int | Int[Tensor, " batch"],
+    positions: Int[Tensor, "batch positions"],
+) -> Float[Tensor, "batch positions"]:
+    """Return uniform numbers in (0, 1), a function of the arguments like `gumbel_noise`."""
+    return _hash_uniform(seed, row_ids, turn, positions, torch.zeros_like(positions[0, :1]))[..., 0]
+
+
+def _hash_uniform(
+    seed: int, row_ids: Tensor, turn: int | Tensor, positions: Tensor, vocab_ids: Tensor
+) -> Float[Tensor, "batch positions vocab"]:
+    outer, inner = (
+        _hash_key(start, seed, row_ids, turn, positions)[..., None]
+        for start in (0x9E3779B9, 0x85EBCA6B)
+    )
+    # Two keys of 32 bits avoid collisions.
+    bits = _mix_bits(outer ^ _mix_bits(inner ^ (vocab_ids & UINT32_MASK)))
+    # The middles of 2^32 equal intervals; fp32 rounds the last ones to 1, so the clamp takes the
+    # largest number below 1.
+    return ((bits.float() + 0.5) * 2.0**-32).clamp_max(1 - 2.0**-24)
+
+
+def _hash_key(
+    start: int, seed: int, row_ids: Tensor, turn: int | Tensor, positions: Tensor
+) -> Int[Tensor, "batch positions"]:
+    key = torch.full_like(row_ids, start ^ (seed & UINT32_MASK))
+    for word in (seed >> 32, row_ids, row_ids >> 32, turn):
+        key = _mix_bits(key) + word & UINT32_MASK
+    return _mix_bits(_mix_bits(key)[:, None] + positions & UINT32_MASK)
+
+
+def _mix_bits(bits: Tensor) -> Tensor:
+    """Hash integers of 32 bits; the hash is bijective and has no visible bias.
+
+    The constants are from https://github.com/skeeto/hash-prospector. Both are below 2^31, so that
+    no product overflows int64: overflow is undefined in compiled code.
+    """
+    bits = bits ^ (bits >> 16)
+    bits = bits * 0x21F0AAAD & UINT32_MASK
+    bits = bits ^ (bits >> 15)
+    bits = bits * 0x735A2D97 & UINT32_MASK
+    return bits ^ (bits >> 15)

@@ -1,0 +1,93 @@
+"""The shapes of token trees: the candidates that a draft proposes in one round.
+
+Chains and static trees take fixed ranks of each node's children; dynamic trees keep the likeliest
+nodes (EAGLE-2, arXiv 2406.16858). `growth.py` grows them.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from models.io.errors import require
+
+MAX_WINDOW = 64  # tokens that n-gram lookup copies in a round, at most
+
+
+class TreeKind(Enum):
+    """The rule that chooses the candidates of a round."""
+
+    chain = "chain"
+    static = "static"
+    dynamic = "dynamic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """A fixed tree shape; if static, `levels[d][i]` is (index of the parent in level d-1, rank).
+
+    `depth` and `nodes` are those of the grown tree; `ngram_tokens` copied nodes are added to it.
+    """
+
+    kind: TreeKind
+    depth: int
+    nodes: int
+    beam_width: int = 1
+    children: int = 1
+    levels: tuple[tuple[tuple[int, int], ...], ...] = ()
+    ngram_tokens: int = 0
+
+    @property
+    def graph_key(self) -> str:
+        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
+        return str(self)
+
+    @property
+    def max_path_length(self) -> int:
+        """Return the number of draft tokens that one round can accept at most."""
+        return max(self.depth, self.ngram_tokens)
+
+    @property
+    def size(self) -> int:
+        """Return the number of nodes that the target scores, the root not counted."""
+        return self.nodes + self.ngram_tokens
+
+    @property
+    def paths(self) -> list[list[int]]:
+        """Return the rank paths of a chain or static tree by level, without the copied nodes."""
+        paths: list[list[int]] = []
+        parent_paths: list[list[int]] = [[]]
+        for level in self.levels:
+            parent_paths = [[*parent_paths[parent], rank] for parent, rank in level]
+            paths += parent_paths
+        return paths
+
+    @property
+    def scratch_slots(self) -> int:
+        """Return the slots that growing needs in a draft's cache: one for each expanded node."""
+        if self.kind is TreeKind.dynamic:
+            return (self.depth - 1) * self.beam_width
+        return sum(len({parent for parent, _ in level}) for level in self.levels[1:])
+
+
+NO_TREE = Tree(kind=TreeKind.chain, depth=0, nodes=0)  # autoregressive decoding
+
+
+def tree_from_paths(paths: list[list[int]], *, kind: TreeKind = TreeKind.static) -> Tree:
+    """Build a tree of rank paths; raise UserError for a missing prefix or a duplicate."""
+    unique = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+    require(
+        len(unique) == len(paths) and bool(paths) and all(paths),
+        f"tree.paths: must be distinct and not empty, got {paths}",
+    )
+    index: dict[tuple[int, ...], int] = {(): 0}
+    levels: list[list[tuple[int, int]]] = [[] for _ in unique[-1]]  # the last path is the deepest
+    for path in unique:
+        require(
+            path[:-1] in index and min(path) >= 0,
+            f"tree.paths: every path needs its prefix, got {list(path)} without "
+            f"{list(path[:-1])}; add it",
+        )
+        level = levels[len(path) - 1]
+        index[path] = len(level)
+        level.append((index[path[:-1]], path[-1]))
+    return Tree(kind=kind, depth=len(levels), nodes=len(unique),
+                levels=tuple(tuple(level) for level in levels))  # fmt: skip

@@ -1,0 +1,184 @@
+"""Measure the demo's feature stores: size, capture and read speed, and training's data wait.
+
+    python -m scripts.benchmarks.store           prints the table
+    python -m scripts.benchmarks.store --write   also writes it to docs/features.md
+
+The documents are the demo's training prompts with the original continuation of each text; the demo
+itself uses answers of its target, which take one pass per token.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from conf.entry import compose
+from data.config import CaptureConf
+from data.demo.prompts import training_prompts
+from data.feature_capture import build_manifest, plan_capture, write_store_file
+from data.features.manifest import DOCUMENTS_FILE, shard_name
+from data.features.reader import FeatureStore
+from data.features.writer import ShardBuilder, features
+from data.packing.documents import Packed
+from data.packing.pack import pack_documents
+from data.packing.sampler import RowOrder
+from data.sources.rows import document_from_pair
+from infer.report.tables import Table
+from models.device.opening import open_device
+from models.drafts.base import Draft
+from models.drafts.registry import build_draft
+from models.meta_model import build_meta_target
+from models.targets.loading import load_target
+from models.targets.target import Target
+from scripts.benchmarks.tables import machine, show, write
+from train.checks import build_run_parallel
+from train.config.run import TrainConf
+from train.run.folder import open_run
+from train.run.log import MetricLogger
+from train.trainer import Trainer
+
+PAGE = Path(__file__).parents[2] / "docs" / "features.md"
+LENGTH, ANSWER, LOGGED = 256, 80, 2  # tokens of a row and of an answer; steps per log line
+STORES = (("demo", "bf16"), ("demo", "int8"), ("demo-medusa", "bf16"), ("demo-medusa", "int8"))
+
+
+@dataclass(kw_only=True)
+class Timed:
+    """Seconds of only the target pass, and of the whole capture, over the same rows."""
+
+    target_pass_s: float = 0.0
+    capture_s: float = 0.0
+
+
+def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> list[str]:
+    """Return one row of the table."""
+    conf = compose("capture", CaptureConf, [
+        f"draft={name}", "data=jsonl", f"data.path={folder}/documents.jsonl",
+        f"data.row_length={LENGTH}", f"dtype={dtype}", "batch=32", "shard_mb=4", "device=cpu",
+        "device.compile=false", f"run_name={name}-{dtype}", f"output_dir={folder}/capture",
+    ])  # fmt: skip
+    timed, store_folder = captured(conf, target)
+    train = compose("train", TrainConf, [
+        f"draft={name}", "data=captured", f"data.path={store_folder}", f"data.row_length={LENGTH}",
+        "device=cpu", "device.compile=false", f"optim.steps={steps}", f"log.interval={LOGGED}",
+        f"run_name={name}-{dtype}", f"output_dir={folder}/train",
+    ])  # fmt: skip
+    draft = build_draft(train.draft, target, loss=train.loss, seed=0)
+    store = FeatureStore.open(
+        store_folder, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint,
+        needs=draft.needs, dtype=target.device.dtype,
+    )  # fmt: skip
+    rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
+    read_s, spec = epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.spec
+    trained, wait = learn(train, target, draft, store, rows)
+    size = sum(file.stat().st_size for file in store_folder.iterdir()) / spec.tokens
+    return [
+        train.draft.method, dtype, f"{size:.0f}", f"{size / (8 * target.hidden_size):.3f}",
+        f"{spec.supervised / spec.tokens:.0%}", f"{spec.tokens / timed.capture_s:,.0f}",
+        f"{spec.tokens / timed.target_pass_s:,.0f}", f"{spec.tokens / read_s:,.0f}",
+        f"{trained:,.0f}", f"{wait:.2%}",
+    ]  # fmt: skip
+
+
+def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
+    """Capture as data/feature_capture.py does, and return the times and the folder of the store.
+
+    A plain target pass is timed before each shard.
+    """
+    plan = plan_capture(conf, build_meta_target(conf.target, target.device.dtype), target.tokenizer)
+    manifest = build_manifest(plan, conf, target.device, target.tokenizer_fingerprint, command="")
+    manifest = replace(manifest, target_sha256=target.fingerprint)
+    folder = Path(conf.output_dir) / conf.run_name
+    folder.mkdir(parents=True)
+    write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
+    builder, timed = ShardBuilder(target, plan, batch=conf.batch), Timed()
+    for number in range(len(plan.shard_token_counts)):
+        began = time.perf_counter()
+        for row_ids in torch.tensor(plan.shard_rows(number)).split(conf.batch):
+            with torch.no_grad():
+                features(target, plan.schema.layers, plan.packed.batch(row_ids.tolist()))
+        pass_ended = time.perf_counter()
+        write_store_file(manifest, folder, shard_name(number), *builder.build_shard(number))
+        timed.target_pass_s += pass_ended - began
+        timed.capture_s += time.perf_counter() - pass_ended
+    return timed, folder
+
+
+def epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:
+    """Return the seconds in which every row is read once, in the order of a run."""
+    order = RowOrder(num_rows=len(rows), rows_per_step=at_a_time, seed=0)
+    began = time.perf_counter()
+    for step in range(len(rows) // at_a_time):
+        store.read_target_output(rows.pieces(order.batch_rows(step)), rows.length)
+    share = len(rows) // at_a_time * at_a_time / len(rows)
+    return (time.perf_counter() - began) / share
+
+
+def learn(
+    conf: TrainConf, target: Target, draft: Draft, store: FeatureStore, rows: Packed
+) -> tuple[float, float]:
+    """Return the tokens/s of training steps and the share of their time spent waiting for data."""
+    parallel = build_run_parallel(conf, trackers=[])
+    run = open_run(conf, parallel)
+    Trainer(
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+        state=run, log=MetricLogger(conf.log, run, parallel.accelerator),
+        evaluate=lambda _: {"delivered_per_round": 0.0},
+    ).run()  # fmt: skip
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    warm = lines[1:]  # nothing is prefetched before the first step
+    means = [sum(line[f"train/{name}"] for line in warm) for name in ("tokens_per_s", "data_wait")]
+    return means[0] / len(warm), means[1] / len(warm)
+
+
+def table(args: argparse.Namespace, target: Target) -> Table:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        prompts = training_prompts(args.prompts, seed=0)
+        sides = [target.tokenizer(side)["input_ids"] for side in (
+            [prompt.text for prompt in prompts], [prompt.continuation for prompt in prompts]
+        )]  # fmt: skip
+        with (folder / "documents.jsonl").open("w") as file:
+            for prompt, rest in zip(*sides, strict=True):
+                document = document_from_pair(prompt, rest[:ANSWER])
+                file.write(json.dumps({"ids": document.ids, "answer": document.answer}) + "\n")
+        rows = [measure(*store, folder, target, args.steps) for store in STORES]
+    return Table(
+        title="Feature store",
+        note="`of 4 H`: of bf16 of three captured layers and the final hidden state at every token "
+        f"(8 H bytes, H = {target.hidden_size}), ids and index included. Capture (with rounding, "
+        "checksums and writing) and the pass alone take turns, shard by shard. Read: one thread, a "
+        "whole epoch in a run's order, as the target's own precision, files in the page cache.",
+        columns=[
+            "draft", "dtype", "bytes/token", "of 4 H", "supervised", "capture tokens/s",
+            "pass alone", "read tokens/s", "training tokens/s", "data wait",
+        ],
+        rows=rows,
+        label_columns=2,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=int, default=128, help="number of documents")
+    parser.add_argument("--steps", type=int, default=6, help="training steps")
+    parser.add_argument("--write", action="store_true", help="update docs/features.md")
+    args = parser.parse_args()
+    logging.disable_progress_bar()  # for loading weights
+    conf = compose("train", TrainConf, ["device=cpu", "device.compile=false"])
+    target = load_target(conf.target, open_device(conf.device))
+    results = table(args, target)
+    show(results)
+    if args.write:
+        write("store", results, setting=machine(target.device), page=PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Measure how fast a feature store with the width of a real target is read; features are random.
+
+    python -m scripts.benchmarks.store_read           the width of an 8B model
+    python -m scripts.benchmarks.store_read --write   also writes the table to docs/features.md
+
+Read tokens/s must exceed the training speed of a device: a thread reads while the device trains.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from data.config import Dtype, TeacherKind
+from data.feature_capture import write_store_file
+from data.features.manifest import DOCUMENTS_FILE, Manifest, StoreSpec, shard_name
+from data.features.plan import CapturePlan
+from data.features.reader import FeatureStore
+from data.features.schema import FeatureSchema
+from data.packing.documents import Documents
+from data.packing.pack import pack_documents
+from data.packing.sampler import RowOrder
+from data.sources.rows import TokenizedDocument
+from infer.report.tables import Table
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
+from models.drafts.base import Needs
+from scripts.benchmarks.store import PAGE
+from scripts.benchmarks.tables import machine, show, write
+
+LENGTH, DOCUMENTS_READ, EPOCHS, TOP_K, VOCAB = 2048, 40, 3, 64, 151_936
+EAGLE3 = Needs(layers=[2, 18, 33], hidden=False, context=True)
+MEDUSA = Needs(layers=[], hidden=True, context=False)
+LANGUAGE_MODEL = Needs(layers=[], hidden=False, context=False)
+STORES = (
+    ("eagle3", EAGLE3, Dtype.bf16, TeacherKind.hidden),
+    ("eagle3", EAGLE3, Dtype.int8, TeacherKind.hidden),
+    ("eagle3", EAGLE3, Dtype.fp8, TeacherKind.hidden),
+    ("eagle3", EAGLE3, Dtype.int8, TeacherKind.topk),
+    ("medusa", MEDUSA, Dtype.int8, TeacherKind.hidden),
+    ("causal_lm", LANGUAGE_MODEL, Dtype.int8, TeacherKind.topk),
+)
+
+
+def documents() -> Documents:
+    """Build documents like conversations: few are long; the prompt is a fifth to three fifths."""
+    rng, documents = random.Random(0), []
+    for _ in range(DOCUMENTS_READ):
+        length = min(LENGTH, max(64, int(rng.lognormvariate(6.2, 0.8))))
+        prompt = int(length * rng.uniform(0.2, 0.6))
+        answer = [position >= prompt for position in range(length)]
+        documents.append(TokenizedDocument(ids=[1] * length, answer=answer))
+    return Documents.from_documents(documents)
+
+
+def write_random_store(
+    needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden: int, folder: Path
+) -> Manifest:
+    """Write a complete store of random features into a folder, and return its manifest."""
+    schema = FeatureSchema(
+        layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=dtype,
+        teacher=teacher, top_k=TOP_K, hidden_size=hidden, vocab_size=VOCAB,
+    )  # fmt: skip
+    plan, _ = CapturePlan.from_documents(
+        documents(), schema, length=LENGTH, overlap=None, batch=8, shard_mb=512.0
+    )
+    tokens, supervised = plan.shard_token_counts.sum(0).tolist()
+    manifest = Manifest(
+        spec=StoreSpec(
+            tokenizer_sha256="", computed_in="bfloat16", schema=schema, length=LENGTH,
+            overlap=None, batch=8, documents=DOCUMENTS_READ, tokens=tokens, supervised=supervised,
+            documents_xxh3="", shards=len(plan.shard_token_counts),
+        ),
+        target="", method="", command="", categories=[""], languages=[""],
+    )  # fmt: skip
+    write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
+    for number, (tokens, supervised) in enumerate(plan.shard_token_counts.tolist()):
+        write_store_file(manifest, folder, shard_name(number), {
+            spec.name: torch.randint(
+                100, (tokens if spec.per_token else supervised, *spec.shape), dtype=torch.uint8
+            ).to(spec.dtype)
+            for spec in schema.tensor_specs
+        }, {})  # fmt: skip
+    return manifest
+
+
+def measure(
+    draft: str, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hidden: int
+) -> list[str]:
+    """Return one row of the table."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        spec = write_random_store(needs, dtype, teacher, hidden, folder).spec
+        size = sum(file.stat().st_size for file in folder.iterdir()) / spec.tokens
+        store = FeatureStore.open(
+            folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16,
+            checksums=False,
+        )  # fmt: skip
+        rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
+        seconds, cpu_seconds = [], []
+        for _ in range(EPOCHS):
+            began, cpu_began = time.perf_counter(), time.process_time()
+            order = RowOrder(num_rows=len(rows), rows_per_step=1, seed=0)
+            for step in range(len(rows)):
+                store.read_target_output(rows.pieces(order.batch_rows(step)), LENGTH)
+            seconds.append(time.perf_counter() - began)
+            cpu_seconds.append(time.process_time() - cpu_began)
+    kind = f"{TOP_K} likeliest" if teacher is TeacherKind.topk else "hidden state"
+    return [
+        draft, dtype.value, kind, f"{size:,.0f}", f"{size / (8 * hidden):.3f}",
+        f"{spec.supervised / spec.tokens:.0%}", f"{spec.tokens / min(seconds):,.0f}",
+        f"{spec.tokens / min(cpu_seconds):,.0f}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hidden", type=int, default=4096, help="size of a hidden state")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="update docs/features.md")
+    args = parser.parse_args()
+    device = open_device(DeviceConf(name=DeviceName.cpu, threads=args.threads, compile=False))
+    table = Table(
+        title="Reading a feature store",
+        note=f"Random features, H = {args.hidden}, {DOCUMENTS_READ} documents in rows of {LENGTH}, "
+        f"in bfloat16 as read. The best of {EPOCHS} epochs, row by row in a run's order, files in "
+        "the page cache; `a CPU-second` is what is left on a machine that does nothing else.",
+        columns=[
+            "draft", "dtype", "teacher", "bytes/token", "of 4 H", "supervised", "read tokens/s",
+            "a CPU-second",
+        ],
+        rows=[measure(*store, hidden=args.hidden) for store in STORES],
+        label_columns=3,
+    )  # fmt: skip
+    show(table)
+    if args.write:
+        write("read", table, setting=machine(device), page=PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Print benchmark tables and write them between the markers of docs/benchmarks.md."""
+
+import os
+import platform
+import re
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from infer.report.number_format import Table
+from models.device.device import Device
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+
+def show(table: Table) -> None:
+    """Print one table; outside a terminal with a fixed width, for logs."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=110, color_system=None)
+    rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, column in enumerate(table.columns):
+        rich.add_column(column, justify="left" if index < table.label_columns else "right")
+    for row in table.rows:
+        rich.add_row(*map(Text, row))
+    console.print()
+    console.print(Text(table.title, style="bold"))
+    console.print(rich)
+    console.print(Text(table.note, style="dim"))
+
+
+def markdown(*tables: Table, setting: str) -> str:
+    """Return the tables with their notes and the setting of the measurement as Markdown."""
+    parts = [part for table in tables for part in (table.render_markdown(), table.note)]
+    return "\n\n".join([*parts, f"Measured on {setting}."])
+
+
+def replaced(page: str, name: str, content: str) -> str:
+    """Return the page with the text between the markers `name` replaced by `content`.
+
+    >>> print(replaced("a <!-- loss --> b <!-- /loss --> c", "loss", "new"))
+    a <!-- loss -->
+    new
+    <!-- /loss --> c
+    """
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, _, rest = page.partition(begin)
+    _, end_marker, after = rest.partition(end)
+    if not end_marker:
+        raise ValueError(f"{PAGE}: the markers {begin} ... {end} are not there")
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def write(name: str, *tables: Table, setting: str, page: Path = PAGE) -> None:
+    """Write measured tables between their markers on the page."""
+    text = replaced(page.read_text(), name, markdown(*tables, setting=setting))
+    page.write_text(text)
+
+
+def machine(device: Device) -> str:
+    """Describe the machine: enough to judge the figures, nothing that identifies it."""
+    info = device.describe()
+    torch_version = re.match(r"\d+(\.\d+)*", version("torch"))
+    assert torch_version
+    return (
+        f"{info['name']} ({info['kind']}, {os.cpu_count()} cores, {info['threads']} threads), "
+        f"{platform.system()}, Python {platform.python_version()}, torch {torch_version[0]}, "
+        f"transformers {version('transformers')}, {date.today()}"
+    )

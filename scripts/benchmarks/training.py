@@ -1,0 +1,140 @@
+"""Training speed: tokens/s of complete steps, compiled or not, with either form of the loss.
+
+A further case reuses the features of an earlier epoch, as the demo does.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from infer.report.tables import Table
+from models.drafts import feature
+from models.drafts.base import Batch, Draft, Loss
+from models.drafts.registry import build_draft
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
+from scripts.benchmarks.loss import distillation_loss
+from train.config.run import TrainConf
+from train.optim import build_optimizers
+
+PROMPT = 32  # prompt tokens of each row
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """A configuration of the training step, with its measured times."""
+
+    compiled: bool
+    plain: bool
+    loss: Callable[[Batch, object], Loss]
+    features: TargetOutput | None = None  # the features if the target pass is skipped
+    seconds: list[float] = field(default_factory=list)
+
+    def tokens_per_s(self, tokens: int) -> float:
+        return tokens * len(self.seconds) / sum(self.seconds)
+
+
+def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
+    """Build the table: tokens/s of each configuration, and the first one's speed over it."""
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    number = conf.optim.rows_per_pass(conf.optim.rows_per_step)
+    batch = rows(target, number=number, length=conf.data.row_length)
+    compile_ = target.device.compile
+    learners = [Learner(compiled=False, plain=False, loss=draft.loss)]
+    learners.append(Learner(compiled=False, plain=True, loss=draft.loss))
+    features = target_features(target, batch, draft)
+    learners.append(Learner(compiled=False, plain=False, loss=draft.loss, features=features))
+    if target.device.compiles:
+        learners.insert(0, Learner(compiled=True, plain=False, loss=compile_(draft.loss)))
+        learners.insert(1, Learner(compiled=True, plain=True, loss=compile_(draft.loss)))
+        learners.append(
+            Learner(compiled=True, plain=False, loss=compile_(draft.loss), features=features)
+        )
+    optimizers, _ = build_optimizers(conf.optim, draft)
+    for learner in learners:
+        learn(learner, draft, target, batch, optimizers)  # compiles; not timed
+    for turn in range(steps):
+        for learner in learners if turn % 2 == 0 else reversed(learners):
+            began = time.perf_counter()
+            learn(learner, draft, target, batch, optimizers)
+            target.device.synchronize()
+            learner.seconds.append(time.perf_counter() - began)
+    return _table(learners, tokens=batch.input_ids.numel(), steps=steps, conf=conf)
+
+
+def rows(target: Target, *, number: int, length: int) -> Batch:
+    """Build a batch of random tokens, one document per row; the tokens do not affect the cost."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(target.vocab_size, (number, length), generator=generator)
+    positions = torch.arange(length).expand_as(ids)
+    document_ids = torch.zeros_like(ids)
+    batch = Batch(
+        input_ids=ids,
+        answer_mask=positions >= PROMPT,
+        document_ids=document_ids,
+        positions=positions,
+    )
+    return batch.to(target.device.torch_device)
+
+
+@torch.no_grad()
+def target_features(target: Target, batch: Batch, draft: Draft) -> TargetOutput:
+    return target.forward_hidden(
+        batch.input_ids,
+        positions=batch.positions,
+        mask=batch.attention_mask(),
+        layers=draft.needs.layers,
+    )
+
+
+def learn(
+    learner: Learner, draft: Draft, target: Target, batch: Batch,
+    optimizers: list[torch.optim.Optimizer],
+) -> Tensor:  # fmt: skip
+    """Take one step like the training loop: target, loss, gradient, optimizer."""
+    target_output = learner.features or target_features(target, batch, draft)
+    with loss_form(plain=learner.plain):
+        loss = learner.loss(batch, target_output)
+        mean = loss.total / loss.weight
+        mean.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return mean.detach()
+
+
+@contextmanager
+def loss_form(*, plain: bool) -> Iterator[None]:
+    """Replace the draft's chunked loss by the plain one while the block runs, if `plain`."""
+    chunked = feature.chunked_distillation_loss
+    if plain:
+        feature.chunked_distillation_loss = distillation_loss
+    try:
+        yield
+    finally:
+        feature.chunked_distillation_loss = chunked
+
+
+def _table(learners: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> Table:
+    first_speed = learners[0].tokens_per_s(tokens)
+    table_rows = [
+        [
+            "yes" if learner.compiled else "no", "plain" if learner.plain else "chunked",
+            "kept" if learner.features else "live", f"{learner.tokens_per_s(tokens):.0f}",
+            f"{first_speed / learner.tokens_per_s(tokens):.2f}",
+        ]
+        for learner in learners
+    ]  # fmt: skip
+    return Table(
+        title="Training",
+        note=f"Whole steps of {tokens} tokens: target, {conf.draft.method} draft with its unroll, "
+        f"backward, optimizer. {steps} steps of each way in turning order; chunks of "
+        f"{conf.loss.logits_chunk} draft rows.",
+        columns=["compiled", "loss", "features", "tokens/s", "first row / this"],
+        rows=table_rows,
+        label_columns=3,
+    )

@@ -1,0 +1,267 @@
+"""Decoding speed compared with other engines on the same target and drafts, interleaved in one run.
+
+Our chain and our tree are compared with assisted generation of transformers and with vLLM, which
+runs in the engines' own environment, one process per draft (`scripts/engines/vllm_answers.py`). Between its
+turns a process waits for a line on its stdin, so that only one decodes at a time. Without that
+environment the table names the command that installs it and omits vLLM.
+"""
+
+import copy
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from infer.report.tables import Table
+from models.drafts.base import Draft
+from models.targets.target import Target
+from models.trees.config import TreeConf
+from models.trees.tree import Tree, TreeKind
+from scripts.engines.decoding import (
+    Contender,
+    Prompt,
+    Run,
+    decoding,
+    generate,
+    generate_settings,
+    models,
+    precision,
+    race,
+    shown,
+    slots_of,
+    speedup,
+)
+
+ROOT = Path(__file__).parents[2]
+DRAFTED = 4  # tokens per proposal of every chain
+MISSING = "vLLM: not here, `make test-engines` installs it"
+TURNS = 2  # of every contender on each prompt: in order and in reverse
+METHODS = {"eagle3": "eagle3", "eagle1": "eagle", "medusa": "medusa", "causal_lm": "draft_model"}
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS threads, not bound to cores
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "KMP_BLOCKTIME": "5",  # ms that idle threads spin, which costs the other contenders CPU time
+}
+
+
+@dataclass(kw_only=True)
+class Group:
+    """The contenders of a draft; the first of `ours` is the chain, or our loop without a draft."""
+
+    draft: str
+    ours: list[Contender]
+    others: list[Contender]
+    serve: list[str] | None  # vLLM's arguments for the draft; None if it cannot serve it
+
+
+class Engine:
+    """A vLLM process with a pipe for prompts and answers."""
+
+    def __init__(self, arguments: list[str]):
+        openmp = environment() / "lib" / "libiomp5.so"  # several times faster than GNU's
+        threading = {"LD_PRELOAD": str(openmp), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
+        self.process = subprocess.Popen(
+            [environment() / "bin" / "python", ROOT / "scripts" / "vllm_answers.py", *arguments],
+            env=os.environ | SETTINGS | threading, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+        )  # fmt: skip
+
+    def request(self, prompt: Prompt, count: int, *, stop: Sequence[int] = ()) -> dict:
+        """Return the answer of up to `count` tokens, which an id of `stop` may end."""
+        assert self.process.stdin
+        request = {"ids": prompt, "tokens": count, "stop": list(stop)}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self.read_line()
+
+    def read_line(self) -> dict:
+        """Read the next line; raise RuntimeError with the log's end if the process has ended."""
+        assert self.process.stdout
+        if line := self.process.stdout.readline():
+            return json.loads(line)
+        self.log.seek(0)
+        raise RuntimeError(f"vLLM has ended: {self.log.read()[-4000:]}")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.log.close()
+
+
+@dataclass(kw_only=True)
+class Served(Contender):
+    """A contender whose process measures its own time, so that the pipe is not timed."""
+
+    engine: Engine
+
+    def go(self, prompt: Prompt, count: int) -> None:
+        answer = self.engine.request(prompt, count)
+        self.note(answer["ids"], seconds=answer["seconds"], graphs=answer["graphs"])
+
+
+def compare(
+    target: Target, drafts: dict[Path, Draft], tree: Tree, copies: dict[str, nn.Module],
+    prompts: list[Prompt], *, new_tokens: int,
+) -> Table:  # fmt: skip
+    """Build the table of all contenders of each draft; `drafts` maps folders to drafts."""
+    model, slots = copies[precision(target)], slots_of(prompts, new_tokens)
+    groups = [without_draft(target, model, prompts, new_tokens=new_tokens)]
+    groups += [
+        with_draft(target, model, folder, draft, tree, prompts, new_tokens=new_tokens)
+        for folder, draft in drafts.items()
+    ]
+    with vllm(groups, target, model, slots=slots + 2 * DRAFTED) as version:
+        contenders = [c for group in groups for c in [*group.ours, *group.others]]
+        race(contenders, prompts, new_tokens=new_tokens, turns=TURNS)
+    return table(groups, version=version, prompts=len(prompts), new_tokens=new_tokens)
+
+
+def without_draft(
+    target: Target, model: nn.Module, prompts: list[Prompt], *, new_tokens: int
+) -> Group:
+    """Build the group without a draft: our loop and `generate` in its compiled setting."""
+    loop = decoding(
+        target, prompts=prompts, new_tokens=new_tokens, settings=["none", "ours", "0"]
+    )  # fmt: skip
+    slots = slots_of(prompts, new_tokens)
+    copies = {precision(target): model}
+    *_, static = generate_settings(copies, target.device, slots=slots, wrapped=False)
+    static.settings = ["none", "generate, static", "0"]
+    return Group(draft="none", ours=[loop], others=[static], serve=[])
+
+
+def with_draft(
+    target: Target, model: nn.Module, folder: Path, draft: Draft, tree: Tree,
+    prompts: list[Prompt], *, new_tokens: int,
+) -> Group:  # fmt: skip
+    """Build the group of a draft: our chain and tree, and the engines that can serve it."""
+    ours = _ours(target, draft, tree, prompts, new_tokens=new_tokens)
+    others = []
+    if draft.as_language_model() is not None:  # transformers can assist with it too
+        others = assisted(draft.method, model, models(folder, target.device)[precision(target)])
+    serve = None
+    if method := METHODS.get(draft.method):
+        drafted = ours[0].settings[-1]
+        serve = [f"--method={method}", f"--draft={folder}", f"--drafted={drafted}"]
+    return Group(draft=draft.method, ours=ours, others=others, serve=serve)
+
+
+def _ours(
+    target: Target, draft: Draft, tree: Tree, prompts: list[Prompt], *, new_tokens: int
+) -> list[Contender]:
+    chain = TreeConf(kind=TreeKind.chain, depth=min(DRAFTED, draft.max_depth)).build()
+    return [
+        decoding(
+            target, draft, shape, prompts=prompts, new_tokens=new_tokens,
+            settings=[draft.method, name, str(shape.size)],
+        )
+        for name, shape in [("ours, chain", chain), ("ours, tree", tree)]
+    ]  # fmt: skip
+
+
+def assisted(draft: str, model: Any, assistant: Any) -> list[Contender]:
+    """Build contenders of assisted generation with a constant and with a heuristic chain length."""
+    contenders = []
+    for count, schedule in [(DRAFTED, "constant"), (5, "heuristic")]:
+        draft_model = copy.deepcopy(assistant)
+        draft_model.generation_config.num_assistant_tokens = count
+        draft_model.generation_config.num_assistant_tokens_schedule = schedule
+        draft_model.generation_config.assistant_confidence_threshold = 0.0
+        run = generate(model, assistant_model=draft_model)
+        contenders.append(Contender(settings=[draft, f"assisted, {schedule}", str(count)], run=run))
+    return contenders
+
+
+def environment() -> Path:
+    return Path(os.environ.get("ENGINES", ROOT / ".venv-engines"))
+
+
+@contextmanager
+def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iterator[str | None]:
+    """Add vLLM to each group that it can serve while the block runs; yield its version or None.
+
+    All vLLM processes compile concurrently, before any contender is timed.
+    """
+    if not any(environment().glob(".ready-*")):  # of scripts/setup_engines.sh
+        yield None
+        return
+    common = [model.name_or_path, f"--slots={slots}", f"--dtype={precision(target)}"]
+    common += [] if target.device.compiles else ["--eager"]
+    running, version = [], None
+    try:
+        for group in groups:
+            if group.serve is not None:
+                engine = Engine([*common, *group.serve])
+                running.append(engine)
+                settings = [group.draft, "vLLM", group.ours[0].settings[-1]]
+                run = _ids(engine)
+                group.others.append(Served(settings=settings, run=run, engine=engine))
+        for engine in running:
+            status = engine.read_line()
+            assert status["threads"] == torch.get_num_threads()
+            version = status["version"]
+        yield version
+    finally:
+        for engine in running:
+            engine.close()
+
+
+def _ids(engine: Engine) -> Run:
+    return lambda prompt, count: engine.request(prompt, count)["ids"]
+
+
+def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens: int) -> Table:
+    """Build the table: tokens/s of every contender, and our speed with the same draft over it."""
+    reference = groups[0].ours[0].answers
+    rows = [
+        [*c.settings, f"{c.tokens_per_s:.1f}", *_ratios(group, c),
+         f"{sum(map(list.__eq__, c.answers, reference))} of {len(reference)}", str(c.late_graphs)]
+        for group in groups
+        for c in [*group.ours, *group.others]
+    ]  # fmt: skip
+    if version is None:
+        rows.append(["all", MISSING, *["-"] * 6])
+    return Table(
+        title="Beside other engines",
+        note=f"{_words(groups)}{prompts} prompts, each {TURNS} times, {new_tokens} new tokens, "
+        "from ids to ids; brackets: 95 % interval over prompts; ours: with the same draft, our "
+        "chain, or our loop if there is no draft; same answers: as our loop gives; graphs: "
+        f"compiled while measuring{f'; vLLM {version}' if version else ''}.",
+        columns=["draft", "decoding", "proposed", "tokens/s", "ours / this",
+                 "our tree / this", "same answers", "graphs"],
+        rows=rows,
+        label_columns=3,
+    )  # fmt: skip
+
+
+def _ratios(group: Group, contender: Contender) -> list[str]:
+    """Return the speed of our chain (our loop without a draft) and of our tree over a contender."""
+    ratios = [shown(speedup(ours, contender, turns=TURNS)) for ours in group.ours]
+    return ratios if len(ratios) == 2 else [*ratios, "-"]
+
+
+def _words(groups: list[Group]) -> str:
+    """Describe for each draft our speed over the fastest other contender."""
+    text = ""
+    for group in groups:
+        if group.others:
+            best = max(group.others, key=lambda other: other.tokens_per_s)
+            first, tree = _ratios(group, best)
+            ours = (
+                f"our loop is {first}" if tree == "-" else f"our chain is {first}, our tree {tree}"
+            )
+            text += f"Draft {group.draft}: {ours} times the fastest other ({best.settings[1]}). "
+    return text

@@ -1,0 +1,286 @@
+"""Decoding speed compared with transformers' `generate` on the same target, prompt by prompt.
+
+Every contender continues every prompt by the same number of tokens, greedily and past any end of
+text. Times run from token ids to token ids and include prefill and host work. The order rotates
+from prompt to prompt and every second prompt reverses it, so that drift of the machine affects all
+contenders alike.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from infer.engine.admission import bucket_length
+from infer.engine.decode import Decoder
+from infer.report.tables import Table
+from infer.results.intervals import Estimate, bootstrap_t
+from models.device.device import Device
+from models.drafts.base import Draft
+from models.io.console import track_progress
+from models.targets.target import Target
+from models.trees.config import SamplingConf
+from models.trees.tree import NO_TREE, Tree
+
+LOOKUPS = (3, 5, 10)  # maximum tokens that prompt lookup proposes
+WARM_UP_TOKENS = 8
+Prompt = list[int]
+Run = Callable[[Prompt, int], list[int]]  # a prompt and how many tokens to add -> those tokens
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """A way to continue a prompt, with its measured results."""
+
+    settings: list[str]  # the cells of its row that identify it
+    run: Run
+    seconds: list[float] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+    late_graphs: int = 0  # compiled during timing; must be 0 for a fair figure
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.answers)) / sum(self.seconds)
+
+    def go(self, prompt: Prompt, count: int) -> None:
+        """Continue a prompt by `count` tokens and record the time."""
+        compiled, began = Device.count_graphs(), time.perf_counter()
+        answer = self.run(prompt, count)
+        self.note(
+            answer, seconds=time.perf_counter() - began, graphs=Device.count_graphs() - compiled
+        )
+
+    def note(self, answer: list[int], *, seconds: float, graphs: int) -> None:
+        self.seconds.append(seconds)
+        self.late_graphs += graphs
+        self.answers.append(answer)
+
+
+def race(
+    contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int, turns: int = 1
+) -> None:
+    """Warm up every contender, then time all of them on each prompt before the next.
+
+    Every second turn runs in reverse: with two turns per prompt, two contenders alternate ABBA.
+    """
+    warm_up(contenders, prompts, new_tokens=new_tokens)
+    repeated_prompts = [prompt for prompt in prompts for _ in range(turns)]
+    for number, prompt in enumerate(track_progress(repeated_prompts, "prompts")):
+        take_turns(contenders, prompt, number=number, new_tokens=new_tokens)
+
+
+def warm_up(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int) -> None:
+    """Let every contender continue a prompt of each padded length."""
+    prompt_per_bucket = list({bucket_length(len(prompt)): prompt for prompt in prompts}.values())
+    for contender in track_progress(contenders, "warming up"):
+        for prompt in prompt_per_bucket:
+            contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
+
+
+def take_turns(
+    contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int
+) -> None:
+    """Let every contender continue the prompt, in an order that depends on its number."""
+    offset = number // 2 % len(contenders)
+    order = contenders[offset:] + contenders[:offset]
+    for contender in order if number % 2 == 0 else reversed(order):
+        contender.go(prompt, new_tokens)
+        assert len(contender.answers[-1]) == new_tokens
+
+
+def decoding(
+    target: Target, draft: Draft | None = None, tree: Tree = NO_TREE, *,
+    prompts: list[Prompt], new_tokens: int, settings: list[str],
+) -> Contender:  # fmt: skip
+    """Build a contender that runs our decoder; without a draft it is the baseline of the reports.
+
+    The baseline captures three layers too, like every mode of an evaluation.
+    """
+    n = target.num_layers
+    decoder = Decoder(
+        target, draft, tree, sampling=SamplingConf(), slots=slots_of(prompts, new_tokens),
+        layers=None if draft else sorted({2, n // 2, n - 3}),
+    )  # fmt: skip
+
+    def run(prompt: Prompt, count: int) -> list[int]:
+        (generation,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=count)
+        return generation.ids
+
+    return Contender(settings=settings, run=run)
+
+
+def models(path: str | Path, device: Device) -> dict[str, nn.Module]:
+    """Load fresh copies of a model in both precisions, without our hooks."""
+    from transformers import AutoModelForCausalLM
+
+    return {
+        str(dtype).removeprefix("torch."): endless(
+            AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa").to(
+                device.torch_device
+            )
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+
+
+def endless(model: nn.Module) -> nn.Module:
+    """Configure `model` so that `generate` continues past the end of a text; return it."""
+    model.eval().requires_grad_(False)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def generate(model: nn.Module, *, forward: Callable | None = None, **options: Any) -> Run:
+    """Return a function that runs `generate`; `forward` replaces the model's own while it runs."""
+
+    def run(prompt: Prompt, count: int) -> list[int]:
+        ids = torch.tensor([prompt], device=model.device)
+        if forward is not None:
+            model.forward = forward
+        try:
+            output = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+                **options,
+            )  # fmt: skip
+        finally:
+            model.__dict__.pop("forward", None)
+        return output[0, len(prompt) :].tolist()
+
+    return run
+
+
+def generate_settings(
+    copies: dict[str, nn.Module], device: Device, *, slots: int, wrapped: bool
+) -> list[Contender]:
+    """Build a contender for every setting of `generate`: precision x cache x compiled or not.
+
+    `generate` compiles nothing with a dynamic cache; `wrapped` adds torch.compile around the model,
+    as a user can.
+    """
+    contenders = []
+    for precision, model in copies.items():
+        static = {"cache_implementation": "static", "max_cache_len": slots}
+        runs = {
+            ("dynamic", "no"): generate(model),
+            ("static", "no"): generate(model, disable_compile=True, **static),
+        }
+        if device.compiles:
+            runs["static", "yes"] = generate(model, compile_config=_compiles_here(), **static)
+        if device.compiles and wrapped:
+            compiled_forward = torch.compile(model.forward, dynamic=True)
+            runs["dynamic", "wrapped"] = generate(model, forward=compiled_forward)
+        contenders += [
+            Contender(settings=["generate", precision, *setting], run=runs[setting])
+            for setting in runs
+        ]
+    return contenders
+
+
+def _compiles_here() -> Any:
+    """Return a config that makes `generate` compile on a CPU too, which it skips by default."""
+    from transformers import CompileConfig
+
+    conf = CompileConfig(dynamic=False)
+    conf._compile_all_devices = True
+    return conf
+
+
+def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
+    """Build contenders of prompt lookup with short and long proposals.
+
+    Prompt lookup supports only dynamic caches without compilation.
+    """
+    return [
+        Contender(
+            settings=["prompt lookup", precision, str(count)],
+            run=generate(model, prompt_lookup_num_tokens=count),
+        )
+        for precision, model in copies.items()
+        for count in LOOKUPS
+    ]
+
+
+def speedup(ours: Contender, other: Contender, *, turns: int = 1) -> Estimate | None:
+    """Return our tokens/s over theirs, a ratio of sums over prompts with `turns` runs each."""
+    seconds = np.column_stack([other.seconds, ours.seconds])
+    return bootstrap_t(seconds.reshape(-1, turns, 2).sum(1), support=(0.0, np.inf))
+
+
+def table(
+    ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int
+) -> Table:
+    """Build the table: tokens/s, our speed over theirs, and the number of answers equal to ours."""
+    best = max(others, key=lambda other: other.tokens_per_s)
+    rows = []
+    for contender in [ours, *others]:
+        same = sum(map(list.__eq__, contender.answers, ours.answers))
+        rows.append([
+            *contender.settings, f"{contender.tokens_per_s:.1f}", shown(speedup(ours, contender)),
+            f"{same} of {len(ours.answers)}", str(contender.late_graphs),
+        ])  # fmt: skip
+    return Table(
+        title=title,
+        note=f"Ours is {shown(speedup(ours, best))} times the fastest of the others "
+        f"({', '.join(best.settings)}). {len(ours.answers)} prompts, {new_tokens} new tokens each, "
+        "from ids to ids; brackets: 95 % interval over prompts; graphs: compiled while measuring.",
+        columns=[*columns, "tokens/s", "ours / this", "same answers", "graphs"],
+        rows=rows,
+        label_columns=len(columns),
+    )
+
+
+def shown(value: Estimate | None) -> str:
+    if value is None:
+        return "-"
+    if value.ci95 is None:
+        return f"{value.mean:.2f}"
+    return f"{value.mean:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
+
+
+def slots_of(prompts: list[Prompt], new_tokens: int) -> int:
+    return max(map(len, prompts)) + new_tokens
+
+
+def autoregressive(
+    target: Target, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int,
+    wrapped: bool = False,
+) -> Table:  # fmt: skip
+    """Compare our loop with an empty tree with `generate`."""
+    ours = decoding(
+        target, prompts=prompts, new_tokens=new_tokens,
+        settings=["ours", precision(target), "static", "yes" if target.device.compiles else "no"],
+    )  # fmt: skip
+    slots = slots_of(prompts, new_tokens)
+    others = generate_settings(copies, target.device, slots=slots, wrapped=wrapped)
+    race([ours, *others], prompts, new_tokens=new_tokens)
+    return table(
+        ours, others, title="Autoregressive decoding beside transformers generate",
+        columns=["decoding", "precision", "cache", "compiled"], new_tokens=new_tokens,
+    )  # fmt: skip
+
+
+def drafted(
+    target: Target, draft: Draft, tree: Tree, copies: dict[str, nn.Module],
+    prompts: list[Prompt], *, new_tokens: int,
+) -> Table:  # fmt: skip
+    """Compare tree decoding with a trained draft with prompt lookup."""
+    ours = decoding(
+        target, draft, tree, prompts=prompts, new_tokens=new_tokens,
+        settings=[f"ours, {tree.kind.name} tree", precision(target), str(tree.size)],
+    )  # fmt: skip
+    others = lookup_settings(copies)
+    race([ours, *others], prompts, new_tokens=new_tokens)
+    return table(
+        ours, others, title="Tree decoding beside transformers prompt lookup",
+        columns=["decoding", "precision", "proposed tokens"], new_tokens=new_tokens,
+    )  # fmt: skip
+
+
+def precision(target: Target) -> str:
+    return str(target.device.dtype).removeprefix("torch.")

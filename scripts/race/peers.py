@@ -1,0 +1,160 @@
+"""Race our EAGLE-3 against that of speculators: equal answers, steps and tokens, several rates.
+
+    bash scripts/setup_speculators.sh
+    python -m scripts.race.peers --output outputs/race
+    python -m scripts.race.peers --target outputs/wide --output outputs/race-wide --engine --write
+
+Both trainers get the same answers of the same target. Each side chooses its rate with the first
+seed, by a chain of four on prompts that are not judged; the other seeds train at that rate. The
+judged prompts are the demo's held-out ones or those of `--prompts`. Every run and measurement is a
+process on one thread; what is finished is not repeated, so a stopped race goes on where it was.
+At the end short runs of both sides take turns, alone, to tell what training costs.
+With `--engine`, vLLM serves all chosen drafts too (`make test-engines` installs it).
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
+from models.io.errors import UserError, require
+from scripts.benchmarks.tables import PAGE, machine, show, write
+from scripts.engines.comparison import environment
+from scripts.race.documents import SUMMARY
+from scripts.race.runs import LOOKUP_FILE, OURS, SIDES, Race, Run
+from scripts.race.tables import build_tables, choose_rate
+from scripts.race.training import find_peer, run_process, train_run
+from scripts.studies.chain_rounds import name_target
+
+RATES = [3e-3, 1e-2, 3e-2]
+
+
+def main() -> None:
+    args = parse_arguments()
+    torch.set_num_threads(1)
+    try:
+        race = Race.load(args.output) if args.table else begin_race(args)
+        name = name_target(race.target)
+        require(
+            not args.write or f"<!-- race-{name} -->" in PAGE.read_text(),
+            f"--write: must be for a target with markers in {PAGE.name}, got {name}; leave it out",
+        )
+        if not args.table:
+            hold_race(race, args)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    tables = build_tables(race)
+    for table in tables:
+        show(table)
+    if args.write:
+        device = open_device(DeviceConf(name=DeviceName.cpu, compile=False))
+        write(f"race-{name}", *tables, setting=f"target `{name}`, {machine(device)}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", help="a directory; by default the demo's target")
+    parser.add_argument("--prompts", help="a file of judged prompts; by default the demo's")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="of ours")
+    parser.add_argument("--peer-rates", nargs="+", type=float, default=RATES)
+    parser.add_argument("--overrides", nargs="*", default=[], help="of `python -m train`")
+    parser.add_argument("--output", type=Path, default=Path("outputs/race"))
+    parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
+    parser.add_argument("--engine", action="store_true", help="serve the drafts by vLLM too")
+    parser.add_argument("--table", action="store_true", help="only print what is measured already")
+    parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
+    return parser.parse_args()
+
+
+def begin_race(args: argparse.Namespace) -> Race:
+    """Return the race of these arguments, with its settings written to its folder."""
+    race = Race(
+        output=args.output, target=args.target, prompts=args.prompts, steps=args.steps,
+        overrides=args.overrides,
+    )  # fmt: skip
+    race.save()
+    return race
+
+
+def hold_race(race: Race, args: argparse.Namespace) -> None:
+    """Train and measure everything that is not finished yet."""
+    find_peer()
+    require(
+        not args.engine or any(environment().glob(".ready-*")),
+        f"--engine: must have vLLM's environment, got {environment()}; run "
+        "`bash scripts/setup_engines.sh`",
+    )
+    first, *_ = args.seeds
+    trials = [
+        Run(race=race, side=side, rate=rate, seed=first)
+        for pair in zip_longest(args.rates, args.peer_rates)
+        for side, rate in zip(SIDES, pair, strict=True)
+        if rate is not None
+    ]
+    train_all(trials, args.jobs)
+    measure_all("calibration", trials, args.jobs)
+    figures = race.list_figures()
+    chosen = [
+        Run(race=race, side=side, rate=choose_rate(figures, side), seed=seed)
+        for seed in args.seeds
+        for side in SIDES
+    ]
+    train_all(chosen, args.jobs)
+    measure_all("runtime", chosen, args.jobs)
+    if args.engine:
+        measure_all("vllm", chosen, args.jobs)
+    race.share_documents()
+    # These are timed, so nothing runs beside them.
+    train_all([replace(run, race=race.short) for run in chosen], jobs=1)
+    if not (race.output / LOOKUP_FILE).exists():
+        work_off([partial(do_stage, "lookup", chosen[0])], args.jobs)
+
+
+def train_all(runs: list[Run], jobs: int) -> None:
+    """Write the documents of the runs' seeds, then train the runs."""
+    by_seed = {run.seed: run for run in runs if run.side == OURS}
+    missing = [
+        run for seed, run in by_seed.items() if not (run.race.documents(seed) / SUMMARY).exists()
+    ]
+    work_off((partial(do_stage, "documents", run) for run in missing), jobs)
+    work_off((partial(train_run, run) for run in runs if not run.figures), jobs)
+
+
+def measure_all(stage: str, runs: list[Run], jobs: int) -> None:
+    """Measure every run whose figures lack the stage."""
+    work_off((partial(do_stage, stage, run) for run in runs if stage not in run.figures), jobs)
+
+
+def do_stage(stage: str, run: Run) -> int:
+    """Do a stage in a process of its own; return the exit code."""
+    command = [
+        sys.executable, "-m", "scripts.race.stage", str(run.race.output), stage,
+        f"--side={run.side}", f"--rate={run.rate}", f"--seed={run.seed}",
+    ]  # fmt: skip
+    code, _ = run_process(command, run.file.with_suffix(f".{stage}.log"))
+    return code
+
+
+def work_off(work: Iterable[Callable[[], int]], jobs: int) -> None:
+    """Do all work, so many processes side by side; end the command if any has failed."""
+    with ThreadPoolExecutor(jobs) as pool:
+        codes = list(pool.map(lambda task: task(), work))
+    require(
+        not any(codes),
+        f"{sum(map(bool, codes))} of {len(codes)} processes failed; see their logs, and call the "
+        "command again",
+    )
+
+
+if __name__ == "__main__":
+    main()

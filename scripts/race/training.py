@@ -1,0 +1,142 @@
+"""Train a run of either side in a process of its own, and read what the training has cost.
+
+Both sides count the tokens of all steps without padding, and the seconds of their training loops
+after the first steps, which compile and fill caches: batches, forward and backward passes and
+updates, without validation and saving. Features of the target are computed before the first step
+on both sides.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.io.errors import require
+from scripts.race.runs import OURS, STEP_TOKENS, UNTIMED_STEPS, Run
+from scripts.studies.eagle3 import SETTINGS, build_overrides
+
+ROOT = Path(__file__).parents[2]
+OUR_SETTING = SETTINGS["ours"]  # what does best in scripts/studies/eagle3.py
+PEER_SETTING = [
+    "--speculator-type=eagle3", f"--total-seq-len={STEP_TOKENS}", "--hidden-states-dtype=float32",
+    "--num-workers=0", "--draft-attn-impl=sdpa", "--loss-implementation=eager",
+    "--on-missing=raise", "--log-freq=1",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """The tokens and seconds of a step, or of the steps since the last cost."""
+
+    step: int
+    tokens: float
+    seconds: float
+
+
+def train_run(run: Run) -> int:
+    """Train a run from its start and write its cost; return the exit code."""
+    shutil.rmtree(run.folder, ignore_errors=True)  # what a stopped run has left
+    ours = [sys.executable, "-m", "train", *our_overrides(run)]
+    command = ours if run.side == OURS else peer_command(run)
+    code, peak_bytes = run_process(command, run.file.with_suffix(".log"))
+    if code == 0:
+        read_cost = read_our_cost if run.side == OURS else read_peer_cost
+        run.add_figures(
+            side=run.side, rate=run.rate, seed=run.seed, steps=run.race.steps,
+            peak_bytes=peak_bytes, **sum_costs(read_cost(run.folder), run.race.steps),
+        )  # fmt: skip
+    return code
+
+
+def our_overrides(run: Run) -> list[str]:
+    """Return the overrides of a run of ours."""
+    overrides = build_overrides(
+        run.folder, seed=run.seed, steps=run.race.steps, target=run.race.target
+    )
+    rates = [f"optim.lr={run.rate}", f"optim.muon_lr={run.rate}"]
+    return [*overrides, *OUR_SETTING, *rates, *run.race.overrides]
+
+
+def peer_command(run: Run) -> list[str]:
+    """Return the command that trains the peer; it holds out the last document."""
+    summary, epochs = run.read_summary(), run.count_epochs()
+    count = len(summary["lengths"])
+    return [
+        str(find_peer() / "bin" / "python"), str(ROOT / "scripts" / "train_speculators.py"),
+        *PEER_SETTING, f"--verifier-name-or-path={run.race.target_path}",
+        f"--data-path={run.race.documents(run.seed)}", f"--save-path={run.folder}",
+        f"--seed={run.seed}", f"--lr={run.rate}", f"--max-steps={run.race.steps}",
+        f"--epochs={epochs}", f"--checkpoint-freq={epochs}",
+        f"--train-data-ratio={(count - 0.5) / count}",
+        "--target-layer-ids", *map(str, summary["layers"]),
+    ]  # fmt: skip
+
+
+def find_peer() -> Path:
+    """Return the peer's environment; raise UserError if there is none."""
+    folder = Path(os.environ.get("SPECULATORS", ROOT / ".venv-speculators"))
+    require(
+        any(folder.glob(".ready-*")),
+        f"SPECULATORS: must be the environment of speculators, got {folder}; run "
+        "`bash scripts/setup_speculators.sh`",
+    )
+    return folder
+
+
+def run_process(command: list[str], log: Path) -> tuple[int, int]:
+    """Run a command on one thread with its output in a log; return its exit code and peak bytes.
+
+    On Linux the peak is at least that of the caller, so the caller must load no model.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    print(log, flush=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, 1024 * usage.ru_maxrss
+
+
+def sum_costs(costs: list[StepCost], steps: int) -> dict[str, float]:
+    """Return the tokens of so many steps, and the speed of those after the untimed ones."""
+    costs = [cost for cost in costs if cost.step <= steps]
+    timed = [cost for cost in costs if cost.step > UNTIMED_STEPS]
+    return {
+        "tokens": round(sum(cost.tokens for cost in costs)),
+        "tokens_per_s": sum(cost.tokens for cost in timed) / sum(cost.seconds for cost in timed),
+    }
+
+
+def read_our_cost(folder: Path) -> list[StepCost]:
+    """Return the cost of the steps, ten by ten, from the metrics of `python -m train`."""
+    costs, tokens = [], 0.0
+    for metrics in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        if "train/tokens" in metrics:
+            spent = metrics["train/tokens"] - tokens
+            tokens = metrics["train/tokens"]
+            costs.append(
+                StepCost(
+                    step=metrics["step"],
+                    tokens=spent,
+                    seconds=spent / metrics["train/tokens_per_s"],
+                )
+            )
+    return costs
+
+
+def read_peer_cost(folder: Path) -> list[StepCost]:
+    """Return the cost of each step from the records of the peer's steps, which count from 0."""
+    costs = []
+    for record in map(json.loads, (folder / "steps.jsonl").read_text().splitlines()):
+        if "profile" in record:
+            seconds = record["profile"]["step_ms"] / 1000
+            costs.append(
+                StepCost(
+                    step=record["global_step"] + 1,
+                    tokens=record["profile"]["tokens_per_s"] * seconds, seconds=seconds,
+                )
+            )  # fmt: skip
+    return costs

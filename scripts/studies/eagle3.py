@@ -1,0 +1,247 @@
+"""Compare settings of EAGLE-3 at equal steps and tokens: one change at a time, several seeds.
+
+    python -m scripts.studies.eagle3 --settings base residual fc --seeds 0 1 2
+    python -m scripts.studies.eagle3 --target outputs/wide --steps 400 --table
+
+A run is `python -m train` with the overrides of its setting, `--jobs` runs side by side on one
+thread each; `variant=` is no override but a change of scripts/studies/variants.py. Its last weights
+are replayed on the target's own answers to held-out prompts, those that the demo's report leaves
+out, greedy, as a chain of four: that is what decoding accepts, round by round. Finished runs are
+not repeated.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from conf.entry import compose
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from infer.measure.replay import ReplayText
+from models.drafts.registry import load_draft
+from scripts.studies.chain_rounds import (
+    acceptance_length,
+    collect_texts,
+    load_cpu_target,
+    name_target,
+    render_difference,
+    render_shares,
+    replay_chains,
+    tabulate_rounds,
+)
+from train.config.run import TrainConf
+
+DEPTH = 4  # of the chain
+VARIANT = "variant="
+WITHOUT_NORMS = ["draft.norm_before_residual=false", "draft.norm_before_fc=false"]
+BASE = [
+    "optim=demo-medusa", "loss=lk_hybrid", "draft.train_head=true", *WITHOUT_NORMS,
+    "draft.vocab_size=null", "optim.rows_per_step=8",
+    "optim.micro_batch_size=8", "data.for_any_target=true", "data.answers.prompts=2048",
+    "data.answers.max_new_tokens=80", "tree=chain", f"tree.depth={DEPTH}", "log=console",
+    "device=cpu", "device.compile=false", "device.threads=1", "num_eval_prompts=1",
+    "evaluation.prompts_per_category=1", "evaluation.max_new_tokens=2",
+    "evaluation.batch_sizes=[]",
+]  # fmt: skip
+NEURON_NORMS = ["draft.norm_before_residual=true", "draft.norm_before_fc=true"]
+THREE_NORMS = [*NEURON_NORMS, "draft.norm_output=true"]
+# The optimizer of speculators 0.9: Muon scaled like AdamW, weight decay, linear decay.
+PEER_OPTIMIZER = [
+    "optim.lr=1e-2", "optim.muon_lr=1e-2", "optim.muon_scaling=match_rms_adamw",
+    "optim.weight_decay=0.1", "optim.schedule=wsd", "optim.warmup_ratio=0.01",
+    "optim.decay_ratio=0.99",
+]  # fmt: skip
+PEER_LOSS = ["loss=forward_kl", "loss.step_decay=1.0", "loss.reduction=token"]
+PEER_DRAFT = ["draft.train_head=false", "draft.ttt_steps=3", "draft.intermediate_size=256"]
+# The same without `norm_output`, with the target's own width of the MLP.
+NEURON_RECIPE = [
+    *NEURON_NORMS, *PEER_DRAFT, "draft.intermediate_size=null", *PEER_LOSS, *PEER_OPTIMIZER,
+]  # fmt: skip
+OURS = [*NEURON_RECIPE, "draft.ttt_steps=4", "loss.on_prompts=true", "draft.dropout=0.1"]
+SETTINGS = {
+    "base": [],
+    "peer's optimizer": PEER_OPTIMIZER,
+    "peer's recipe": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
+    "peer's recipe, two norms": [*NEURON_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
+    "peer's recipe, our optimizer": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS],
+    "peer's recipe, our loss": [*THREE_NORMS, *PEER_DRAFT, *PEER_OPTIMIZER],
+    "peer's recipe, our draft": [*THREE_NORMS, *PEER_LOSS, *PEER_OPTIMIZER],
+    "ours": OURS,
+    "ours, answers only": [*OURS, "loss.on_prompts=false"],
+    "ours, dropout 0": [*OURS, "draft.dropout=0"],
+    "ours, dropout 0.2": [*OURS, "draft.dropout=0.2"],
+    "ours, MLP of 256": [*OURS, "draft.intermediate_size=256"],
+    "ours, MLP of 1568": [*OURS, "draft.intermediate_size=1568"],
+    "ours, three steps": [*OURS, "draft.ttt_steps=3"],
+    "ours, five steps": [*OURS, "draft.ttt_steps=5"],
+    "ours, LK hybrid": [*OURS, "loss=lk_hybrid"],
+    "ours, weight decay 0.5": [*OURS, "optim.weight_decay=0.5"],
+    "ours, trained head": [*OURS, "draft.train_head=true", "optim.lr=1e-3"],
+    "ours, rate 2e-2": [*OURS, "optim.lr=2e-2", "optim.muon_lr=2e-2"],
+    "ours, rate 5e-3": [*OURS, "optim.lr=5e-3", "optim.muon_lr=5e-3"],
+    "ours, layers 2, 4, 5": [*OURS, "draft.layers=[2,4,5]"],
+    "ours, no norms": [
+        *OURS, *WITHOUT_NORMS,
+    ],
+    "ours, three norms": [*OURS, "draft.norm_output=true"],
+    "ours, trained embeddings": [*OURS, "draft.train_embeddings=true", "optim.lr=1e-3"],
+    "ours, total variation": [*OURS, "loss=tv"],
+    "ours, step weights 0.8": [*OURS, "loss.step_decay=0.8"],
+    "ours, weight decay 0": [*OURS, "optim.weight_decay=0"],
+    "ours, Muon's own scaling": [*OURS, "optim.muon_scaling=original", "optim.muon_lr=5e-2"],
+    "ours, rows of 128": [
+        *OURS, "data.row_length=128", "optim.rows_per_step=16", "optim.micro_batch_size=16",
+    ],
+    "ours, short rows first": [f"{VARIANT}by_length", *OURS],
+    "ours, average of weights": [f"{VARIANT}ema", *OURS],
+    "ours, last layer first": [f"{VARIANT}last_layer", *OURS],
+    "ours, no copied tokens": [f"{VARIANT}ngram_hard", *OURS],
+    "residual": NEURON_NORMS[:1],
+    "fc": NEURON_NORMS[1:],
+    "output": ["draft.norm_output=true"],
+    "two norms": NEURON_NORMS,
+    "three norms": THREE_NORMS,
+    "frozen head": ["draft.train_head=false"],
+    "forward KL": ["loss=forward_kl"],
+    "two norms, frozen head": [*NEURON_NORMS, "draft.train_head=false"],
+    "two norms, frozen head, forward KL": [
+        *NEURON_NORMS, "draft.train_head=false", "loss=forward_kl",
+    ],
+    "three norms, frozen head, forward KL": [
+        *THREE_NORMS, "draft.train_head=false", "loss=forward_kl",
+    ],
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", default=None, help="a directory; by default the demo's target")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--overrides", nargs="*", default=[], help="of every run")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    parser.add_argument("--output", type=Path, default=Path("outputs/study"))
+    parser.add_argument("--table", action="store_true", help="only print what is measured already")
+    args = parser.parse_args()
+    if not args.table:
+        jobs = list(product(args.seeds, args.settings))
+        with ThreadPoolExecutor(args.jobs) as pool:
+            codes = list(pool.map(lambda job: train(*job, args=args), jobs))
+        measure(args)
+        if any(codes):
+            sys.exit(f"error: {sum(map(bool, codes))} of {len(jobs)} runs failed; see their logs")
+    print(render_table(args))
+
+
+def run_folder(setting: str, seed: int, args: argparse.Namespace) -> Path:
+    name = setting.replace(", ", "-").replace(" ", "_").replace("'", "")
+    return args.output / f"{name}-seed{seed}"
+
+
+def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
+    """Run one training process with its output in a log; return its exit code."""
+    folder = run_folder(setting, seed, args)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    overrides = build_overrides(folder, seed=seed, steps=args.steps, target=args.target)
+    module, changes = name_module(SETTINGS[setting])
+    command = [sys.executable, "-m", *module, *overrides, *changes, *args.overrides]
+    with folder.with_suffix(".log").open("w") as log:
+        print(f"{folder.name}: {log.name}", flush=True)
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        return subprocess.run(
+            command, stdout=log, stderr=log, env=environment, check=False
+        ).returncode
+
+
+def name_module(changes: list[str]) -> tuple[list[str], list[str]]:
+    """Return the module that trains, with its argument, and the overrides of a setting.
+
+    >>> name_module(["variant=ema", "optim.lr=1e-2"])
+    (['scripts.studies.variants', 'ema'], ['optim.lr=1e-2'])
+    """
+    if changes and changes[0].startswith(VARIANT):
+        return ["scripts.studies.variants", changes[0].removeprefix(VARIANT)], changes[1:]
+    return ["train"], changes
+
+
+def build_overrides(folder: Path, *, seed: int, steps: int, target: str | None) -> list[str]:
+    """Return the overrides that every run has, whatever its setting."""
+    overrides = [
+        *BASE, f"optim.steps={steps}", f"eval_every={steps}", f"seed={seed}", f"data.seed={seed}",
+        f"output_dir={folder.parent}", f"run_name={folder.name}",
+    ]  # fmt: skip
+    if target is not None:
+        overrides += [f"target.path={target}", f"target.name={name_target(target)}"]
+    return overrides
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Replay every new checkpoint and write its accepted draft tokens by prompt and round."""
+    folders = [
+        folder
+        for setting, seed in product(args.settings, args.seeds)
+        if (folder := run_folder(setting, seed, args)).joinpath("checkpoint").exists()
+        and not (folder / "accepted.json").exists()
+    ]
+    if not folders:
+        return
+    target = load_cpu_target(args.target)
+    prompts = load_unreported_prompts(target.tokenizer)
+    texts: list[ReplayText] = []
+    for folder in folders:
+        _, draft = load_draft(folder / "checkpoint", target)
+        texts = texts or collect_texts(target, prompts, layers=draft.needs.layers, depth=DEPTH)
+        rounds = replay_chains(target, draft, texts, [DEPTH])[DEPTH]
+        (folder / "accepted.json").write_text(json.dumps(rounds))
+
+
+def load_unreported_prompts(tokenizer: Any) -> list[EvalPrompt]:
+    """Return the held-out prompts that the demo does not report, to choose settings by."""
+    conf = compose("train", TrainConf, ["draft=demo"])
+    every, reported = (
+        load_eval_prompts(tokenizer, None, limit=limit)
+        for limit in (None, conf.evaluation.prompts_per_category)
+    )
+    reported_ids = {prompt.id for prompt in reported}
+    return [prompt for prompt in every if prompt.id not in reported_ids]
+
+
+def count_rounds(setting: str, args: argparse.Namespace) -> list[ndarray]:
+    """Return the counts of each seed whose run is measured."""
+    files = [run_folder(setting, seed, args) / "accepted.json" for seed in args.seeds]
+    return [tabulate_rounds(json.loads(file.read_text()), DEPTH) for file in files if file.exists()]
+
+
+def render_table(args: argparse.Namespace) -> str:
+    """Return tau by seed and together, its difference to the first setting, and acceptance."""
+    lines = [
+        "| setting | tau by seed | tau | over the first, 95 % interval | accepted at 1-4 |",
+        "|---|---|---:|---|---|",
+    ]
+    first: ndarray | None = None
+    for setting in args.settings:
+        counts = count_rounds(setting, args)
+        if not counts:
+            continue
+        by_seed = ", ".join(f"{acceptance_length(c):.2f}" for c in counts)
+        total = np.sum(counts, axis=0)
+        interval = "" if first is None else render_difference(total, first)
+        first = total if first is None else first
+        lines.append(
+            f"| {setting} | {by_seed} | {acceptance_length(total):.2f} | {interval} "
+            f"| {render_shares(total)} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Compare the tuner's choice with every window and a dozen trees, per draft and batch size.
+
+    python -m scripts.studies.sweep outputs/train/demo/checkpoint outputs/train/demo-medusa/checkpoint
+    python -m scripts.studies.sweep --table-only --write      writes the table to docs/tuning.md
+
+Each draft and batch size has its own process: processes compile in parallel and time one at a time.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+from infer.inputs.checkpoint_paths import run_names
+
+ROOT = Path(__file__).parents[2]
+DOC = ROOT / "docs" / "tuning.md"
+CLOSE = 0.95  # of the best tokens/s
+HEAD = """\
+| draft | batch | choice | predicted | measured | best of {count} | choice over best | within 5 % |
+|---|---|---|---|---|---|---|---|
+"""
+RIVALS = """\
+| draft | batch | choice over the best chain | over Medusa's 63 nodes |
+|---|---|---|---|
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoints", nargs="*", type=Path)
+    parser.add_argument("--batch", nargs="*", type=int, default=[1, 4, 16])
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument(
+        "--side-by-side", type=int, default=3, help="processes that compile in parallel"
+    )
+    parser.add_argument("--output", type=Path, default=Path("outputs/sweep"))
+    parser.add_argument(
+        "--table-only", action="store_true", help="print the table of an earlier sweep"
+    )
+    parser.add_argument("--write", action="store_true", help="update docs/tuning.md")
+    args = parser.parse_args()
+    if not args.table_only:
+        named = list(zip(run_names(args.checkpoints), args.checkpoints, strict=True))
+        jobs = [(name, path, batch) for batch, (name, path) in product(args.batch, named)]
+        with ThreadPoolExecutor(args.side_by_side) as pool:
+            codes = list(pool.map(lambda job: tune(*job, args=args), jobs))
+        if any(codes):
+            sys.exit(f"error: {sum(map(bool, codes))} of {len(jobs)} sweeps failed; see the logs")
+    table = tables([json.loads(f.read_text()) for f in sorted(args.output.glob("*/tune.json"))])
+    print(table)
+    if args.write:
+        between = re.compile(r"(<!-- sweep -->\n).*(<!-- /sweep -->)", re.DOTALL)
+        DOC.write_text(between.sub(lambda m: m[1] + table + m[2], DOC.read_text()))
+
+
+def tune(name: str, checkpoint: Path, batch: int, *, args: argparse.Namespace) -> int:
+    """Run one tuning process with its output in a log; return its exit code."""
+    run = f"{name.replace('/', '-')}-b{batch:02}"
+    args.output.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable, "-m", "infer.tune", f"checkpoint={checkpoint}", f"batch=[{batch}]",
+        "sweep=true", f"num_prompts={args.prompts}", "device.threads=1",
+        f"output_dir={args.output}", f"run_name={run}",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with (args.output / f"{run}.log").open("w") as log:
+        print(f"{run}: {log.name}", flush=True)
+        return subprocess.run(
+            command, stdout=log, stderr=log, env=environment, check=False
+        ).returncode
+
+
+def tables(runs: list[dict]) -> str:
+    """Build tables of the choice against the best measured tree and against two rivals."""
+    results = [
+        (draft["name"], result)
+        for run in runs
+        for draft in run["drafts"]
+        for result in draft["results"]
+    ]
+    counts = {
+        sum(1 for s in result["candidates"] if s["measured_speedup"]) for _, result in results
+    }
+    rows, rivals = [], []
+    for name, result in results:
+        measured = {s["name"]: s for s in result["candidates"] if s["measured_speedup"]}
+        choice = measured[result["best"]]
+        best = max(measured.values(), key=lambda s: s["measured_speedup"]["mean"])
+        chains = [s for key, s in measured.items() if re.fullmatch(r"chain-\d+", key)]
+        chain = max(chains, key=lambda s: s["measured_speedup"]["mean"])
+        over = best["best_over_it"]
+        high = (over["ci95"] or [over["mean"]])[-1]
+        verdict = "yes" if over["mean"] >= CLOSE else "not told apart" if high >= 1 else "no"
+        rows.append(
+            f"| {name} | {result['batch']} | {result['choice'] or 'none'} "
+            f"| {choice['predicted_speedup']:.2f} | {shown(choice['measured_speedup'])} "
+            f"| {best['name']} {best['measured_speedup']['mean']:.2f} | {shown(over)} | {verdict} |"
+        )
+        user_tree = measured.get("given")
+        rivals.append(
+            f"| {name} | {result['batch']} | {shown(chain['best_over_it'])} ({chain['name']}) "
+            f"| {shown(user_tree['best_over_it']) if user_tree else 'too deep for the draft'} |"
+        )
+    head = HEAD.format(count=" or ".join(map(str, sorted(counts))))
+    return head + "\n".join(rows) + "\n\n" + RIVALS + "\n".join(rivals) + "\n"
+
+
+def shown(estimate: dict) -> str:
+    interval = "[{:.2f}, {:.2f}]".format(*estimate["ci95"]) if estimate["ci95"] else "[?]"
+    return f"{estimate['mean']:.2f} {interval}"
+
+
+if __name__ == "__main__":
+    main()

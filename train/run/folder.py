@@ -1,0 +1,177 @@
+"""The folder of a run: claimed by one process, started over, continued, and its room on the disk.
+
+The folder is checked before anything slow. A full disk is reported in one line, at any time.
+"""
+
+import errno
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from torch.distributed.checkpoint import CheckpointException
+
+from conf.entry import config_to_yaml
+from models.drafts.base import Draft
+from models.io.errors import UserError, require
+from models.io.files import report_disk_errors
+from models.io.lock import acquire_lock
+from models.targets.target import Target
+from train.config.optim import OptimConf
+from train.config.run import TrainConf
+from train.distributed.parallel import Parallel
+from train.distributed.torchrun import is_restart
+from train.optim import trained_parameters
+from train.run.state import RunState, flatten_config, remove_state
+
+LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# torch and safetensors write from C++ and Rust, whose errors give the reason only in their text:
+# torch reports a short write as `unexpected pos`.
+DISK_FULL_MESSAGES = (
+    "no space left",
+    "quota exceeded",
+    "file too large",
+    "unexpected pos",
+    "write failed",
+)
+REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
+RUN_FILES = (
+    "metrics.jsonl", *REPORT_FILES, "training_prompts.npy", "held_out.jsonl",
+    "selection.jsonl", "vocabulary.md", "config.yaml",
+)  # fmt: skip
+log = logging.getLogger(__name__)
+
+
+def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
+    """Claim the run's folder and return its state with the progress loaded; collective.
+
+    The main process locks the folder, empties it if the run is started over, removes outdated
+    states and writes config.yaml. Raise UserError if the folder cannot be used, or if the run
+    cannot continue with this config.
+    """
+    folder = Path(conf.output_dir) / conf.run_name
+    create_run_dir(folder)
+    if parallel.is_main:  # before any file of a run in progress is read or removed
+        acquire_lock(folder, timeout_s=LEASE_S if is_restart() else 0.0)
+    # Each node's launcher counts its own restarts, and restarts when another node's worker dies.
+    if not conf.resume and not any(parallel.gather(is_restart())) and parallel.is_main:
+        reset_run_dir(folder)
+    parallel.barrier()
+    state = RunState(
+        folder, flatten_config(conf) | {"device.route": parallel.accelerator.device.type}
+    )
+    state.load_progress()
+    check_same_step(state, parallel)
+    check_steps(state, conf.optim)
+    if state.progress.step:
+        log.info("%s continues after step %d", folder, state.progress.step)
+    parallel.barrier()
+    if parallel.is_main:
+        state.remove_old_states()
+        if state.progress.step < state.progress.steps:
+            for name in REPORT_FILES:  # they would describe a draft that is trained further
+                (folder / name).unlink(missing_ok=True)
+        (folder / "config.yaml").write_text(config_to_yaml(conf))
+    return state
+
+
+def check_same_step(state: RunState, parallel: Parallel) -> None:
+    """Check that all processes would continue after the same step; raise UserError on each if not.
+
+    A network file system may show a node an outdated folder.
+    """
+    step = state.progress.step
+    require(
+        len(set(parallel.gather(step))) == 1,
+        f"output_dir: must show every process the same states, got step {step} here and "
+        f"a different one elsewhere in {state.states_dir}; start again, or use a file system "
+        "that all share",
+    )
+
+
+def check_steps(state: RunState, optim: OptimConf) -> None:
+    """Set the number of steps of a continued run, which may differ while the rate is at its peak.
+
+    That is so with a constant rate and, before its decay, with wsd: the saved state suits both
+    numbers. Raise UserError otherwise.
+    """
+    progress = state.progress
+    if not progress.step:
+        return
+    steps = optim.total_steps(progress.num_rows)
+    factors = [optim.learning_rate(n).factor(progress.step) for n in (progress.steps, steps)]
+    require(
+        steps == progress.steps or (steps > progress.step and factors == [1.0, 1.0]),
+        f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was "
+        f"({progress.steps} steps) once {progress.step} steps are done, unless the rate is at its "
+        "peak before and after (constant, or wsd before its decay), "
+        f"got {steps} steps; use another run_name, where draft.init_from can start from this draft",
+    )
+    if steps != progress.steps:
+        log.info("optim: the run goes on to step %d instead of %d", steps, progress.steps)
+    progress.steps = steps
+
+
+def create_run_dir(folder: Path) -> None:
+    """Create the run folder; raise UserError if it is not writable."""
+    with report_disk_errors(folder, remedy="choose another"), report_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+
+
+def reset_run_dir(folder: Path) -> None:
+    """Remove the files of an earlier run of this name.
+
+    Its states go first, by one rename, so that a kill leaves either all of them or none.
+    """
+    remove_state(folder / "state")
+    if (folder / "checkpoint").exists():
+        shutil.rmtree(folder / "checkpoint")
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_disk_space(folder: Path, draft: Draft, target: Target | None = None) -> None:
+    """Raise UserError if the disk lacks space for the files of a run."""
+    needed = disk_bytes_needed(draft, target)
+    free = shutil.disk_usage(folder).free
+    require(
+        free >= needed,
+        f"output_dir: needs {needed / 1e9:.2f} GB of free disk space for this draft, "
+        f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir",
+    )
+
+
+def disk_bytes_needed(draft: Draft, target: Target | None = None) -> int:
+    """Return the bytes of two states and two checkpoints.
+
+    A new state or checkpoint is complete before the old one is removed. A state holds the trained
+    weights and their two moments. `target` is needed for a draft that adapts it, whose checkpoint
+    includes the adapted target.
+    """
+    needed = 2 * sum(p.nbytes for p in draft.parameters())
+    needed += 2 * 3 * sum(p.nbytes for p in trained_parameters(draft))
+    if target is not None and (adapted := draft.get_adapted_target(target)) is not None:
+        # Its only trained parameters are adapters, which are merged when it is written.
+        needed += 2 * sum(p.nbytes for p in adapted.model.parameters() if not p.requires_grad)
+    return needed
+
+
+@contextmanager
+def report_full_disk(folder: Path) -> Iterator[None]:
+    """Turn errors of a full disk, raised in the block, into a one-line UserError."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
+        is_full = any(message in str(error).lower() for message in DISK_FULL_MESSAGES)
+        if getattr(error, "errno", None) not in DISK_FULL_ERRNOS and not is_full:
+            raise
+        raise UserError(
+            f"output_dir: the disk is full, got {folder}; free some space and start the "
+            "same command again: it continues from the last state"
+        ) from error

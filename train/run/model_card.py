@@ -1,0 +1,156 @@
+"""The model card of a trained draft: README.md of its checkpoint, with Hugging Face's metadata."""
+
+import json
+import shlex
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from data.config import DataConf, DataSource
+from data.sources.prepared_rows import read_prepared_metadata
+from infer.report.number_format import Table, format_estimate, is_compared
+from infer.report.prose import build_headline, describe_verdicts
+from infer.report.tables import overview_table
+from infer.report.views import get_draft_modes
+from infer.results.schema import DraftInfo, EvalReport, LosslessVerdict, Mode
+from models.checkpoints import checkpoint_files
+from models.io.files import write_text_atomically
+from models.targets.config import TargetConf
+from train.config.optim import OptimConf
+from train.config.run import TrainConf
+
+TEMPLATE = Path(__file__).with_suffix(".md.j2")
+CARD_FILE = "README.md"  # the name under which the hub shows a card
+NOT_RECORDED = "not recorded"
+NO_ENGINE = (
+    "No serving engine is known to load this method's layout; the runtime that trained it does."
+)
+
+
+def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> None:
+    """Write the card of the run's checkpoint from its configuration, metrics and report."""
+    checkpoint, draft = run_folder / "checkpoint", report.drafts[0]
+    metadata = checkpoint_files.read_metadata(checkpoint)
+    adapted = next((path.name for path in checkpoint.glob("target-*")), None)
+    modes = get_draft_modes(report, draft)
+    card = ModelCard.from_template(
+        build_metadata(conf),
+        template_path=str(TEMPLATE),
+        title=f"{conf.draft.method} draft for {conf.target.path or conf.target.name}",
+        target=describe_target(conf.target),
+        target_hash=metadata.get(checkpoint_files.TARGET_HASH_KEY, NOT_RECORDED),
+        served_target=f"THIS_FOLDER/{adapted}" if adapted else shlex.quote(conf.target.location),
+        verdict=" ".join(describe_verdicts(report)),
+        answers=describe_answers(draft, modes, adapted, report.setup.prompts.count),
+        limits=conf.draft.describe_engine_limits(),
+        vllm_method=conf.draft.vllm_method,
+        depth=modes["chain"].figures.depth,
+        serving=describe_serving(draft, modes) if conf.draft.vllm_method else NO_ENGINE,
+        table=overview_table(report).render_markdown(),
+        headline=build_headline(report),
+        facts=training_table(conf, run_folder).render_markdown(),
+    )
+    write_text_atomically(checkpoint / CARD_FILE, f"{card.content.rstrip()}\n")
+
+
+def build_metadata(conf: TrainConf) -> ModelCardData:
+    """Return the metadata by which the hub lists the draft.
+
+    A target or a data set that is not on the hub, such as a fine-tune, is named in the text alone:
+    the hub refuses a card whose metadata names anything else.
+    """
+    is_hub_data = conf.data.source is DataSource.dataset and not Path(conf.data.path or "").exists()
+    is_hub_target = not conf.target.is_demo and not Path(conf.target.location).exists()
+    return ModelCardData(
+        base_model=conf.target.location if is_hub_target else None,
+        license="other", license_name="see-card",
+        pipeline_tag="text-generation", tags=["speculative-decoding", "draft", conf.draft.method],
+        datasets=[conf.data.path] if is_hub_data and conf.data.path else None,
+    )  # fmt: skip
+
+
+def describe_target(target: TargetConf) -> str:
+    """Return the model that verifies, and for a local one what it is a copy or a fine-tune of."""
+    if target.is_demo:
+        return "the embedded demo target"
+    of = "" if target.path is None or target.name == TargetConf.name else f" of {target.name}"
+    return f"`{target.location}`" + (f" (a local copy or fine-tune{of})" if of else "")
+
+
+def describe_answers(
+    draft: DraftInfo, modes: dict[str, Mode], adapted: str | None, prompts: int
+) -> str:
+    """Return whose answers the draft's user gets, or nothing where the verdict already tells."""
+    verdicts = [modes[name].verdict for name in ("chain", "tree", "tuned") if name in modes]
+    if any(verdict.lossy for verdict in verdicts):
+        return ""
+    if adapted is not None and draft.target is not None:
+        return (
+            f"The target was trained with it: answers are those of `{adapted}` in this folder, "
+            f"which differ from the original's on {draft.target.changed_answers} of {prompts} "
+            "prompts."
+        )
+    if any(v.lossless != LosslessVerdict.yes for v in verdicts if is_compared(v)):
+        return ""
+    return "Answers stay the target's own: what is rejected costs time, not quality."
+
+
+def describe_serving(draft: DraftInfo, modes: dict[str, Mode]) -> str:
+    """Return what a chain, which engines draft, gained, and what was faster without the draft."""
+    chain, tuned = modes["chain"].figures, modes.get("tuned")
+    is_slower = chain.speedup is not None and chain.speedup.mean < 1
+    text = (
+        f"Engines draft a chain. One of {chain.depth} tokens was "
+        f"{format_estimate(chain.speedup)} times as fast as the target alone when it was "
+        f"measured, in the runtime that trained it{': there it does not pay' * is_slower}."
+    )
+    if tuned is not None and not tuned.figures.draft_passes:
+        text += (
+            f" The fastest decoding there does not use this draft: {draft.tuned_tree}. Measure "
+            "both on your device before you deploy."
+        )
+    return text
+
+
+def training_table(conf: TrainConf, run_folder: Path) -> Table:
+    """Return what the draft was trained on and how."""
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    last = next(m for m in map(json.loads, reversed(lines)) if "train/tokens" in m)
+    facts = {
+        "method": f"{conf.draft.method}, proposals of up to {conf.draft.max_proposal_depth} tokens",
+        "data": conf.data.path or "the embedded demo",
+        "license of the data": describe_licenses(conf.data),
+        "tokens": f"{last['train/tokens']:,.0f}, of which {last['train/answer_tokens']:,.0f} of "
+        f"answers; {last['train/epochs']:.2f} epochs in {last['step']:,} steps",
+        "recipe": describe_recipe(conf.optim),
+        "loss": conf.loss.name.value,
+        "seed": str(conf.seed),
+        "software": f"torch {version('torch')}, transformers {version('transformers')}",
+    }
+    return Table(
+        title="Trained", note="", columns=["fact", "value"], label_columns=2,
+        rows=[list(fact) for fact in facts.items()],
+    )  # fmt: skip
+
+
+def describe_recipe(optim: OptimConf) -> str:
+    """Return the optimizer, the rate and the size of a step in a line."""
+    return (
+        f"{optim.name.value}, rate {optim.lr:g}, {optim.schedule.value}, warm-up "
+        f"{optim.warmup_ratio:.1%}, gradient norm at most {optim.max_grad_norm:g}, "
+        f"{optim.rows_per_step} rows per step"
+    )
+
+
+def describe_licenses(data: DataConf) -> str:
+    """Return the licenses that data.prepare recorded with their rows, or else `data.license`."""
+    counts: Counter[str] = Counter()
+    if data.source is DataSource.prepared and data.path is not None:
+        for file in sorted(Path(data.path).glob("train-*.parquet")):
+            for licenses in read_prepared_metadata(file)["licenses"].values():
+                counts.update(licenses)
+    named = {name or NOT_RECORDED: count for name, count in counts.items()}
+    recorded = ", ".join(f"{name} ({count:,} rows)" for name, count in named.items())
+    return data.license or recorded or NOT_RECORDED

@@ -1,0 +1,358 @@
+"""The training loop: steps, rows and weights, the same for every drafting method.
+
+Everything a step does is a function of its number and of the saved state, so a run that was killed
+and continued ends with the weights of an uninterrupted one.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from data.features.reader import FeatureStore
+from data.packing.documents import Packed
+from models.device.device import Device
+from models.drafts.base import Batch, Draft, Extras, Loss
+from models.io.errors import require
+from models.parallel.dtensor import full_params, full_tensor
+from models.targets.language_model import TargetOutput
+from models.targets.target import Target
+from train.config.optim import LearningRate
+from train.config.run import TrainConf
+from train.distributed.parallel import Parallel
+from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
+from train.planning import graph_plan
+from train.quick_eval import chain_acceptance_length
+from train.rows.features import TargetFeatures
+from train.rows.micro_batches import MicroBatch, MicroBatchBuilder
+from train.run.log import MetricBuffer, MetricLogger, ProgressBar, drop_later_lines
+from train.run.state import RunProgress, RunState, SaveSchedule, TrainingState
+
+log = logging.getLogger(__name__)
+
+
+class LossModule(nn.Module):
+    """A draft whose forward pass is its loss: the module that Accelerate wraps and casts."""
+
+    def __init__(self, draft: Draft, device: Device, *, compiled: bool):
+        super().__init__()
+        self.draft = draft
+        self.loss: Callable[..., Loss] = device.compile_part(draft.loss) if compiled else draft.loss
+
+    def forward(self, batch: Batch, target_output: TargetOutput, extras: Extras) -> Loss:
+        return self.loss(batch, target_output, **extras)
+
+
+def describe_coverage(steps: int, rows_per_step: int, rows: int) -> str:
+    """Describe in a line how much of the data a run will visit.
+
+    >>> describe_coverage(300, 8, 40_000)
+    '300 steps x 8 rows = 2,400 of 40,000 rows (0.06 epochs)'
+    """
+    rows_visited = steps * rows_per_step
+    return (
+        f"{steps:,} steps x {rows_per_step:,} rows = {rows_visited:,} of {rows:,} rows "
+        f"({rows_visited / rows:.3g} epochs)"
+    )
+
+
+def gradient_scale(weight: Float[Tensor, ""], num_processes: int) -> Float[Tensor, ""]:
+    """Return the factor that turns gradients, which are means over the processes, into the loss's.
+
+    It is 0 for a step without any answer, whose weight and gradients are 0.
+
+    >>> gradient_scale(torch.tensor(0.0), 8), gradient_scale(torch.tensor(4.0), 8)
+    (tensor(0.), tensor(2.))
+    """
+    return torch.where(weight > 0, num_processes / weight, 0.0)
+
+
+def compute_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[float]:
+    """Return each step's loss from its sum and weight; raise UserError if one is not finite."""
+    # A step whose rows contain no answer has weight 0.
+    losses = [total / weight if weight else 0.0 for total, weight in pairs]
+    for step, loss in enumerate(losses, start=last_step - len(losses) + 1):
+        require(
+            math.isfinite(loss),
+            f"optim.lr: the loss must stay finite, got {loss} at step {step}; start again "
+            "under another run_name with a lower optim.lr or optim.max_grad_norm "
+            "(the last good state is kept)",
+        )
+    return losses
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """One run over the steps of `conf.optim`; its parts are built on first use."""
+
+    conf: TrainConf
+    parallel: Parallel
+    target: Target
+    draft: Draft
+    rows: Packed
+    state: RunState
+    log: MetricLogger
+    evaluate: Callable[[Draft], dict[str, float]]  # must return delivered_per_round
+    store: FeatureStore | None = None  # holds the rows' features; None: the target computes them
+    clock_start: float = 0.0  # of the steps since the last log line
+    clock_start_step: int = 0
+    wait_seconds: float = 0.0  # for micro-batches, since then
+
+    @cached_property
+    def rate(self) -> LearningRate:
+        return self.conf.optim.learning_rate(self.conf.optim.total_steps(len(self.rows)))
+
+    @cached_property
+    def loss_module(self) -> nn.Module:
+        """Return the draft as Accelerate wraps it."""
+        # In training mode, random layers such as dropout would draw per process and micro-batch:
+        # `Draft.prepare_batch` draws per row instead.
+        self.draft.eval()
+        is_compiled = self.conf.optim.compile and self.parallel.compiles_loss
+        return self.parallel.prepare(
+            LossModule(self.draft, self.parallel.device, compiled=is_compiled)
+        )
+
+    @cached_property
+    def trained(self) -> list[nn.Parameter]:
+        return trained_parameters(self.loss_module)
+
+    @cached_property
+    def training_state(self) -> TrainingState:
+        module = self.loss_module  # first: the optimizers take the weights that sharding leaves
+        optimizers, schedules = build_optimizers(
+            self.conf.optim, self.draft, self.parallel.adamw_class, rate=self.rate
+        )
+        return TrainingState(module=module, optimizers=optimizers, schedules=[*schedules])
+
+    @cached_property
+    def wrapped(self) -> tuple[list[AcceleratedOptimizer], list[AcceleratedScheduler]]:
+        """Return optimizers and schedules as Accelerate steps them."""
+        prepare, state = self.parallel.accelerator.prepare, self.training_state
+        return [*map(prepare, state.optimizers)], [*map(prepare, state.schedules)]
+
+    @cached_property
+    def features(self) -> TargetFeatures:
+        return TargetFeatures(
+            self.target, self.rows, self.draft.needs.layers, store=self.store,
+            compiled=graph_plan.compiles_features(self.conf),
+        )  # fmt: skip
+
+    @cached_property
+    def builder(self) -> MicroBatchBuilder:
+        return MicroBatchBuilder(self.conf, self.parallel, self.draft, self.features)
+
+    @cached_property
+    def micro_batches(self) -> Generator[list[MicroBatch]]:
+        """Return an iterator over the micro-batches of each step to come."""
+        return self.builder.iterate_steps(range(self.state.progress.step, self.rate.steps))
+
+    @cached_property
+    def metric_buffer(self) -> MetricBuffer:
+        return MetricBuffer(steps=self.conf.log.interval)
+
+    @cached_property
+    def _step(self) -> Callable[[dict[int, MicroBatch]], None]:
+        return self.parallel.device.compile_if_lazy(self.optimizer_step)
+
+    def run(self) -> RunProgress:
+        """Train to the last step, and return the run's progress.
+
+        Metrics, states and the best checkpoint are written into the run folder on the way. Raise
+        UserError if a loss is not finite.
+        """
+        conf, progress, steps = self.conf, self.state.progress, self.rate.steps
+        progress.num_rows, progress.steps = len(self.rows), steps
+        saves = SaveSchedule(
+            parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_interval
+        )
+        bar = ProgressBar(steps_done=progress.step, steps=steps)
+        with self._resume(), bar:
+            log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
+            self._restart_clock()
+            while progress.step < steps:
+                self._train_step()
+                progress.step += 1
+                is_last = progress.step == steps
+                should_evaluate = is_last or progress.step % conf.eval_every == 0
+                should_log = should_evaluate or progress.step % conf.log.interval == 0
+                if should_log or saves.is_due(progress.step):
+                    # Read the metrics before saving, so that a non-finite loss ends the run
+                    # without saving a bad state.
+                    self._log_metrics(bar, should_evaluate)
+                    saves.read_clock()  # a collective, so only here; it can make a state due
+                if is_last or saves.is_due(progress.step):
+                    self.state.save(self.training_state, self.parallel)
+                    saves.restart()
+                    self._restart_clock()
+        return progress
+
+    def warmup(self) -> None:
+        """Take one step, which compiles every graph, and save nothing."""
+        with self._resume():
+            self._train_step()
+
+    @contextmanager
+    def _resume(self) -> Iterator[None]:
+        """Load the newest state, if there is one, for the steps of the block.
+
+        Metrics of later steps are dropped, and features to keep are computed. Graphs that are
+        compiled from here to the end of the block are checked against those announced.
+        """
+        device, optimizers = self.parallel.device, self.training_state.optimizers
+        # Wrapped while their states are empty: Accelerate loads them anew, into groups of its own.
+        _ = self.wrapped
+        needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
+        with device.expect_graphs(needed, log.info), closing(self.micro_batches):
+            if self.parallel.is_main:
+                drop_later_lines(self.log.file, after=self.state.progress.step)
+            if self.conf.data.keep_features:
+                self.features.keep_all(self.builder.size)
+            device.compile_if_lazy(allocate_optimizer_states)(optimizers)
+            self.state.load(self.training_state, self.parallel)
+            self.parallel.prepare_optimizers(optimizers)
+            yield
+
+    def _train_step(self) -> None:
+        device, began = self.parallel.accelerator.device, time.perf_counter()
+        micro_batches = next(self.micro_batches)
+        self.wait_seconds += time.perf_counter() - began
+        # In a dict, because a lazy device tells graphs apart by its tensors, not by a list's.
+        self._step({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
+        _, schedules = self.wrapped
+        for schedule in schedules:
+            schedule.step()
+
+    def optimizer_step(self, micro_batches: dict[int, MicroBatch]) -> None:
+        """Update the weights by the gradient of the step's loss, and buffer its metrics.
+
+        The loss of a step is its sum over all rows of all processes, divided by its summed weight.
+        """
+        accelerator = self.parallel.accelerator
+        step_extras = self._sum_term_weights([*micro_batches.values()])
+        sums: dict[str, Tensor] = {}
+        for index, micro_batch in micro_batches.items():
+            batch, target_output = micro_batch.batch, micro_batch.target_output
+            target_output = (
+                target_output.to(accelerator.device) if target_output else self.features.see(batch)
+            )
+            extras = {name: t.to(accelerator.device) for name, t in micro_batch.extras.items()}
+            is_last = index == len(micro_batches) - 1
+            with nullcontext() if is_last else accelerator.no_sync(self.loss_module):
+                loss = self.loss_module(batch, target_output, extras | step_extras)
+                accelerator.backward(loss.total)
+            is_token = batch.document_ids >= 0  # the rest is padding
+            in_answer = is_token & batch.answer_mask
+            pairs = loss.metrics | {
+                "loss": torch.stack([loss.total.detach(), loss.weight]).float(),
+                "tokens": torch.stack([is_token.sum(), in_answer.sum()]).float(),
+            }
+            sums = {name: sums[name] + pair if sums else pair for name, pair in pairs.items()}
+
+        weight = self.parallel.all_reduce_sum(sums["loss"])[1]
+        scale = gradient_scale(weight, accelerator.num_processes)
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        norm = full_tensor(
+            cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm))
+        )
+        self.metric_buffer.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
+        optimizers, _ = self.wrapped
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def _sum_term_weights(self, micro_batches: list[MicroBatch]) -> Extras:
+        """Return the weights of the loss's terms as `step_weights`, summed over the step's rows.
+
+        A loss without terms has none: return {}.
+        """
+        weights = [m.term_weights for m in micro_batches if m.term_weights is not None]
+        if not weights:
+            return {}
+        return {"step_weights": self.parallel.all_reduce_sum(torch.stack(weights).sum(0))}
+
+    def _log_metrics(self, bar: ProgressBar, should_evaluate: bool) -> None:
+        """Write a line of metrics, of the steps since the last one and of the draft; collective."""
+        step, clock_start_step = self.state.progress.step, self.clock_start_step
+        seconds = time.perf_counter() - self.clock_start
+        values = self._read_metrics(seconds)
+        bar.report(step, values, seconds_per_step=seconds / (step - clock_start_step))
+        self._restart_clock()
+        line = {f"train/{name}": value for name, value in values.items()}
+        self.log.write(step, line | (self._evaluate_draft() if should_evaluate else {}))
+
+    def _read_metrics(self, seconds: float) -> dict[str, float]:
+        """Return the metrics of the steps of these seconds, counting their tokens; collective.
+
+        Raise UserError if a loss is not finite.
+        """
+        progress, optim = self.state.progress, self.conf.optim
+        step_sums = self.metric_buffer.read(self.parallel)
+        losses = compute_losses(step_sums.pop("loss"), last_step=progress.step)
+        sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in step_sums.items()}
+        # The processes of a tensor group read the same rows, so each counts the same tokens.
+        tokens, answer_tokens = (count / self.conf.parallel.tensor for count in sums.pop("tokens"))
+        progress.tokens += round(tokens)
+        progress.answer_tokens += round(answer_tokens)
+        rows_visited = progress.step * optim.rows_per_step
+        values = {
+            "loss": sum(losses) / len(losses),
+            "lr": optim.lr * self.rate.factor(progress.step - 1),  # that of the last step
+            **{name: total / max(count, 1) for name, (total, count) in sums.items()},
+            "rows": float(rows_visited),
+            "tokens": float(progress.tokens),
+            "answer_tokens": float(progress.answer_tokens),
+            "epochs": rows_visited / len(self.rows),
+            "tokens_per_s": tokens / seconds,
+            "data_wait": self.wait_seconds / seconds,
+        }
+        if (tau := chain_acceptance_length(values)) is not None:
+            values["tau"] = tau
+        if (graph_budget := self.parallel.device.ledger.budget) is not None:
+            values["graphs_unannounced"] = graph_budget.unannounced
+        return values
+
+    def _restart_clock(self) -> None:
+        """Restart the clock of the training time, which excludes evaluation and saving."""
+        self.clock_start, self.clock_start_step = time.perf_counter(), self.state.progress.step
+        self.wait_seconds = 0.0
+
+    def _evaluate_draft(self) -> dict[str, float]:
+        """Decode held-out prompts, and return the metrics by their `eval/` names; collective.
+
+        Save the draft if it is the best so far, and restart the clock. Return {} on processes that
+        do not run the target.
+        """
+        values: dict[str, float] = {}
+        with full_params(self.draft):
+            if self.parallel.runs_target:
+                values = self.evaluate(self.draft)
+                self._save_if_best(values["delivered_per_round"])
+        self.parallel.barrier()
+        self._restart_clock()
+        return {f"eval/{name}": value for name, value in values.items()}
+
+    def _save_if_best(self, delivered: float) -> None:
+        progress = self.state.progress
+        # An adapted target that repeats itself has the most tokens per round: keep its last draft.
+        is_adapted = self.draft.get_adapted_target(self.target) is not None
+        if progress.best is None or delivered > progress.best or is_adapted:
+            progress.best, progress.best_step = delivered, progress.step
+            if self.parallel.is_main:
+                self.draft.save(self.state.folder / "checkpoint", self.target)
+        log.info(
+            "step %d  delivered tokens per round %.3f, best %.3f at step %s",
+            progress.step, delivered, progress.best, progress.best_step,
+        )  # fmt: skip
