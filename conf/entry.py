@@ -22,12 +22,7 @@ import yaml
 from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    MissingConfigException,
-    OverrideParseException,
-)
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from hydra.version import setbase
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -61,11 +56,7 @@ ConfigStore.__deepcopy__ = lambda self, _: self  # pyright: ignore[reportAttribu
 argparse.ArgumentParser._check_help = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
 for _method, _schema in METHODS.items():
     ConfigStore.instance().store(
-        group="draft/schema",
-        name=_method,
-        node=_schema,
-        package="draft",
-        provider="models.drafts.options",
+        group="draft/schema", name=_method, node=_schema, package="draft", provider="models.drafts.options"
     )
 
 
@@ -108,17 +99,13 @@ def _run_command(command: Callable[[DictConfig], None], name: str, schema: type)
     register_options(name)
     check_experiments(args.overrides, name)
     args.overrides = quote_typed_text(args.overrides, schema, is_sweep=args.multirun)
-    _run_hydra(
-        args=args, args_parser=parser, task_function=command, config_path=CONF_DIR, config_name=name
-    )  # fmt: skip
+    _run_hydra(args=args, args_parser=parser, task_function=command, config_path=CONF_DIR, config_name=name)
 
 
 def reject_windows(os_name: str) -> None:
     """Exit with code 2 on Windows, where files cannot be locked or flushed as runs need."""
     if os_name == "nt":
-        exit_with_error(
-            UserError("system: must be Linux or macOS, got Windows; use WSL 2 or a container")
-        )
+        exit_with_error(UserError("system: must be Linux or macOS, got Windows; use WSL 2 or a container"))
 
 
 def register_schema(name: str, schema: type) -> None:
@@ -218,9 +205,7 @@ def read_config(path: Path, schema: type[Conf]) -> Conf:
 def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         method = {"method": value.method} if isinstance(value, DraftConf) else {}
-        return method | {
-            f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)
-        }
+        return method | {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {key: _to_plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -294,9 +279,7 @@ def error_to_line(error: BaseException) -> str:
         case OverrideParseException(override=str(override)):
             return unreadable_message(*override.partition("="))
         case ConfigAttributeError() | ConfigKeyError():
-            return unknown_key_message(str(cause.full_key), cause.object_type) + _config_file_note(
-                error
-            )
+            return unknown_key_message(str(cause.full_key), cause.object_type) + _config_file_note(error)
         case MissingMandatoryValue():
             return _missing_value_message(cause)
         case ValidationError():

@@ -16,21 +16,25 @@ MESSAGE_REWRITES = {
     r"Invalid value ('.*'), expected one of \[(.*)\]": r"must be one of \2, got \1",
     r"field '.*' is not Optional": "must be set, got null",
     r"Invalid value assigned: (\w+) is not a ListConfig": r"must be a list, got one \1",
-    r"Invalid type assigned: \w+ is not a subclass of \w+\. value: ([^\n]*)":
-        r"must be keys with values, got \1",
+    r"Invalid type assigned: \w+ is not a subclass of \w+\. value: ([^\n]*)": r"must be keys with values, got \1",
     r"Cannot assign (\w+) to Dict": r"must be keys with values, got one \1",
-    r"Cannot merge DictConfig with ListConfig":
-        "config: must have keys, got a list; write NAME: VALUE in place of - VALUE",
-    r"Config group override must be a string or a list\. Got (\w+)":
-        r"command line: a group takes the name of an option, got a value of type \1; see --help",
-    r"Could not (?:override|delete) '([^']+)'\. No match in the defaults list.*":
-        r"\1: no such key or group in this command; see --help",
-    r"Unexpected type for root: NoneType":
+    r"Cannot merge DictConfig with ListConfig": (
+        "config: must have keys, got a list; write NAME: VALUE in place of - VALUE"
+    ),
+    r"Config group override must be a string or a list\. Got (\w+)": (
+        r"command line: a group takes the name of an option, got a value of type \1; see --help"
+    ),
+    r"Could not (?:override|delete) '([^']+)'\. No match in the defaults list.*": (
+        r"\1: no such key or group in this command; see --help"
+    ),
+    r"Unexpected type for root: NoneType": (
         "command line: a key of a group needs a chosen option of the group, got none; "
-        "choose one first, as in target=qwen3-8b target.path=DIR",
-    r"Ambiguous value for argument '([^=]+)=([^']*)'":
-        r"\1: must be one value, got '\2'; for a run of each add -m, for a list write \1=[\2]",
-}  # fmt: skip
+        "choose one first, as in target=qwen3-8b target.path=DIR"
+    ),
+    r"Ambiguous value for argument '([^=]+)=([^']*)'": (
+        r"\1: must be one value, got '\2'; for a run of each add -m, for a list write \1=[\2]"
+    ),
+}
 
 
 def unknown_key_message(key: str, schema: type | None) -> str:
@@ -43,11 +47,7 @@ def unknown_key_message(key: str, schema: type | None) -> str:
     matches = [path for path, last in keys.items() if last == name]
     matches += difflib.get_close_matches(name, top_level, n=1)
     path = f"{parent}." if parent else ""
-    remedy = (
-        f"did you mean {path}{matches[0]}?"
-        if matches
-        else f"choose one of {', '.join(sorted(top_level))}"
-    )
+    remedy = f"did you mean {path}{matches[0]}?" if matches else f"choose one of {', '.join(sorted(top_level))}"
     return f"{key}: no such key; {remedy}"
 
 

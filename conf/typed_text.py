@@ -15,8 +15,16 @@ from models.drafts.options import METHODS, DraftConf
 from models.io.errors import require
 
 PATH_KEYS = {  # the last names of keys that may hold a path, in which a leading ~ is expanded
-    "cache_dir", "checkpoint", "exclude", "file", "name", "output", "output_dir", "path", "prompts",
-}  # fmt: skip
+    "cache_dir",
+    "checkpoint",
+    "exclude",
+    "file",
+    "name",
+    "output",
+    "output_dir",
+    "path",
+    "prompts",
+}
 PROSE_KEYS = {"prompt", "stop"}  # whose ${...} is text
 OVERRIDE = re.compile(r"(\+{0,2}([\w.-]+)=)(.*)", re.DOTALL)
 QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
@@ -52,14 +60,9 @@ def quote(text: str) -> str:
 def _check_effect(override: str, schema: type) -> None:
     key = override.lstrip("+~").partition("=")[0]
     starts = tuple(
-        f"{field.name}.{name}"
-        for field in dataclasses.fields(schema)
-        for name in field.metadata.get("unused", ())
+        f"{field.name}.{name}" for field in dataclasses.fields(schema) for name in field.metadata.get("unused", ())
     )
-    require(
-        not f"{key}.".startswith(starts),
-        f"{key}: must be left out, as it has no effect here, got {override}",
-    )
+    require(not f"{key}.".startswith(starts), f"{key}: must be left out, as it has no effect here, got {override}")
 
 
 def _quote_override(override: str, schema: type, is_sweep: bool) -> str:

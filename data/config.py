@@ -13,9 +13,22 @@ from models.targets.config import TargetConf
 MISSING: Any = "???"  # OmegaConf's marker for a required value
 
 CONTENT_COLUMNS = (
-    "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
-    "question", "turns", "answer", "output", "response", "completion", "solution",
-)  # fmt: skip
+    "messages",
+    "conversations",
+    "data",
+    "ids",
+    "text",
+    "prompt",
+    "instruction",
+    "input",
+    "question",
+    "turns",
+    "answer",
+    "output",
+    "response",
+    "completion",
+    "solution",
+)
 DEMO = "demo"  # stands in for a path and names the embedded demo's prompts
 
 
@@ -74,10 +87,13 @@ class DemoAnswersConf:
 
     def __post_init__(self) -> None:
         check_values(
-            self, "data.answers",
-            prompts=at_least(1), max_new_tokens=at_least(2), batch=at_least(1),
+            self,
+            "data.answers",
+            prompts=at_least(1),
+            max_new_tokens=at_least(2),
+            batch=at_least(1),
             temperature=at_least(0, "0 is greedy"),
-        )  # fmt: skip
+        )
 
 
 @dataclass(kw_only=True)
@@ -90,10 +106,12 @@ class OnPolicyConf:
 
     def __post_init__(self) -> None:
         check_values(
-            self, "data.on_policy",
-            share=replace(SHARE, remedy="0 turns it off"), interval=at_least(1),
+            self,
+            "data.on_policy",
+            share=replace(SHARE, remedy="0 turns it off"),
+            interval=at_least(1),
             temperature=at_least(0, "0 is greedy"),
-        )  # fmt: skip
+        )
 
 
 @dataclass(kw_only=True)
@@ -122,11 +140,10 @@ class DataConf:
 
     def __post_init__(self) -> None:
         check_values(
-            self, "data",
+            self,
+            "data",
             path=Rule(
-                "must be null for data.source=demo",
-                lambda _: self.source is not DataSource.demo,
-                "add data=jsonl",
+                "must be null for data.source=demo", lambda _: self.source is not DataSource.demo, "add data=jsonl"
             ),
             split=Rule(
                 f"must be a name for data.source={self.source.value}, which is not sliced",
@@ -142,7 +159,7 @@ class DataConf:
             limit=at_least(1, "null reads all rows"),
             processes=at_least(1, "null takes one for each CPU"),
             seed=SEED,
-        )  # fmt: skip
+        )
 
     def check_path(self) -> None:
         """Check that the source has its path; raise UserError otherwise.
@@ -189,17 +206,13 @@ class ShowConf:
     output_dir: str = "outputs/show"
 
     def __post_init__(self) -> None:
-        check_values(
-            self, documents=at_least(1), read=at_least(1), tokens=at_least(1), seed=SEED
-        )  # fmt: skip
+        check_values(self, documents=at_least(1), read=at_least(1), tokens=at_least(1), seed=SEED)
         require(
             self.data.source is not DataSource.captured,
-            "data.source: data.show reads rows, got captured; show what the store was captured "
-            "from",
+            "data.source: data.show reads rows, got captured; show what the store was captured from",
         )
         require(
-            self.data.source is not DataSource.demo
-            or self.data.answers.source is not DemoAnswerSource.target,
+            self.data.source is not DataSource.demo or self.data.answers.source is not DemoAnswerSource.target,
             "data.answers.source: data.show generates nothing, got target; take corpus, or show "
             "what `python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo",
         )

@@ -62,9 +62,7 @@ def read_cached_documents(
     return load_documents(path)
 
 
-def read_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
-) -> Documents:
+def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None) -> Documents:
     """Read and tokenize the configured data in `conf.processes`; report the progress.
 
     `vocab_size` is the number of the target's embeddings; token ids beyond them are refused. Raises
@@ -72,18 +70,18 @@ def read_documents(
     """
     skipped: Counter[str] = Counter()
     documents = iter_documents(
-        conf, tokenizer, skipped, vocab_size, processes=conf.processes or default_processes(),
-        track=partial(
-            track_progress, description="tokenize", total=count_training_rows(conf)
-        ),
-    )  # fmt: skip
+        conf,
+        tokenizer,
+        skipped,
+        vocab_size,
+        processes=conf.processes or default_processes(),
+        track=partial(track_progress, description="tokenize", total=count_training_rows(conf)),
+    )
     checked = check_documents(documents, skipped)
     return replace(Documents.from_documents(checked), skipped=skipped)
 
 
-def fingerprint_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int
-) -> str:
+def fingerprint_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str:
     """Return a hash of everything that the documents depend on."""
     backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
     parts = [
@@ -92,10 +90,7 @@ def fingerprint_documents(
         [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.chat_template, vocab_size],
         backend.to_str() if tokenizer.is_fast else tokenizer.get_vocab(),
         {name: version(name) for name in PACKAGES},
-        *(
-            (str(file.relative_to(CODE)), file.read_text(encoding="utf-8"))
-            for file in sorted(CODE.rglob("*.py"))
-        ),
+        *((str(file.relative_to(CODE)), file.read_text(encoding="utf-8")) for file in sorted(CODE.rglob("*.py"))),
     ]
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, default=str).encode())
 

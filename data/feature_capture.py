@@ -13,13 +13,7 @@ from torch import Tensor
 from conf.entry import config_to_yaml
 from data.config import CaptureConf, DataSource
 from data.document_cache import read_cached_documents
-from data.features.manifest import (
-    DOCUMENTS_FILE,
-    FileRecord,
-    Manifest,
-    StoreSpec,
-    shard_name,
-)
+from data.features.manifest import DOCUMENTS_FILE, FileRecord, Manifest, StoreSpec, shard_name
 from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
@@ -53,9 +47,7 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
         "data.prepare` and give data=prepared data.path=outputs/prepare/RUN",
     )
     rows = check_and_read_first_rows(
-        conf.data,
-        partial(check_pretrained, conf.target),
-        partial(check_pretrained, conf.draft.pretrained),
+        conf.data, partial(check_pretrained, conf.target), partial(check_pretrained, conf.draft.pretrained)
     )
     preview_rows(conf.data, conf.target, rows)
     device = build_device(conf.device, conf.target)
@@ -84,42 +76,53 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
     Raise UserError if the draft's features cannot be stored.
     """
     needs = build_meta_draft(conf.draft, meta_target).needs
-    schema = build_schema(
-        conf, needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size
-    )
-    documents = read_cached_documents(
-        conf.data, tokenizer, read_vocab_size(conf.target), conf.output_dir
-    )
+    schema = build_schema(conf, needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size)
+    documents = read_cached_documents(conf.data, tokenizer, read_vocab_size(conf.target), conf.output_dir)
     plan, report = CapturePlan.from_documents(
-        documents, schema, length=conf.data.row_length,
-        overlap=conf.data.overlap, batch=conf.batch, shard_mb=conf.shard_mb,
-    )  # fmt: skip
+        documents,
+        schema,
+        length=conf.data.row_length,
+        overlap=conf.data.overlap,
+        batch=conf.batch,
+        shard_mb=conf.shard_mb,
+    )
     log.info("data: %s", report)
     tokens, supervised = plan.shard_token_counts.sum(0).tolist()
     log.info(
         "store: %.4g GB in %d shards, %.0f bytes per token; %.0f%% of the tokens are supervised",
-        plan.feature_bytes / GB, len(plan.shard_token_counts), plan.feature_bytes / tokens,
+        plan.feature_bytes / GB,
+        len(plan.shard_token_counts),
+        plan.feature_bytes / tokens,
         100 * supervised / tokens,
-    )  # fmt: skip
+    )
     return plan
 
 
-def build_manifest(
-    plan: CapturePlan, conf: CaptureConf, device: Device, tokenizer_hash: str, command: str
-) -> Manifest:
+def build_manifest(plan: CapturePlan, conf: CaptureConf, device: Device, tokenizer_hash: str, command: str) -> Manifest:
     """Return the manifest of a capture that has written no file."""
     documents = plan.packed.documents
     tokens, supervised = plan.shard_token_counts.sum(0).tolist()
     spec = StoreSpec(
-        tokenizer_sha256=tokenizer_hash, computed_in=str(device.dtype).removeprefix("torch."),
-        schema=plan.schema, length=conf.data.row_length, overlap=conf.data.overlap,
-        batch=conf.batch, documents=len(documents), tokens=tokens, supervised=supervised,
-        documents_xxh3=documents.content_hash(), shards=len(plan.shard_token_counts),
-    )  # fmt: skip
+        tokenizer_sha256=tokenizer_hash,
+        computed_in=str(device.dtype).removeprefix("torch."),
+        schema=plan.schema,
+        length=conf.data.row_length,
+        overlap=conf.data.overlap,
+        batch=conf.batch,
+        documents=len(documents),
+        tokens=tokens,
+        supervised=supervised,
+        documents_xxh3=documents.content_hash(),
+        shards=len(plan.shard_token_counts),
+    )
     return Manifest(
-        spec=spec, target=conf.target.path or conf.target.name, method=conf.draft.method,
-        command=command, categories=documents.categories, languages=documents.languages,
-    )  # fmt: skip
+        spec=spec,
+        target=conf.target.path or conf.target.name,
+        method=conf.draft.method,
+        command=command,
+        categories=documents.categories,
+        languages=documents.languages,
+    )
 
 
 def list_missing_files(manifest: Manifest, folder: Path, *, checksums: bool) -> list[str]:
@@ -156,9 +159,7 @@ def write_missing_files(
     manifest = replace(manifest, target_sha256=target.fingerprint)
     if DOCUMENTS_FILE in missing:
         write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
-    graphs = device.choose_graphs(
-        whole=[Graph("look")], parts=[Graph("features", (conf.batch, plan.packed.length))]
-    )
+    graphs = device.choose_graphs(whole=[Graph("look")], parts=[Graph("features", (conf.batch, plan.packed.length))])
     builder = ShardBuilder(target, plan, batch=conf.batch)
     num_batches = sum(len(builder.list_batches(shard)) for shard in shards)
     steps = iter(track_progress(range(num_batches), "capture"))
@@ -169,18 +170,15 @@ def write_missing_files(
 
 
 def write_store_file(
-    manifest: Manifest, folder: Path, name: str, tensors: dict[str, Tensor],
-    rounding: dict[str, dict[str, float]],
-) -> None:  # fmt: skip
+    manifest: Manifest, folder: Path, name: str, tensors: dict[str, Tensor], rounding: dict[str, dict[str, float]]
+) -> None:
     """Write one file atomically, then record its checksum: the file is valid from now on."""
     # save_file would write under a temporary name of its own, which a kill leaves behind.
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     with report_disk_errors(folder, remedy=RESUME_HINT):
         with atomic_path(folder / name) as partial:
             partial.write_bytes(data)
-        manifest.files[name] = FileRecord(
-            bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), rounding=rounding
-        )
+        manifest.files[name] = FileRecord(bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), rounding=rounding)
         manifest.write(folder)
 
 
@@ -189,12 +187,6 @@ def log_rounding(files: dict[str, FileRecord]) -> None:
     for layer in dict.fromkeys(layer for file in files.values() for layer in file.rounding):
         errors = [file.rounding[layer] for file in files.values() if layer in file.rounding]
         relative, lost = (max(error[name] for error in errors) for name in ("relative", "lost"))
-        log.info(
-            "rounding: %s by %.2f%% of a row's norm, %.1f%% of its values to 0",
-            layer, 100 * relative, 100 * lost,
-        )  # fmt: skip
+        log.info("rounding: %s by %.2f%% of a row's norm, %.1f%% of its values to 0", layer, 100 * relative, 100 * lost)
         if lost > MAX_ZEROED_SHARE:
-            log.warning(
-                "dtype: outliers of %s leave few quantization steps for its other values; try fp8",
-                layer,
-            )
+            log.warning("dtype: outliers of %s leave few quantization steps for its other values; try fp8", layer)

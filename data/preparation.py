@@ -19,42 +19,20 @@ from data.answers.endpoint import EndpointAnswerBackend, ServedModel, check_endp
 from data.chat.prepared_prompts import check_prompt_ids
 from data.mixture.filters import FilterRules, read_first_turns
 from data.mixture.gather import SourceReport, check_source, ingest_source
-from data.mixture.report import (
-    REPORT_FILE,
-    REPORT_PAGE_FILE,
-    collect_results,
-    train_file,
-    write_prepare_report,
-)
+from data.mixture.report import REPORT_FILE, REPORT_PAGE_FILE, collect_results, train_file, write_prepare_report
 from data.mixture.select import select_splits
 from data.prepare_config import AnswerSource, PrepareConf
 from data.sources.files import TABLE_BATCH_ROWS
-from data.sources.prepared_rows import (
-    HELD_OUT,
-    TRAIN,
-    PreparedRow,
-    row_from_columns,
-    write_prepared_rows,
-)
+from data.sources.prepared_rows import HELD_OUT, TRAIN, PreparedRow, row_from_columns, write_prepared_rows
 from data.sources.text_hashes import prompt_hashes
 from data.vocabulary.counts import describe_coverage
 from models.io.errors import require
-from models.io.files import (
-    PARTIAL_SUFFIX,
-    partial_directory,
-    report_disk_errors,
-    write_text_atomically,
-)
+from models.io.files import PARTIAL_SUFFIX, partial_directory, report_disk_errors, write_text_atomically
 from models.io.lock import acquire_lock
 from models.io.tracking import upload_results
 from models.targets.loading import load_target
 from models.targets.precision import build_device
-from models.targets.pretrained import (
-    check_pretrained,
-    load_tokenizer,
-    read_context_length,
-    read_vocab_size,
-)
+from models.targets.pretrained import check_pretrained, load_tokenizer, read_context_length, read_vocab_size
 
 CONFIG_FILE, HELD_OUT_FILE = "config.yaml", f"{HELD_OUT}-00000-of-00001.parquet"
 IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows
@@ -72,11 +50,7 @@ def prepare_rows(conf: PrepareConf) -> None:
     if (folder / REPORT_FILE).exists():
         log.info("already prepared: %s", folder / REPORT_PAGE_FILE)
         return
-    served = (
-        check_endpoint(conf.answers, conf.target)
-        if conf.answers.source is AnswerSource.endpoint
-        else None
-    )
+    served = check_endpoint(conf.answers, conf.target) if conf.answers.source is AnswerSource.endpoint else None
     if conf.answers.source is AnswerSource.target:
         check_pretrained(conf.target)
     for name, source in conf.mixture.sources.items():
@@ -95,9 +69,8 @@ def prepare_rows(conf: PrepareConf) -> None:
 
 
 def report_finished_folder(
-    conf: PrepareConf, sources: dict[str, SourceReport], excluded: dict[str, list[str]],
-    folder: Path,
-) -> None:  # fmt: skip
+    conf: PrepareConf, sources: dict[str, SourceReport], excluded: dict[str, list[str]], folder: Path
+) -> None:
     """Write the report if the files of all workers are there, and no other worker has."""
     files = [train_file(folder, worker, conf.workers) for worker in range(conf.workers)]
     files.append(folder / HELD_OUT_FILE)
@@ -119,8 +92,7 @@ def check_same_settings(folder: Path, conf: PrepareConf) -> None:
     if not (folder / CONFIG_FILE).exists():
         return
     recorded, ours = (
-        dict(_flatten_keys(yaml.safe_load(text)))
-        for text in ((folder / CONFIG_FILE).read_text(), config_to_yaml(conf))
+        dict(_flatten_keys(yaml.safe_load(text))) for text in ((folder / CONFIG_FILE).read_text(), config_to_yaml(conf))
     )
     for key in recorded | ours:
         require(
@@ -139,9 +111,7 @@ def _flatten_keys(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flatten_keys(part, f"{prefix}{key}.")
 
 
-def build_filter_rules(
-    conf: PrepareConf, excluded: Iterable[str], served: ServedModel | None
-) -> FilterRules:
+def build_filter_rules(conf: PrepareConf, excluded: Iterable[str], served: ServedModel | None) -> FilterRules:
     """Return the rules that accept or reject a row.
 
     The target's tokenizer measures the prompts; no model is loaded.
@@ -153,10 +123,11 @@ def build_filter_rules(
         if replace_answers:
             limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
         check_prompt = partial(
-            check_prompt_ids, tokenizer=load_tokenizer(conf.target),
+            check_prompt_ids,
+            tokenizer=load_tokenizer(conf.target),
             max_tokens=min((limit for limit in limits if limit is not None), default=None),
             vocab_size=read_vocab_size(conf.target),
-        )  # fmt: skip
+        )
     return FilterRules(
         mixture=conf.mixture,
         replace_answers=replace_answers,
@@ -172,22 +143,15 @@ def build_splits(
 
     The rows stay in files of the folder `candidates`.
     """
-    files = {
-        name: candidates / f"{number:03d}.arrow" for number, name in enumerate(conf.mixture.sources)
-    }
-    sources = {
-        name: ingest_source(name, source, rules, files[name])
-        for name, source in conf.mixture.sources.items()
-    }
+    files = {name: candidates / f"{number:03d}.arrow" for number, name in enumerate(conf.mixture.sources)}
+    sources = {name: ingest_source(name, source, rules, files[name]) for name, source in conf.mixture.sources.items()}
     splits, dropped = select_splits([*files.values()], conf.mixture)
     for name, report in sources.items():
         report.dropped.update(dropped[name])
     return splits, sources
 
 
-def write_files(
-    conf: PrepareConf, served: ServedModel | None, splits: dict[str, Dataset], folder: Path
-) -> None:
+def write_files(conf: PrepareConf, served: ServedModel | None, splits: dict[str, Dataset], folder: Path) -> None:
     """Write this worker's share of the rows to train on, answered if so configured.
 
     Worker 0 writes the held-out rows, which nobody answers. Existing files are kept.
@@ -205,9 +169,7 @@ def write_files(
     journal = folder / f"answers-{conf.worker:05d}-of-{conf.workers:05d}.jsonl"
     if conf.answers.source is not AnswerSource.none and len(part):
         backend, tokenizer = build_answer_backend(conf, served)
-        rows = answer_rows(
-            rows, backend, tokenizer, conf.answers, journal, report=report, total=len(part)
-        )
+        rows = answer_rows(rows, backend, tokenizer, conf.answers, journal, report=report, total=len(part))
     write_counted_rows(file, rows, report)
     journal.unlink(missing_ok=True)
     log.info("%s: %s", file, "; ".join(report.summary_lines()) or f"{len(part):,} rows")
@@ -232,9 +194,7 @@ def write_counted_rows(file: Path, rows: Iterable[PreparedRow], report: AnswersR
     write_prepared_rows(file, count_licenses(), lambda: {"licenses": licenses, **vars(report)})
 
 
-def build_answer_backend(
-    conf: PrepareConf, served: ServedModel | None
-) -> tuple[AnswerBackend, Any]:
+def build_answer_backend(conf: PrepareConf, served: ServedModel | None) -> tuple[AnswerBackend, Any]:
     """Return the backend that answers prompts, and the target's tokenizer."""
     if served is not None:
         tokenizer = load_tokenizer(conf.target)

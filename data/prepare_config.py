@@ -55,12 +55,11 @@ class SourceConf:
                 f"got {unknown[0]}; known names are {', '.join(known_names)}"
             )
         check_values(
-            self, key,
-            share=Rule(
-                "must be a positive number", lambda share: 0 < share < math.inf, "remove the source"
-            ),
+            self,
+            key,
+            share=Rule("must be a positive number", lambda share: 0 < share < math.inf, "remove the source"),
             limit=at_least(1, "null reads all rows"),
-        )  # fmt: skip
+        )
         for name, value in self.template.items():
             require(value != [], f"{key}.template.{name}: must list at least one value, got []")
 
@@ -78,20 +77,15 @@ class MixtureConf:
     max_prompt_tokens: int | None = None  # tokens of a first prompt; None: the target's limit
 
     def __post_init__(self) -> None:
-        require(
-            bool(self.sources),
-            "mixture.sources: must name at least one source, got none; see docs/prepare.md",
-        )
+        require(bool(self.sources), "mixture.sources: must name at least one source, got none; see docs/prepare.md")
         for name, source in self.sources.items():
             source.check(f"mixture.sources.{name}")
         unshared = [name for name, source in self.sources.items() if source.share is None]
         if 0 < len(unshared) < len(self.sources):
-            raise UserError(
-                f"mixture.sources.{unshared[0]}.share: must be set for all sources or none, got "
-                "null"
-            )
+            raise UserError(f"mixture.sources.{unshared[0]}.share: must be set for all sources or none, got null")
         check_values(
-            self, "mixture",
+            self,
+            "mixture",
             rows=Rule(
                 "must be at least 1 and needs sources with shares",
                 lambda rows: rows >= 1 and not unshared,
@@ -104,7 +98,7 @@ class MixtureConf:
                 f"must be at most max_chars={self.max_chars}",
                 lambda chars: self.max_chars is None or chars <= self.max_chars,
             ),
-        )  # fmt: skip
+        )
 
 
 class AnswerSource(Enum):
@@ -139,11 +133,19 @@ class AnswersConf:
 
     def __post_init__(self) -> None:
         check_values(
-            self, "answers", temperature=SAMPLING_RULES["temperature"],
-            top_p=SAMPLING_RULES["top_p"], top_k=SAMPLING_RULES["top_k"], seed=SEED,
-            max_new_tokens=at_least(1), batch=at_least(1), concurrency=at_least(1),
-            retries=at_least(0), context=at_least(2), timeout_s=POSITIVE,
-        )  # fmt: skip
+            self,
+            "answers",
+            temperature=SAMPLING_RULES["temperature"],
+            top_p=SAMPLING_RULES["top_p"],
+            top_k=SAMPLING_RULES["top_k"],
+            seed=SEED,
+            max_new_tokens=at_least(1),
+            batch=at_least(1),
+            concurrency=at_least(1),
+            retries=at_least(0),
+            context=at_least(2),
+            timeout_s=POSITIVE,
+        )
         is_endpoint = self.source is AnswerSource.endpoint
         require(
             not (is_endpoint or self.url) or _is_http_url(self.url),
@@ -172,9 +174,7 @@ class AnswersConf:
     @property
     def sampling(self) -> SamplingConf:
         """Return the sampling settings."""
-        return SamplingConf(
-            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
-        )
+        return SamplingConf(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed)
 
     def prompt_limit(self, *contexts: int | None) -> int:
         """Return the maximum number of prompt tokens in the smallest known context.
@@ -197,11 +197,7 @@ class AnswersConf:
     @property
     def rows_in_flight(self) -> int:
         """Return the number of rows in flight; each waits for one answer at a time."""
-        return (
-            self.concurrency
-            if self.source is AnswerSource.endpoint
-            else self.batch * BATCHES_IN_FLIGHT
-        )
+        return self.concurrency if self.source is AnswerSource.endpoint else self.batch * BATCHES_IN_FLIGHT
 
     @property
     def api_key(self) -> str:
@@ -230,8 +226,7 @@ class PrepareConf:
             self.target = replace(self.target, name=self.target.path)
         require(
             0 <= self.worker < self.workers,
-            f"worker: must lie in 0..{self.workers - 1} of workers={self.workers}, "
-            f"got {self.worker}",
+            f"worker: must lie in 0..{self.workers - 1} of workers={self.workers}, got {self.worker}",
         )
         require(
             self.has_target or self.mixture.max_prompt_tokens is None,

@@ -21,9 +21,7 @@ from models.targets.pretrained import load_tokenizer, read_vocab_size
 
 PREVIEW_ROWS = 100
 LAST_TURN_ONLY, DOCUMENT_PER_TURN = "the last turn of each", "one document per turn"
-DOCUMENT_PER_CONVERSATION = (
-    "one document per conversation, because the chat template leaves earlier turns unchanged"
-)
+DOCUMENT_PER_CONVERSATION = "one document per conversation, because the chat template leaves earlier turns unchanged"
 REWRITTEN_TURNS = f"{DOCUMENT_PER_TURN}, because the chat template rewrites earlier turns"
 
 
@@ -60,14 +58,8 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
         conversations.sort(key=_is_single_turn)
         row, documents = _render_first(conversations, conf, target)
         descriptions = {TurnSelection.last: LAST_TURN_ONLY, TurnSelection.each: DOCUMENT_PER_TURN}
-        turns = descriptions.get(
-            conf.turns, DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS
-        )
-        return Preview(
-            kind="conversations",
-            turns="" if _is_single_turn(row) else turns,
-            is_author_unknown=True,
-        )
+        turns = descriptions.get(conf.turns, DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS)
+        return Preview(kind="conversations", turns="" if _is_single_turn(row) else turns, is_author_unknown=True)
     vocab_size = read_vocab_size(target) if rows else None
     if any(isinstance(row, PlainText) for row in rows):
         return Preview(kind="plain texts, with every token supervised", is_author_unknown=True)
@@ -79,9 +71,7 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
         DataSource.captured: "features of the target, stored by data.capture",
         DataSource.prepared: "answers by the target, recorded by data.prepare",
     }
-    return Preview(
-        kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer")
-    )
+    return Preview(kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer"))
 
 
 def _render_first(

@@ -48,9 +48,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[Path], b
         f"got {shlex.join(words) or 'none'}; {USAGE}",
     )
     middle = words.index("--")
-    before, after = (
-        [Path(word) for word in side] for side in (words[:middle], words[middle + 1 :])
-    )
+    before, after = ([Path(word) for word in side] for side in (words[:middle], words[middle + 1 :]))
     return before, after, GATES[gates[-1]] if gates else None
 
 

@@ -17,9 +17,7 @@ MISSING: Any = "???"  # OmegaConf's mark of a required value
 DEMO_NEW_TOKENS, DEFAULT_NEW_TOKENS = 64, 256  # of answers to the demo's and to other prompts
 OWN_TARGET = "own"  # a target.name: the target that the draft was distilled from
 EACH_ABOVE_ONE = Rule(
-    "must be 2 or more each",
-    lambda batches: all(batch > 1 for batch in batches),
-    "[] measures only one row at a time",
+    "must be 2 or more each", lambda batches: all(batch > 1 for batch in batches), "[] measures only one row at a time"
 )
 
 
@@ -42,10 +40,15 @@ class EvaluationConf:
 
     def __post_init__(self) -> None:
         check_values(
-            self, "evaluation", max_new_tokens=at_least(2),
-            prompts_per_category=at_least(1, "null = all"), turns=at_least(1),
-            batch_sizes=EACH_ABOVE_ONE, typical_epsilon=POSITIVE, typical_delta=POSITIVE,
-        )  # fmt: skip
+            self,
+            "evaluation",
+            max_new_tokens=at_least(2),
+            prompts_per_category=at_least(1, "null = all"),
+            turns=at_least(1),
+            batch_sizes=EACH_ABOVE_ONE,
+            typical_epsilon=POSITIVE,
+            typical_delta=POSITIVE,
+        )
         self.rule.check_sampling(self.sampling)
 
     @property

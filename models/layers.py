@@ -52,17 +52,17 @@ def apply_rope(
     return (x * cos[:, None] + rotated * sin[:, None]).to(x.dtype)
 
 
-def attention_bias(
-    mask: Bool[Tensor, "*batch t s"], dtype: torch.dtype
-) -> Float[Tensor, "*batch t s"]:
+def attention_bias(mask: Bool[Tensor, "*batch t s"], dtype: torch.dtype) -> Float[Tensor, "*batch t s"]:
     """Return what is added to the scores of keys: 0 where `mask` is True, else MASKED_SCORE."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, MASKED_SCORE)
 
 
 def attend(
-    query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
-    value: Float[Tensor, "b kv s d"], mask: Bool[Tensor, "b 1 t s"],
-) -> Float[Tensor, "b h t d"]:  # fmt: skip
+    query: Float[Tensor, "b h t d"],
+    key: Float[Tensor, "b kv s d"],
+    value: Float[Tensor, "b kv s d"],
+    mask: Bool[Tensor, "b 1 t s"],
+) -> Float[Tensor, "b h t d"]:
     """Return softmax attention with grouped key-value heads; True in `mask` lets a query attend.
 
     With gradients the heads are repeated: CUDA's kernels for training that take a mask take no
@@ -71,9 +71,7 @@ def attend(
     if torch.is_grad_enabled():
         key, value = (repeat_heads(x, query.shape[1] // x.shape[1]) for x in (key, value))
     bias = attention_bias(mask, query.dtype)
-    return F.scaled_dot_product_attention(
-        query, key, value, bias, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    return F.scaled_dot_product_attention(query, key, value, bias, enable_gqa=query.shape[1] != key.shape[1])
 
 
 def repeat_heads(x: Float[Tensor, "b kv s d"], groups: int) -> Float[Tensor, "b h s d"]:
@@ -97,9 +95,7 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "b t width"], rope: tuple[Tensor, Tensor]
     ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b kv t d"], Float[Tensor, "b kv t d"]]:
         split = (*x.shape[:2], -1, self.head_dim)
-        query, key, value = (
-            part(x).view(split).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = (part(x).view(split).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
         return apply_rope(query, *rope), apply_rope(key, *rope), value
 
 
@@ -117,14 +113,10 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(size, eps) if input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(size, eps)
 
-    def project_qkv(
-        self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         return self.self_attn.project_qkv(self.input_layernorm(hidden), rope)
 
-    def finish(
-        self, hidden: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
-    ) -> Float[Tensor, "b t h"]:
+    def finish(self, hidden: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]) -> Float[Tensor, "b t h"]:
         hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 

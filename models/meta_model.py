@@ -41,9 +41,7 @@ def build_meta_target(conf: TargetConf, dtype: torch.dtype) -> MetaTarget:
     return MetaTarget(build_planning_model(conf, dtype), name=conf.path or conf.name, device=device)
 
 
-def build_meta_draft(
-    conf: DraftConf, target: MetaTarget, *, loss: LossConf | None = None, seed: int = 0
-) -> Draft:
+def build_meta_draft(conf: DraftConf, target: MetaTarget, *, loss: LossConf | None = None, seed: int = 0) -> Draft:
     """Build the draft that a run would start with, on `meta`."""
     with torch.device("meta"):
         return build_draft(conf, target, loss=loss or LossConf(), seed=seed)
@@ -51,10 +49,7 @@ def build_meta_draft(
 
 def collect_models(draft: Draft) -> list[nn.Module]:
     """Collect the draft and the models that it computes with but that are not its submodules."""
-    return [
-        draft,
-        *(value.model for value in vars(draft).values() if isinstance(value, LanguageModel)),
-    ]
+    return [draft, *(value.model for value in vars(draft).values() if isinstance(value, LanguageModel))]
 
 
 def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] = ()) -> None:
@@ -76,9 +71,7 @@ def find_head_layers(target: Target) -> list[str]:
     A draft's loss reads all logits, so callers keep these layers whole on each rank.
     """
     return [
-        name
-        for name, module in target.model.named_modules()
-        if getattr(module, "weight", None) is target.head.weight
+        name for name, module in target.model.named_modules() if getattr(module, "weight", None) is target.head.weight
     ]
 
 

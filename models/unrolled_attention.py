@@ -30,9 +30,11 @@ KERNEL_DEVICES = {"cpu"}  # whose attention takes a mask and returns log-sum-exp
 
 
 def attend_unrolled(
-    query: Float[Tensor, "b h t d"], keys: list[Float[Tensor, "b kv t d"]],
-    values: list[Float[Tensor, "b kv t d"]], mask: Bool[Tensor, "b 1 t t"],
-) -> Float[Tensor, "b h t d"]:  # fmt: skip
+    query: Float[Tensor, "b h t d"],
+    keys: list[Float[Tensor, "b kv t d"]],
+    values: list[Float[Tensor, "b kv t d"]],
+    mask: Bool[Tensor, "b 1 t t"],
+) -> Float[Tensor, "b h t d"]:
     """Return the attention of one step, given the keys and values of all steps so far.
 
     `mask` is causal and allows each query at least one key of step 0.
@@ -91,9 +93,7 @@ def sum_heads(x: Float[Tensor, "b h t d"], key: Tensor) -> Float[Tensor, "b kv t
     return x.unflatten(1, (key.shape[1], -1)).sum(2)
 
 
-def score_own_keys(
-    query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv t d"]
-) -> Float[Tensor, "b h t"]:
+def score_own_keys(query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv t d"]) -> Float[Tensor, "b h t"]:
     """Return each query's score of the key at its own position, in fp32 at least."""
     scores = (query * spread_heads(key, query)).sum(-1) * query.shape[-1] ** -0.5
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -120,9 +120,8 @@ def attend_first(
     if query.device.type not in KERNEL_DEVICES:
         return attend_in_chunks(query, key, value, mask)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, spread_heads(key, query), spread_heads(value, query),
-        attn_mask=attention_bias(mask, query.dtype),
-    )  # fmt: skip
+        query, spread_heads(key, query), spread_heads(value, query), attn_mask=attention_bias(mask, query.dtype)
+    )
 
 
 def differentiate_first(
@@ -132,9 +131,16 @@ def differentiate_first(
     if query.device.type not in KERNEL_DEVICES:
         return differentiate_in_chunks(grad, query, key, value, mask, out, lse)
     grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, query, spread_heads(key, query), spread_heads(value, query), out, lse, 0.0, False,
+        grad,
+        query,
+        spread_heads(key, query),
+        spread_heads(value, query),
+        out,
+        lse,
+        0.0,
+        False,
         attn_mask=attention_bias(mask, query.dtype),
-    )  # fmt: skip
+    )
     return grads[0], sum_heads(grads[1], key), sum_heads(grads[2], value)
 
 
@@ -169,15 +175,11 @@ def differentiate_in_chunks(
         *_, count, end = scores_BKGCS.shape
         chunk = slice(start, start + count)
         grad_BKCD = group_heads(grad[:, :, chunk], key)
-        lse_BKGC1, mean_BKGC1 = (
-            x[:, :, chunk].unflatten(1, (key.shape[1], -1))[..., None] for x in (lse, mean_BHT)
-        )
+        lse_BKGC1, mean_BKGC1 = (x[:, :, chunk].unflatten(1, (key.shape[1], -1))[..., None] for x in (lse, mean_BHT))
         shares_BKGCS = scores_BKGCS.sub_(lse_BKGC1).exp_()
         along_BKGCS = (grad_BKCD @ value[:, :, :end].mT).view_as(shares_BKGCS)
         grad_scores_BKGCS = (along_BKGCS - mean_BKGC1).mul_(shares_BKGCS)
-        grad_scores_BKCS, shares_BKCS = (
-            x.to(query.dtype).flatten(2, 3) for x in (grad_scores_BKGCS, shares_BKGCS)
-        )
+        grad_scores_BKCS, shares_BKCS = (x.to(query.dtype).flatten(2, 3) for x in (grad_scores_BKGCS, shares_BKGCS))
         grad_rows_BKCD = grad_scores_BKCS @ key[:, :, :end] * query.shape[-1] ** -0.5
         query_grads.append(ungroup_heads(grad_rows_BKCD, query))
         grad_key[:, :, :end] += grad_scores_BKCS.mT @ rows_BKCD

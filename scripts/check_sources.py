@@ -19,9 +19,7 @@ MAX_LINES = 400
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 HARDWARE = re.compile(r"(?<![a-z])(cuda|xla|neuronx?|nccl)(?![a-z])")  # prose writes CUDA, Neuron
 MAY_NAME_HARDWARE = ("models/device/", "train/distributed/build.py", "train/distributed/xla.py")
-KNOWS_MODELING = (
-    "models/targets/modeling.py"  # the only file that knows transformers' modeling files
-)
+KNOWS_MODELING = "models/targets/modeling.py"  # the only file that knows transformers' modeling files
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -53,9 +51,7 @@ def read_modules(*folders: str) -> list[Module]:
     """Return every source file of the folders, parsed."""
     files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
     return [
-        Module(
-            path=str(file.relative_to(ROOT)), text=(text := file.read_text()), tree=ast.parse(text)
-        )
+        Module(path=str(file.relative_to(ROOT)), text=(text := file.read_text()), tree=ast.parse(text))
         for file in files
     ]
 
@@ -82,9 +78,7 @@ def count_all() -> list[Count]:
         Count(f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
         Count(f"imports of modeling files outside {KNOWS_MODELING}", len(modeling), 0, modeling),
         Count(f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
-        Count(
-            "% of docstrings that begin with a fragment", share(fragments, docstrings), 3, fragments
-        ),
+        Count("% of docstrings that begin with a fragment", share(fragments, docstrings), 3, fragments),
         Count("% of module-level functions of one word", share(one_word, functions), 5, one_word),
     ]
 
@@ -116,9 +110,7 @@ def list_functions(module: Module) -> Iterator[str]:
 def list_docstrings(module: Module) -> Iterator[tuple[str, str]]:
     """List the place and the first line of every docstring."""
     for node in ast.walk(module.tree):
-        if isinstance(node, Function | ast.ClassDef | ast.Module) and (
-            text := ast.get_docstring(node)
-        ):
+        if isinstance(node, Function | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
             line = getattr(node, "lineno", 1)
             yield f"{module.path}:{line}", text.splitlines()[0]
 
@@ -138,9 +130,7 @@ def list_modeling_imports(module: Module) -> Iterator[str]:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
-        if module.path != KNOWS_MODELING and any(
-            n.startswith("transformers.models") for n in names
-        ):
+        if module.path != KNOWS_MODELING and any(n.startswith("transformers.models") for n in names):
             yield f"{module.path}:{getattr(node, 'lineno', 0)}"
 
 
@@ -148,9 +138,11 @@ def list_vague_names(module: Module) -> Iterator[str]:
     """List the places where a variable, parameter, field or function has a vague name."""
     for node in ast.walk(module.tree):
         name = (
-            getattr(node, "id", None) or getattr(node, "arg", None)
-            or getattr(node, "attr", None) or getattr(node, "name", None)
-        )  # fmt: skip
+            getattr(node, "id", None)
+            or getattr(node, "arg", None)
+            or getattr(node, "attr", None)
+            or getattr(node, "name", None)
+        )
         if name in VAGUE_NAMES:
             yield f"{module.path}:{getattr(node, 'lineno', 0)} {name}"
 

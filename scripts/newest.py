@@ -14,9 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UPPER = re.compile(r",<[\w.]+|<[\w.]+,?")
-MAIN = (
-    "torch", "transformers", "accelerate", "datasets", "hydra-core", "omegaconf", "peft", "numpy",
-)  # fmt: skip
+MAIN = ("torch", "transformers", "accelerate", "datasets", "hydra-core", "omegaconf", "peft", "numpy")
 
 
 def lift_bounds(pyproject: dict) -> list[str]:

@@ -13,9 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-MT_BENCH = {
-    "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
-}  # fmt: skip
+MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 
 
 def choose_questions(questions: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -31,11 +29,7 @@ def choose_questions(questions: Iterable[dict[str, Any]], count: int) -> list[di
     for group, members in groups.items():
         if len(members) < count:
             sys.exit(f"error: COUNT: must be at most the {len(members)} of {group}, got {count}")
-    return [
-        members[number * len(members) // count]
-        for members in groups.values()
-        for number in range(count)
-    ]
+    return [members[number * len(members) // count] for members in groups.values() for number in range(count)]
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ MISTAKES = {
     "lr=1": "lr: no such key; did you mean optim.lr?",
     "log.color=1": "log.color: no such key; choose one of entity, interval, project, wandb",
     "+log.color=1": "log.color: no such key; choose one of entity, interval, project, wandb",
-    "data.template.thinking=1": "data.template.thinking: no such key; "
-    "to add it write +data.template.thinking=VALUE",
+    "data.template.thinking=1": "data.template.thinking: no such key; to add it write +data.template.thinking=VALUE",
     "optim.lr=fast": "optim.lr: must be a number, got 'fast'",
     "optim.steps=1.5": "optim.steps: must be an integer, got '1.5'",
     "optim.lr=null": "optim.lr: must be set, got null",
@@ -48,25 +47,20 @@ MISTAKES = {
     "optim.epochs=2": "optim.epochs: must be null if optim.steps is set, got 2.0 and 300 steps; "
     "set one of them to null",
     "optim.steps=0": "optim.steps: must be at least 1, got 0",
-    "draft.layers=[5,1]": "draft.layers: must be strictly increasing, got [5, 1]; "
-    "null takes low, middle and high",
+    "draft.layers=[5,1]": "draft.layers: must be strictly increasing, got [5, 1]; null takes low, middle and high",
     "steps": "command line: must be KEY=VALUE, got 'steps'; see --help",
-    "target=null": "command line: a group takes the name of an option, "
-    "got a value of type NoneType; see --help",
-    "draft=a,b": "draft: must be one value, got 'a,b'; for a run of each add -m, "
-    "for a list write draft=[a,b]",
+    "target=null": "command line: a group takes the name of an option, got a value of type NoneType; see --help",
+    "draft=a,b": "draft: must be one value, got 'a,b'; for a run of each add -m, for a list write draft=[a,b]",
     "optim.lr=1é": "optim.lr: must be a value that Hydra reads, got '1é'; for text write "
     """'optim.lr="1é"'""",
     "draft.layers=[1": "draft.layers: must be a value that Hydra reads, got '[1'; for text write "
     """'draft.layers="[1"'""",
     "seed=-1": "seed: must be in 0..2^48 - 1, got -1",
     "data.seed=-2": "data.seed: must be in 0..2^48 - 1, got -2",
-    "evaluation.sampling.seed=281474976710656": "sampling.seed: must be in 0..2^48 - 1, "
-    "got 281474976710656",
+    "evaluation.sampling.seed=281474976710656": "sampling.seed: must be in 0..2^48 - 1, got 281474976710656",
     "run_name=": "run_name: must not be empty, got ''; if the text comes from a shell variable, "
     "set it, else leave the key out",
-    "run_name=../x": "run_name: must name a folder below output_dir, got ../x; to write elsewhere "
-    "set output_dir",
+    "run_name=../x": "run_name: must name a folder below output_dir, got ../x; to write elsewhere set output_dir",
     "~draft": "draft: must be set, got nothing; add draft=VALUE",
 }
 
@@ -134,9 +128,7 @@ def test_user_errors_of_a_run_are_one_line_too(command, capsys):
     with pytest.raises(SystemExit) as stop:
         command(fail=UserError("target.name: must be reachable, got 'x'; give a local path"))
     assert stop.value.code == 2
-    assert capsys.readouterr().err == (
-        "error: target.name: must be reachable, got 'x'; give a local path\n"
-    )
+    assert capsys.readouterr().err == ("error: target.name: must be reachable, got 'x'; give a local path\n")
 
 
 def test_ctrl_c_is_no_fault(command, capsys):
@@ -176,12 +168,7 @@ def test_an_unknown_key_of_a_source_is_refused_even_if_it_is_added():
 def test_a_multirun_gives_each_job_its_own_folder(command, tmp_path):
     jobs = command("-m", "seed=1,2", "draft=demo,qwen3-8b-eagle3")
     names = [conf.run_name for conf in jobs]
-    assert names == [
-        "demo-seed=1",
-        "qwen3-8b-eagle3-seed=1",
-        "demo-seed=2",
-        "qwen3-8b-eagle3-seed=2",
-    ]
+    assert names == ["demo-seed=1", "qwen3-8b-eagle3-seed=1", "demo-seed=2", "qwen3-8b-eagle3-seed=2"]
 
 
 def test_a_multirun_parts_text_at_commas_and_keeps_it_as_typed(command, tmp_path):

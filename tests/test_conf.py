@@ -152,8 +152,7 @@ def test_what_a_run_keeps_is_read_back_equal(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "warmup", "schema"),
-    [("train", "train_warmup", TrainConf), ("eval", "eval_warmup", EvalConf)],
+    ("command", "warmup", "schema"), [("train", "train_warmup", TrainConf), ("eval", "eval_warmup", EvalConf)]
 )
 def test_a_warmup_takes_what_its_run_does(command, warmup, schema):
     overrides = ["tree=chain", "device=cpu"]

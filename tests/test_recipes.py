@@ -17,15 +17,24 @@ DATA, RENDERED = load_data(), render_all()
 RECIPES = DATA["recipes"]
 DRAFTS = [(recipe, draft) for recipe in RECIPES for draft in recipe["drafts"]]
 ALWAYS_LISTED = {
-    "optim.name", "optim.lr", "optim.betas", "optim.weight_decay", "optim.schedule",
-    "optim.warmup_ratio", "optim.max_grad_norm", "optim.epochs", "optim.rows_per_step",
-    "data.row_length", "data.path", "loss.name", "loss.step_decay", "loss.reduction",
-}  # fmt: skip
+    "optim.name",
+    "optim.lr",
+    "optim.betas",
+    "optim.weight_decay",
+    "optim.schedule",
+    "optim.warmup_ratio",
+    "optim.max_grad_norm",
+    "optim.epochs",
+    "optim.rows_per_step",
+    "data.row_length",
+    "data.path",
+    "loss.name",
+    "loss.step_decay",
+    "loss.reduction",
+}
 
 
-@pytest.mark.parametrize(
-    ("recipe", "draft"), DRAFTS, ids=[f"{recipe['name']}-{draft}" for recipe, draft in DRAFTS]
-)
+@pytest.mark.parametrize(("recipe", "draft"), DRAFTS, ids=[f"{recipe['name']}-{draft}" for recipe, draft in DRAFTS])
 def test_a_draft_has_the_values_of_its_table(recipe, draft):
     config = OmegaConf.structured(compose("train", TrainConf, [f"draft={draft}"]))
     plain = OmegaConf.create(OmegaConf.to_container(config, enum_to_str=True))

@@ -25,9 +25,14 @@ from train.config.run import TrainConf, TrainPlanConf
 pytestmark = pytest.mark.no_shapes
 
 SCHEMAS = {
-    "prepare": PrepareConf, "train": TrainConf, "train_plan": TrainPlanConf,
-    "train_warmup": TrainConf, "tune": TuneConf, "eval": EvalConf, "eval_warmup": EvalConf,
-}  # fmt: skip
+    "prepare": PrepareConf,
+    "train": TrainConf,
+    "train_plan": TrainPlanConf,
+    "train_warmup": TrainConf,
+    "tune": TuneConf,
+    "eval": EvalConf,
+    "eval_warmup": EvalConf,
+}
 TRAINING = ("train", "train_plan", "train_warmup")
 JUDGING = ("tune", "eval", "eval_warmup")
 PROMPTS = ["mixture.sources.rows.path=rows.jsonl"]  # of one source of one's own
@@ -48,9 +53,13 @@ def configure(command: str, name: str, *typed: str) -> Any:
 
 def test_the_sequences_that_ship():
     assert NAMES == [
-        "gpt-oss-20b-eagle3", "llama-3.1-8b-eagle3", "qwen3-32b-1.7b", "qwen3-8b-eagle3",
-        "qwen3-8b-medusa", "smollm2-135m-eagle3",
-    ]  # fmt: skip
+        "gpt-oss-20b-eagle3",
+        "llama-3.1-8b-eagle3",
+        "qwen3-32b-1.7b",
+        "qwen3-8b-eagle3",
+        "qwen3-8b-medusa",
+        "smollm2-135m-eagle3",
+    ]
     own = {file.stem for file in (Path(CONF_DIR) / "experiment").glob("*.yaml")}
     assert not own & set(NAMES)  # Hydra would take the file of this name in their place
 
@@ -169,11 +178,14 @@ def test_an_experiment_of_training_alone_is_refused_elsewhere(command, refused):
 @pytest.mark.parametrize(
     ("command", "word", "key"),
     [
-        (data.prepare, "draft=demo", "draft"), (data.prepare, "optim.lr=1", "optim"),
-        (train.plan, "mixture=chat", "mixture"), (infer.eval, "draft=demo", "draft"),
-        (infer.tune, "data.path=rows", "data"), (infer.generate, "experiment=none", "experiment"),
+        (data.prepare, "draft=demo", "draft"),
+        (data.prepare, "optim.lr=1", "optim"),
+        (train.plan, "mixture=chat", "mixture"),
+        (infer.eval, "draft=demo", "draft"),
+        (infer.tune, "data.path=rows", "data"),
+        (infer.generate, "experiment=none", "experiment"),
     ],
-)  # fmt: skip
+)
 def test_what_a_command_does_not_know_is_refused_beside_a_sequence_too(command, word, key, refused):
     given = [] if command is infer.generate else ["experiment=qwen3-8b-eagle3"]
     assert refused(command.main, *given, word).startswith(f"error: {key}")
@@ -182,6 +194,5 @@ def test_what_a_command_does_not_know_is_refused_beside_a_sequence_too(command, 
 def test_an_unknown_experiment_is_answered_with_those_that_ship(refused):
     line = refused(train.__main__.main, "experiment=none")
     assert line == (
-        "error: experiment: no such option, got 'none'; choose one of "
-        f"{', '.join(sorted([*NAMES, 'demo-long']))}"
+        f"error: experiment: no such option, got 'none'; choose one of {', '.join(sorted([*NAMES, 'demo-long']))}"
     )

@@ -61,9 +61,14 @@ def test_a_prompt_is_taken_as_typed(prompt):
 
 def test_names_and_paths_are_taken_as_typed():
     conf = train(
-        "run_name=2026_11_25", "data=jsonl", "data.path=date=2026-11-25/café, a(1).jsonl",
-        "data.split=train[:10%]", "data.column=1.50", "target.revision=3.10", "output_dir=1e5",
-    )  # fmt: skip
+        "run_name=2026_11_25",
+        "data=jsonl",
+        "data.path=date=2026-11-25/café, a(1).jsonl",
+        "data.split=train[:10%]",
+        "data.column=1.50",
+        "target.revision=3.10",
+        "output_dir=1e5",
+    )
     assert conf.run_name == "2026_11_25"
     assert conf.data.path == "date=2026-11-25/café, a(1).jsonl"
     assert (conf.data.split, conf.data.column) == ("train[:10%]", "1.50")
@@ -72,14 +77,11 @@ def test_names_and_paths_are_taken_as_typed():
 
 def test_text_of_a_source_and_of_a_draft_is_taken_as_typed():
     source = prepare(
-        "mixture.sources.rows.path=a,b.jsonl", "++mixture.sources.rows.columns.prompt=2024",
+        "mixture.sources.rows.path=a,b.jsonl",
+        "++mixture.sources.rows.columns.prompt=2024",
         "mixture.sources.rows.category=it's",
-    ).mixture.sources["rows"]  # fmt: skip
-    assert (source.path, source.columns, source.category) == (
-        "a,b.jsonl",
-        {"prompt": "2024"},
-        "it's",
-    )
+    ).mixture.sources["rows"]
+    assert (source.path, source.columns, source.category) == ("a,b.jsonl", {"prompt": "2024"}, "it's")
     draft = train("draft=demo-lm", "draft.init_from=checkpoint", "draft.path=1.50").draft
     assert draft.path == "1.50"  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -107,8 +109,7 @@ def test_a_run_keeps_text_that_looks_like_a_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["prompt=", "run_name=", "target.path=", "checkpoint=", "output_dir= ", "stop=[a,,b]"],
+    "override", ["prompt=", "run_name=", "target.path=", "checkpoint=", "output_dir= ", "stop=[a,,b]"]
 )
 def test_an_empty_value_is_refused(override):
     key = override.partition("=")[0]
@@ -125,28 +126,39 @@ def test_a_run_stays_in_its_folder(name):
 def test_home_folders_are_expanded_in_every_path(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/me")
     conf = generate(
-        "checkpoint=~/ck", "prompts=~/p.jsonl", "target.path=~/m", "output_dir=~/out",
-        "tree.file=~/tree.json", "device.cache_dir=~/cache",
-    )  # fmt: skip
+        "checkpoint=~/ck",
+        "prompts=~/p.jsonl",
+        "target.path=~/m",
+        "output_dir=~/out",
+        "tree.file=~/tree.json",
+        "device.cache_dir=~/cache",
+    )
     assert (conf.checkpoint, conf.prompts) == ("/home/me/ck", "/home/me/p.jsonl")
     assert (conf.target.path, conf.tree.file) == ("/home/me/m", "/home/me/tree.json")
-    assert (conf.output, conf.device.cache_dir) == (
-        "/home/me/out/generate/answers.jsonl",
-        "/home/me/cache",
-    )
-    assert compose("eval", EvalConf, ["checkpoint=[~/a,~/b]"]).checkpoint == [
-        "/home/me/a",
-        "/home/me/b",
-    ]
+    assert (conf.output, conf.device.cache_dir) == ("/home/me/out/generate/answers.jsonl", "/home/me/cache")
+    assert compose("eval", EvalConf, ["checkpoint=[~/a,~/b]"]).checkpoint == ["/home/me/a", "/home/me/b"]
     mixture = prepare("mixture.sources.rows.path=~/rows", "mixture.exclude=[~/held]").mixture
     assert (mixture.sources["rows"].path, mixture.exclude) == ("/home/me/rows", ["/home/me/held"])
     assert generate("prompt=~/m is home").prompt == "~/m is home"
 
 
 TEXT_KEYS = {
-    "api_key_env", "category", "column", "entity", "language", "license", "model", "project",
-    "prompt", "revision", "run_name", "split", "subset", "url", "visible_cores",
-}  # fmt: skip
+    "api_key_env",
+    "category",
+    "column",
+    "entity",
+    "language",
+    "license",
+    "model",
+    "project",
+    "prompt",
+    "revision",
+    "run_name",
+    "split",
+    "subset",
+    "url",
+    "visible_cores",
+}
 
 
 def list_text_keys(schema: Any) -> set[str]:
@@ -161,8 +173,16 @@ def list_text_keys(schema: Any) -> set[str]:
 
 def test_every_text_key_is_known_to_be_a_path_or_not():
     schemas = (
-        TrainPlanConf, PrepareConf, ShowConf, CaptureConf, EvalConf, TuneConf,
-        GenerateConf, DecodePlanConf, TreeFileConf, *METHODS.values(),
-    )  # fmt: skip
+        TrainPlanConf,
+        PrepareConf,
+        ShowConf,
+        CaptureConf,
+        EvalConf,
+        TuneConf,
+        GenerateConf,
+        DecodePlanConf,
+        TreeFileConf,
+        *METHODS.values(),
+    )
     found = set().union(*map(list_text_keys, schemas)) - {"stop"}
     assert found | {"checkpoint"} == TEXT_KEYS | PATH_KEYS

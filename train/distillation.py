@@ -58,9 +58,14 @@ def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Paral
     evaluation = resolve_evaluation(conf, folder)
     best_draft = load_draft_under_test(folder / "checkpoint", target)
     drafts = tune_drafts_for_report(
-        target, [best_draft], tree=conf.tree, conf=evaluation, target_conf=conf.target,
-        print_line=log.info, is_target_split=parallel.is_target_split,
-    )  # fmt: skip
+        target,
+        [best_draft],
+        tree=conf.tree,
+        conf=evaluation,
+        target_conf=conf.target,
+        print_line=log.info,
+        is_target_split=parallel.is_target_split,
+    )
     return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
 
 
@@ -75,9 +80,8 @@ def train_first_stage(conf: TrainConf, parallel: Parallel, target: Target) -> Pa
 
 
 def train_draft(
-    conf: TrainConf, parallel: Parallel, run: RunState, target: Target,
-    first_checkpoint: Path | None = None,
-) -> MetricLogger:  # fmt: skip
+    conf: TrainConf, parallel: Parallel, run: RunState, target: Target, first_checkpoint: Path | None = None
+) -> MetricLogger:
     """Train a new draft to the last step of its run, and return the logger of its metrics.
 
     It starts from the checkpoint of its first stage, if there is one. Only the checkpoint remains.
@@ -102,14 +106,21 @@ def train_draft(
     tree, selection_prompts = conf.tree.build(), [row["ids"] for row in held_out.selection]
     if tree.depth > draft.trained_depth:
         log.warning(
-            "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
-            "deep nodes are rarely accepted", tree.depth, draft.trained_depth,
-        )  # fmt: skip
+            "tree.depth: %d is deeper than the %d steps that the draft is trained for; deep nodes are rarely accepted",
+            tree.depth,
+            draft.trained_depth,
+        )
     Trainer(
-        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
-        state=run, log=metric_logger,
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=rows,
+        store=store,
+        state=run,
+        log=metric_logger,
         evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation),
-    ).run()  # fmt: skip
+    ).run()
     return metric_logger
 
 
@@ -121,9 +132,7 @@ def report_memory(planned_bytes: int | None, watch: MemoryWatch) -> None:
         log.info("memory of a process in training: %s", ", ".join(texts))
 
 
-def publish_report(
-    conf: TrainConf, report: EvalReport, folder: Path, metric_logger: MetricLogger
-) -> None:
+def publish_report(conf: TrainConf, report: EvalReport, folder: Path, metric_logger: MetricLogger) -> None:
     """Write the report and the model card to the run folder and the trackers, and print it."""
     write_report_files(report, folder)
     write_model_card(conf, report, folder)

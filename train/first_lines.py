@@ -22,9 +22,9 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
     log.info("training data: %s", describe_data(conf.data, preview))
     if conf.data.source is DataSource.demo and not conf.target.is_demo:
         log.warning(
-            "these are the demo's prompts, answered by %s: a draft trained on them is of no use "
-            "for other traffic", conf.target.path or conf.target.name,
-        )  # fmt: skip
+            "these are the demo's prompts, answered by %s: a draft trained on them is of no use for other traffic",
+            conf.target.path or conf.target.name,
+        )
     if preview.is_author_unknown:
         log.info(
             "these answers are not known to be the target's own, which train a draft best;\n"
@@ -32,8 +32,10 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
             "answers=endpoint answers.url=http://localhost:8000/v1)\n    %s\n"
             "and to train on its answers, put this in place of the data and the name of this run:\n"
             "    data=prepared data.path=outputs/prepare/%s run_name=%s-own",
-            prepare_command(conf), conf.run_name, conf.run_name,
-        )  # fmt: skip
+            prepare_command(conf),
+            conf.run_name,
+            conf.run_name,
+        )
 
 
 def describe_data(data: DataConf, preview: Preview) -> str:
@@ -42,10 +44,7 @@ def describe_data(data: DataConf, preview: Preview) -> str:
     parts = [data.subset, data.split] if data.source is DataSource.dataset else []
     if any(parts) and not Path(source).is_file():
         source += f" ({', '.join(filter(None, parts))})"
-    contents = [
-        source, preview.kind, preview.turns,
-        f"chat template with {data.template}" if data.template else "",
-    ]  # fmt: skip
+    contents = [source, preview.kind, preview.turns, f"chat template with {data.template}" if data.template else ""]
     return "; ".join([*filter(None, contents), f"packed into rows of {data.row_length:,} tokens"])
 
 
@@ -68,8 +67,4 @@ def prepare_command(conf: TrainConf) -> str:
 
 def _changed_values(conf: Any, default: Any, group: str, names: Iterable[str]) -> dict[str, Any]:
     """Return the fields that are not at their defaults, by override key."""
-    return {
-        f"{group}.{name}": getattr(conf, name)
-        for name in names
-        if getattr(conf, name) != getattr(default, name)
-    }
+    return {f"{group}.{name}": getattr(conf, name) for name in names if getattr(conf, name) != getattr(default, name)}

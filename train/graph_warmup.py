@@ -32,9 +32,7 @@ def make_dummy_rows(conf: TrainConf, vocab_size: int) -> Packed:
     length, half = conf.data.row_length, conf.data.row_length // 2
     generator = torch.Generator().manual_seed(conf.seed)
     token_rows = torch.randint(vocab_size, (conf.optim.rows_per_step, length), generator=generator)
-    documents = Documents.from_documents(
-        document_from_pair(ids[:half], ids[half:]) for ids in token_rows.tolist()
-    )
+    documents = Documents.from_documents(document_from_pair(ids[:half], ids[half:]) for ids in token_rows.tolist())
     return pack_documents(documents, length, overlap=conf.data.overlap)[0]  # without the report
 
 
@@ -53,10 +51,16 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
     choose_vocabulary(draft, target, rows, folder=None)
     state = RunState(folder, flatten_config(conf))
     Trainer(
-        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
-        state=state, log=MetricLogger(LogConf(), state, parallel.accelerator),
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=rows,
+        store=store,
+        state=state,
+        log=MetricLogger(LogConf(), state, parallel.accelerator),
         evaluate=lambda _: {},
-    ).warmup()  # fmt: skip
+    ).warmup()
     with full_params(draft):
         if parallel.runs_target:
             # Saved and loaded as at the end of a run: some methods merge their adapters into the
@@ -64,9 +68,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
             draft.save(folder / "checkpoint", target)
             draft_under_test = load_draft_under_test(folder / "checkpoint", target)
             evaluation = resolve_evaluation(conf, folder)
-            compile_eval_graphs(
-                target, [draft_under_test], tree=conf.tree, conf=evaluation, print_line=log.info
-            )
+            compile_eval_graphs(target, [draft_under_test], tree=conf.tree, conf=evaluation, print_line=log.info)
 
 
 def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:

@@ -19,9 +19,14 @@ class Muon(torch.optim.Muon):
     """torch.optim.Muon with its defaults, state and updates; only `dtype` is added."""
 
     def __init__(
-        self, params: Any, *, lr: float, weight_decay: float, dtype: torch.dtype,
+        self,
+        params: Any,
+        *,
+        lr: float,
+        weight_decay: float,
+        dtype: torch.dtype,
         scaling: MuonScaling = MuonScaling.original,
-    ):  # fmt: skip
+    ):
         super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn=scaling.value)
         self.dtype = dtype
 
@@ -35,18 +40,16 @@ class Muon(torch.optim.Muon):
         return loss
 
     def _update_weight(
-        self, weight: Float[Tensor, "rows columns"], gradient: Float[Tensor, "rows columns"],
-        group: dict[str, Any],
-    ) -> None:  # fmt: skip
+        self, weight: Float[Tensor, "rows columns"], gradient: Float[Tensor, "rows columns"], group: dict[str, Any]
+    ) -> None:
         state = self.state[weight]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
         nesterov = gradient.lerp(average, group["momentum"])
         update = orthogonalize(
-            nesterov.to(self.dtype), group["ns_coefficients"], steps=group["ns_steps"],
-            eps=group["eps"],
-        )  # fmt: skip
+            nesterov.to(self.dtype), group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
+        )
         rows, columns = weight.shape
         scale = (
             0.2 * math.sqrt(max(rows, columns))
@@ -58,9 +61,8 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonalize(
-    matrix: Float[Tensor, "rows columns"], coefficients: tuple[float, float, float], *,
-    steps: int, eps: float,
-) -> Float[Tensor, "rows columns"]:  # fmt: skip
+    matrix: Float[Tensor, "rows columns"], coefficients: tuple[float, float, float], *, steps: int, eps: float
+) -> Float[Tensor, "rows columns"]:
     """Return `matrix` with all singular values brought near 1, in its dtype.
 
     Each step of this quintic Newton-Schulz iteration maps a singular value x to

@@ -28,11 +28,7 @@ def check_optimizer(conf: OptimConf, device: Device) -> None:
 
 
 def build_optimizers(
-    conf: OptimConf,
-    draft: nn.Module,
-    adamw: type[AdamW] = AdamW,
-    *,
-    rate: LearningRate | None = None,
+    conf: OptimConf, draft: nn.Module, adamw: type[AdamW] = AdamW, *, rate: LearningRate | None = None
 ) -> tuple[list[Optimizer], list[LambdaLR]]:
     """Return an optimizer for each kind of trained parameter, and a schedule for each of them.
 
@@ -53,11 +49,13 @@ def build_optimizers(
         lr = 10 * conf.lr if conf.muon_lr is None else conf.muon_lr
         optimizers.append(
             Muon(
-                _group_by_lr_scale(matrices, lr), lr=lr, weight_decay=conf.weight_decay,
+                _group_by_lr_scale(matrices, lr),
+                lr=lr,
+                weight_decay=conf.weight_decay,
                 dtype=matmul_dtype(conf.muon_precision, matrices[0].device),
                 scaling=conf.muon_scaling,
             )
-        )  # fmt: skip
+        )
 
     def factor(step: int) -> float:  # a bound method would be pickled into the saved state
         return rate.factor(step)
@@ -78,34 +76,27 @@ def allocate_optimizer_states(optimizers: list[Optimizer]) -> None:
         is_adamw = isinstance(optimizer, AdamW)
         averages = ("exp_avg", "exp_avg_sq") if is_adamw else ("momentum_buffer",)
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            optimizer.state[parameter] = {
-                name: torch.zeros_like(parameter) for name in averages
-            } | ({"step": torch.tensor(0.0)} if is_adamw else {})
+            optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in averages} | (
+                {"step": torch.tensor(0.0)} if is_adamw else {}
+            )
 
 
-def _group_by_lr_scale(
-    params: list[nn.Parameter], lr: float, **options: float
-) -> list[dict[str, Any]]:
+def _group_by_lr_scale(params: list[nn.Parameter], lr: float, **options: float) -> list[dict[str, Any]]:
     """Return a parameter group per `lr_scale`, an attribute that methods set on parameters."""
     scales = sorted({getattr(p, "lr_scale", 1.0) for p in params})
     return [
-        {"params": [p for p in params if getattr(p, "lr_scale", 1.0) == scale], "lr": lr * scale}
-        | options
+        {"params": [p for p in params if getattr(p, "lr_scale", 1.0) == scale], "lr": lr * scale} | options
         for scale in scales
     ]
 
 
-def split_parameters(
-    draft: nn.Module,
-) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+def split_parameters(draft: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
     """Split trained parameters into (hidden matrices, other decayed weights, undecayed weights).
 
     A head does not count as a hidden matrix: as in an embedding, each of its rows belongs to a
     token, and Muon would mix the tokens.
     """
-    embeddings = {
-        id(module.weight) for module in draft.modules() if isinstance(module, nn.Embedding)
-    }
+    embeddings = {id(module.weight) for module in draft.modules() if isinstance(module, nn.Embedding)}
     trained = [(name, p) for name, p in draft.named_parameters() if p.requires_grad]
     plain = [p for _, p in trained if p.ndim < 2 or id(p) in embeddings]
     decayed = [(name, p) for name, p in trained if p.ndim >= 2 and id(p) not in embeddings]

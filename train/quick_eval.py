@@ -81,10 +81,7 @@ def build_quick_eval(
         # The decoder is not kept: its caches are freed before the loss takes memory.
         generations = Decoder(
             verifying_target, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
-        ).decode(
-            prompts, row_ids=list(range(len(prompts))),
-            max_new_tokens=conf.quick_tokens, eos_ids=target.eos_ids,
-        )  # fmt: skip
+        ).decode(prompts, row_ids=list(range(len(prompts))), max_new_tokens=conf.quick_tokens, eos_ids=target.eos_ids)
         accepted = [count for generation in generations for count in generation.accepted]
         rounds = max(1, len(accepted))  # no round is needed if the first token ends every answer
         delivered = sum(len(generation.ids) - 1 for generation in generations)

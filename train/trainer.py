@@ -119,9 +119,7 @@ class Trainer:
         # `Draft.prepare_batch` draws per row instead.
         self.draft.eval()
         is_compiled = self.conf.optim.compile and self.parallel.compiles_loss
-        return self.parallel.prepare(
-            LossModule(self.draft, self.parallel.device, compiled=is_compiled)
-        )
+        return self.parallel.prepare(LossModule(self.draft, self.parallel.device, compiled=is_compiled))
 
     @cached_property
     def trained(self) -> list[nn.Parameter]:
@@ -130,9 +128,7 @@ class Trainer:
     @cached_property
     def training_state(self) -> TrainingState:
         module = self.loss_module  # first: the optimizers take the weights that sharding leaves
-        optimizers, schedules = build_optimizers(
-            self.conf.optim, self.draft, self.parallel.adamw_class, rate=self.rate
-        )
+        optimizers, schedules = build_optimizers(self.conf.optim, self.draft, self.parallel.adamw_class, rate=self.rate)
         return TrainingState(module=module, optimizers=optimizers, schedules=[*schedules])
 
     @cached_property
@@ -144,9 +140,12 @@ class Trainer:
     @cached_property
     def features(self) -> TargetFeatures:
         return TargetFeatures(
-            self.target, self.rows, self.draft.needs.layers, store=self.store,
+            self.target,
+            self.rows,
+            self.draft.needs.layers,
+            store=self.store,
             compiled=graph_plan.compiles_features(self.conf),
-        )  # fmt: skip
+        )
 
     @cached_property
     def builder(self) -> MicroBatchBuilder:
@@ -173,9 +172,7 @@ class Trainer:
         """
         conf, progress, steps = self.conf, self.state.progress, self.rate.steps
         progress.num_rows, progress.steps = len(self.rows), steps
-        saves = SaveSchedule(
-            parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_interval
-        )
+        saves = SaveSchedule(parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_interval)
         bar = ProgressBar(steps_done=progress.step, steps=steps)
         with self._resume(), bar:
             log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
@@ -243,9 +240,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for index, micro_batch in micro_batches.items():
             batch, target_output = micro_batch.batch, micro_batch.target_output
-            target_output = (
-                target_output.to(accelerator.device) if target_output else self.features.see(batch)
-            )
+            target_output = target_output.to(accelerator.device) if target_output else self.features.see(batch)
             extras = {name: t.to(accelerator.device) for name, t in micro_batch.extras.items()}
             is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.loss_module):
@@ -264,9 +259,7 @@ class Trainer:
         for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-        norm = full_tensor(
-            cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm))
-        )
+        norm = full_tensor(cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm)))
         self.metric_buffer.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
         optimizers, _ = self.wrapped
         for optimizer in optimizers:
@@ -354,5 +347,8 @@ class Trainer:
                 self.draft.save(self.state.folder / "checkpoint", self.target)
         log.info(
             "step %d  delivered tokens per round %.3f, best %.3f at step %s",
-            progress.step, delivered, progress.best, progress.best_step,
-        )  # fmt: skip
+            progress.step,
+            delivered,
+            progress.best,
+            progress.best_step,
+        )

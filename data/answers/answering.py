@@ -106,10 +106,7 @@ class AnswersReport:
             return []
         return [
             f"{self.finished.total():,} answers of {self.tokens:,} tokens in {self.rows:,} rows",
-            *(
-                f"{count:,} answers ended by {reason}"
-                for reason, count in self.finished.most_common()
-            ),
+            *(f"{count:,} answers ended by {reason}" for reason, count in self.finished.most_common()),
             *([f"{self.retokenized:,} answers re-tokenized"] if self.retokenized else []),
             *(f"{count:,} rows shortened: {reason}" for reason, count in self.ended.items()),
         ]
@@ -198,20 +195,14 @@ class _AnswerJob:
         try:
             answered = await dialogue.answer_turns()
         except UnansweredError as error:
-            self.failures[row.id] = {
-                "source": row.source, "reason": str(error), "detail": error.detail
-            }  # fmt: skip
+            self.failures[row.id] = {"source": row.source, "reason": str(error), "detail": error.detail}
             self.consecutive_failures += 1
-            self.is_aborted |= self.consecutive_failures >= max(
-                MIN_FAILURES_TO_ABORT, self.conf.rows_in_flight
-            )
+            self.is_aborted |= self.consecutive_failures >= max(MIN_FAILURES_TO_ABORT, self.conf.rows_in_flight)
             return
         except RowRejectedError as error:
             self.journal.write(row.id, {"source": row.source, "dropped": str(error)})
         else:
-            self.journal.write(
-                row.id, {"ended": dialogue.end_reason, "row": row_to_columns(answered)}
-            )
+            self.journal.write(row.id, {"ended": dialogue.end_reason, "row": row_to_columns(answered)})
         self.consecutive_failures = 0
 
     def report_failures(self, file: Path) -> None:

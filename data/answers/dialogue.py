@@ -9,12 +9,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from data.answers.answer_parsing import (
-    is_same_tool_call,
-    merge_tool_call,
-    message_from_text,
-    parse_tool_calls,
-)
+from data.answers.answer_parsing import is_same_tool_call, merge_tool_call, message_from_text, parse_tool_calls
 from data.chat.template import ChatTemplate, Message
 from data.prepare_config import AnswersConf
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, SamplingInfo
@@ -113,15 +108,14 @@ class Dialogue:
             answer = await self._generate_answer(ids)
             text = self.tokenizer.decode(
                 answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids,
-                skip_special_tokens=False, clean_up_tokenization_spaces=False,
-            )  # fmt: skip
+                skip_special_tokens=False,
+                clean_up_tokenization_spaces=False,
+            )
             has_call = message is not None and message.get("tool_calls")
             rendered = chat.render([*history, message]) if has_call else ""
             reason = self._find_end_reason(answer, text, prompt, rendered)
             history.append(
-                merge_tool_call(message, text)
-                if rendered and not reason
-                else build_exact_message(chat, history, text)
+                merge_tool_call(message, text) if rendered and not reason else build_exact_message(chat, history, text)
             )
             if reason and index + 1 < len(turns):
                 self.end_reason = reason
@@ -147,10 +141,7 @@ class Dialogue:
         turn = len(self.answers)
         key = derive_answer_seed(self.conf.seed, self.row.id, turn)
         answer = await self.backend.generate_answer(prompt_ids, key=key)
-        if (
-            not self.documents
-            or prompt_ids[: len(self.documents[-1].ids)] != self.documents[-1].ids
-        ):
+        if not self.documents or prompt_ids[: len(self.documents[-1].ids)] != self.documents[-1].ids:
             self.documents.append(RecordedDocument(ids=[], spans=[]))
         document = self.documents[-1]
         document.ids = [*prompt_ids, *answer.ids]
@@ -166,7 +157,7 @@ class Dialogue:
                 tokens=len(answer.ids),
                 retokenized=answer.retokenized,
             )
-        )  # fmt: skip
+        )
         return answer
 
 
@@ -178,12 +169,7 @@ def build_exact_message(chat: ChatTemplate, history: list[Message], text: str) -
     """
     message = message_from_text(text)
     for variant in (message, {**message, "content": message["content"].strip()}):
-        prompt, rendered = (
-            chat.render(history, add_generation_prompt=True),
-            chat.render([*history, variant]),
-        )
-        if text in rendered and rendered[: rendered.rfind(text)].endswith(
-            prompt[-PROMPT_TAIL_CHARS:]
-        ):
+        prompt, rendered = (chat.render(history, add_generation_prompt=True), chat.render([*history, variant]))
+        if text in rendered and rendered[: rendered.rfind(text)].endswith(prompt[-PROMPT_TAIL_CHARS:]):
             return variant
     return message

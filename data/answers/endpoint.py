@@ -46,9 +46,7 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
     """
     client = openai.OpenAI(**_build_client_options(conf))
     try:
-        cards = _parse_model_cards(
-            client.with_options(**PROBE_OPTIONS).models.with_raw_response.list()
-        )
+        cards = _parse_model_cards(client.with_options(**PROBE_OPTIONS).models.with_raw_response.list())
     except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
             f"answers.url: must be a reachable endpoint, got {conf.url} "
@@ -111,18 +109,14 @@ class EndpointAnswerBackend:
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         """Request the answer to a prompt; retry as `conf` allows. Raises UnansweredError."""
-        request = _build_request(
-            self.conf, self.model, ids, seed=key, max_tokens=self.conf.max_new_tokens
-        )
+        request = _build_request(self.conf, self.model, ids, seed=key, max_tokens=self.conf.max_new_tokens)
         waits_s = (min(FIRST_WAIT_S * 2.0**n, MAX_WAIT_S) for n in range(self.conf.retries))
         while True:
             try:
                 reply = await self.client.completions.with_raw_response.create(**request)
                 return self._parse_answer(_parse_choice(reply))
             except openai.OpenAIError as error:
-                raise UnansweredError(
-                    _classify_error(error), _redact_error(error, self.conf)
-                ) from error
+                raise UnansweredError(_classify_error(error), _redact_error(error, self.conf)) from error
             except UnansweredError:
                 if (wait_s := next(waits_s, None)) is None:
                     raise
@@ -137,9 +131,7 @@ class EndpointAnswerBackend:
         ids, reason = choice.get("token_ids"), choice["finish_reason"]
         retokenized = ids is None
         if ids is None:
-            ids = self.tokenizer(choice["text"], add_special_tokens=False, verbose=False)[
-                "input_ids"
-            ]
+            ids = self.tokenizer(choice["text"], add_special_tokens=False, verbose=False)["input_ids"]
         if reason == "stop" and (not ids or ids[-1] not in self.eos_ids):
             ids = [*ids, self.end_token_id]
         return Answer(ids=ids, finish_reason=reason, retokenized=retokenized)
@@ -157,21 +149,25 @@ def find_end_of_turn_id(tokenizer: Any, eos_ids: Collection[int]) -> int:
     return next((i for i in reversed(input_ids) if i in eos_ids), tokenizer.eos_token_id)
 
 
-def _build_request(
-    conf: AnswersConf, model: str, ids: list[int], *, seed: int, max_tokens: int
-) -> dict[str, Any]:
+def _build_request(conf: AnswersConf, model: str, ids: list[int], *, seed: int, max_tokens: int) -> dict[str, Any]:
     return {
-        "model": model, "prompt": ids, "max_tokens": max_tokens, "seed": seed,
-        "temperature": conf.temperature, "top_p": conf.top_p,
+        "model": model,
+        "prompt": ids,
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "temperature": conf.temperature,
+        "top_p": conf.top_p,
         "extra_body": {"top_k": conf.top_k or -1, **conf.extra_body},
-    }  # fmt: skip
+    }
 
 
 def _build_client_options(conf: AnswersConf) -> dict[str, Any]:
     return {
-        "base_url": conf.url, "api_key": conf.api_key, "max_retries": conf.retries,
+        "base_url": conf.url,
+        "api_key": conf.api_key,
+        "max_retries": conf.retries,
         "timeout": openai.Timeout(conf.timeout_s, connect=min(conf.timeout_s, CONNECT_TIMEOUT_S)),
-    }  # fmt: skip
+    }
 
 
 def _parse_model_cards(reply: Any) -> list[dict[str, Any]]:

@@ -51,8 +51,7 @@ def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, 
     answer_text = "".join(text[begin:end] for begin, end in spans)
     calls = [call.get("function", call)["name"] for call in messages[-1].get("tool_calls", [])]
     require_row(  # Some templates drop calls.
-        not spans
-        or all(answer_text.count(name) >= count for name, count in Counter(calls).items()),
+        not spans or all(answer_text.count(name) >= count for name, count in Counter(calls).items()),
         "a tool call that the chat template does not write",
     )
     require_row(  # Some templates drop reasoning, and Qwen3's takes an empty thought from the text.
@@ -87,18 +86,14 @@ def _find_by_prompt(chat: ChatTemplate, messages: list[Message]) -> tuple[str, l
     return text, [(len(prompt), len(text))]
 
 
-def _find_by_marks(
-    chat: ChatTemplate, messages: list[Message]
-) -> tuple[str, list[CharSpan]] | None:
+def _find_by_marks(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]] | None:
     """Return the text and the marked spans after the prompt, each to the end of its turn.
 
     Return None if the text does not begin with the prompt. Marks are clipped, because authors
     put the tags before or after headers and end-of-turn tokens.
     """
     text, marks = chat.render_with_marks(messages)
-    begin = max(
-        (len(p) for p, _ in chat.render_prompts(messages[:-1]) if text.startswith(p)), default=None
-    )
+    begin = max((len(p) for p, _ in chat.render_prompts(messages[:-1]) if text.startswith(p)), default=None)
     if begin is None:
         return None
     spans = [

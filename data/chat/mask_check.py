@@ -34,17 +34,14 @@ class MaskStats:
         self.without_prompt += bool(answer_tokens) and answer_tokens == len(document.ids)
 
     def __add__(self, other: "MaskStats") -> "MaskStats":
-        return MaskStats(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(MaskStats)}
-        )
+        return MaskStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(MaskStats)})
 
     def check(self, category: str) -> None:
         """Raise UserError if every document lacks an answer token, or every one lacks a prompt."""
         of_category = f" of category {category!r}" if category else ""
         require(
             not self.documents or self.without_answers < self.documents,
-            f"data: documents{of_category} must hold answer tokens, got none in "
-            f"{self.documents:,}; {MASK_HINT}",
+            f"data: documents{of_category} must hold answer tokens, got none in {self.documents:,}; {MASK_HINT}",
         )
         require(
             not self.documents or self.without_prompt < self.documents,
@@ -62,9 +59,7 @@ def track_mask_stats(
         yield document
 
 
-def check_documents(
-    documents: Iterable[TokenizedDocument], skipped: Counter[str]
-) -> Iterator[TokenizedDocument]:
+def check_documents(documents: Iterable[TokenizedDocument], skipped: Counter[str]) -> Iterator[TokenizedDocument]:
     """Yield the documents unchanged; raise UserError if a category's masks are all wrong."""
     stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
     for document in track_mask_stats(documents, stats):

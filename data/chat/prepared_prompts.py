@@ -9,9 +9,7 @@ from data.sources.rows import RowRejectedError, require_embeddings
 from models.io.errors import require
 
 
-def check_prompt_ids(
-    row: PreparedRow, *, tokenizer: Any, max_tokens: int | None, vocab_size: int
-) -> None:
+def check_prompt_ids(row: PreparedRow, *, tokenizer: Any, max_tokens: int | None, vocab_size: int) -> None:
     """Raise RowRejectedError if the target cannot read the first prompt.
 
     The prompt must be rendered by the chat template, have at most `max_tokens` tokens, and an

@@ -28,9 +28,7 @@ def default_processes() -> int:
     return min(cpus, MAX_PROCESSES)
 
 
-def map_in_order(
-    work: Callable[[Item], Result], items: Iterator[Item], *, processes: int
-) -> Iterator[Result]:
+def map_in_order(work: Callable[[Item], Result], items: Iterator[Item], *, processes: int) -> Iterator[Result]:
     """Yield `work(item)` of each item; `processes` share the work unless the items are few.
 
     Raises an error of `items` or of `work` as it is, and UserError if a process is killed.
@@ -48,8 +46,7 @@ def map_in_order(
                 yield from pool.map(_run, batch, chunksize=BATCH_ITEMS)
     except BrokenProcessPool as error:
         raise UserError(
-            f"data.processes: must be as many as memory allows, got {processes}, of which one was "
-            "killed; lower it"
+            f"data.processes: must be as many as memory allows, got {processes}, of which one was killed; lower it"
         ) from error
 
 

@@ -53,9 +53,7 @@ class ChatTemplate:
 
     tokenizer: "PreTrainedTokenizerBase"
     arguments: dict[str, Any] = field(default_factory=dict)
-    _rendered: dict[Any, tuple[list[Message], str]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _rendered: dict[Any, tuple[list[Message], str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require(
@@ -70,9 +68,7 @@ class ChatTemplate:
         with _reject_on_template_error():  # such as several templates of which none is the default
             return self.tokenizer.get_chat_template(tools=self.arguments.get("tools"))
 
-    def render(
-        self, messages: list[Message], *, add_generation_prompt: bool = False, **switches: bool
-    ) -> str:
+    def render(self, messages: list[Message], *, add_generation_prompt: bool = False, **switches: bool) -> str:
         """Return the rendered conversation; `add_generation_prompt` adds the next answer's header.
 
         `switches` override the template's arguments. Raises RowRejectedError if the template
@@ -109,10 +105,7 @@ class ChatTemplate:
         arguments: Any = self.tokenizer.special_tokens_map | self.arguments
         with _reject_on_template_error():
             rendered: Any = render_jinja_template(
-                conversations=[messages],
-                chat_template=self.source,
-                return_assistant_tokens_mask=True,
-                **arguments,
+                conversations=[messages], chat_template=self.source, return_assistant_tokens_mask=True, **arguments
             )
         (text,), (marks,) = rendered
         return text, list(marks)

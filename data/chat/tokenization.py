@@ -11,12 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from data.chat.answer_spans import (
-    RewrittenError,
-    find_all_answers,
-    find_assistant_turns,
-    find_last_answer,
-)
+from data.chat.answer_spans import RewrittenError, find_all_answers, find_assistant_turns, find_last_answer
 from data.chat.processes import map_in_order
 from data.chat.template import CharSpan, ChatTemplate, Message
 from data.config import DataConf, DemoAnswersConf, TurnSelection
@@ -38,10 +33,14 @@ from models.io.errors import UserError, require
 
 
 def iter_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str],
-    vocab_size: int | None = None, *, processes: int = 1,
+    conf: DataConf,
+    tokenizer: PreTrainedTokenizerBase,
+    skipped: Counter[str],
+    vocab_size: int | None = None,
+    *,
+    processes: int = 1,
     track: Callable[[Iterator[Any]], Iterable[Any]] = iter,
-) -> Iterator[TokenizedDocument]:  # fmt: skip
+) -> Iterator[TokenizedDocument]:
     """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
     `vocab_size` is the number of the target's embeddings. The number of processes changes nothing
@@ -56,9 +55,12 @@ def iter_documents(
 
 
 def iter_demo_documents(
-    conf: DemoAnswersConf, tokenizer: PreTrainedTokenizerBase, *, seed: int,
+    conf: DemoAnswersConf,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
     answer_prompts: Callable[[list[list[int]]], list[list[int]]] | None = None,
-) -> Iterator[TokenizedDocument]:  # fmt: skip
+) -> Iterator[TokenizedDocument]:
     """Yield the demo's prompts, each with its answer.
 
     `answer_prompts` maps the token ids of the prompts to those of the answers. Without it, an
@@ -76,9 +78,8 @@ def iter_demo_documents(
 
 
 def documents_from_row(
-    row: ParsedRow, conf: DataConf, tokenizer: PreTrainedTokenizerBase,
-    vocab_size: int | None = None,
-) -> tuple[list[TokenizedDocument], Counter[str]]:  # fmt: skip
+    row: ParsedRow, conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
+) -> tuple[list[TokenizedDocument], Counter[str]]:
     """Return the documents of a row, and the counts of rejected ones by reason.
 
     A conversation gives the documents that `conf.turns` asks for, any other row gives one. Raises
@@ -136,11 +137,7 @@ def documents_from_conversation(
     ends = [turn + 1 for turn in find_assistant_turns(messages)]
     for end in ends if turns is TurnSelection.each else ends[-1:]:
         try:
-            documents.append(
-                document_from_messages(
-                    chat, messages[:end], last_only=turns is not TurnSelection.all
-                )
-            )
+            documents.append(document_from_messages(chat, messages[:end], last_only=turns is not TurnSelection.all))
         except RowRejectedError as error:
             rejected[str(error)] += 1
     return documents, rejected
@@ -166,9 +163,7 @@ def document_from_messages(
         f"{type(chat.tokenizer).__name__}; give ids and answer flags (data.format=tokens)",
     )
     messages = [_fill_reasoning_keys(message) for message in messages]
-    text, spans = (
-        find_last_answer(chat, messages) if last_only else find_all_answers(chat, messages)
-    )
+    text, spans = find_last_answer(chat, messages) if last_only else find_all_answers(chat, messages)
     return check_has_prompt(_tokenize_text(chat.tokenizer, text, spans))
 
 
@@ -181,9 +176,7 @@ def _fill_reasoning_keys(message: Message) -> Message:
     return message if reasoning is None else {**dict.fromkeys(REASONING_KEYS, reasoning), **message}
 
 
-def _tokenize_text(
-    tokenizer: PreTrainedTokenizerBase, text: str, spans: list[CharSpan]
-) -> TokenizedDocument:
+def _tokenize_text(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[CharSpan]) -> TokenizedDocument:
     """Return the tokens of a text, with those of its spans marked.
 
     Serving tokenizes a prompt by itself, so the text is split where answers begin: no token may lie
@@ -192,9 +185,7 @@ def _tokenize_text(
     begins = [begin for begin, _ in spans] if _can_tokenize_parts(tokenizer) else []
     ids, offsets = [], []
     for left, right in pairwise([0, *begins, len(text)]):
-        part = tokenizer(
-            text[left:right], add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
+        part = tokenizer(text[left:right], add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids += part["input_ids"]
         offsets += [(left + start, left + end) for start, end in part["offset_mapping"]]
     return TokenizedDocument(ids=ids, answer=_mark_answer_tokens(offsets, text, spans))

@@ -16,9 +16,18 @@ LIBRARY = Path(sysconfig.get_path("stdlib"))
 HELD_OUT_SHARE = 16  # 1 in 16 modules is held out from training
 MAX_FILE_BYTES = 400_000  # larger ones are tables, not prose or code
 SKIPPED_FOLDERS = {
-    "__pycache__", "site-packages", "dist-packages", "encodings", "ensurepip", "idlelib",
-    "lib2to3", "lib-dynload", "msilib", "pydoc_data", "turtledemo",
-}  # fmt: skip
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+    "encodings",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "lib-dynload",
+    "msilib",
+    "pydoc_data",
+    "turtledemo",
+}
 TEST_FOLDERS = {"test", "tests"}
 BUILD_FILES = ("_sysconfigdata", "config-")  # written when the interpreter was built
 
@@ -42,11 +51,7 @@ def library_texts(kind: str, *, held_out: bool) -> tuple[str, ...]:
 
     modules = library_texts("code", held_out=held_out)
     # Chapters of the language reference, which calls such as `help("with")` print.
-    chapters = [
-        topics[name].strip() + "\n"
-        for name in sorted(topics)
-        if is_held_out(f"topics/{name}") == held_out
-    ]
+    chapters = [topics[name].strip() + "\n" for name in sorted(topics) if is_held_out(f"topics/{name}") == held_out]
     return (*(text for module in modules for text in extract_docstrings(module)), *chapters)
 
 

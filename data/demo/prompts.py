@@ -24,21 +24,104 @@ MIN_ANSWER_CHARS = 150  # text that must follow a cut
 CONTINUATION_CHARS = 600  # text stored after a cut: more tokens than answers have
 WRITTEN_PROMPTS = Path(__file__).with_name("written_prompts.jsonl")
 WORDS = [
-    "alpha", "amber", "anchor", "apple", "arrow", "autumn", "basil", "beacon", "birch", "blue",
-    "bridge", "candle", "canyon", "cedar", "cloud", "copper", "coral", "cotton", "crystal",
-    "delta", "desert", "ember", "falcon", "fern", "forest", "garden", "glacier", "green",
-    "harbor", "hazel", "honey", "indigo", "island", "ivory", "jasmine", "juniper", "kite",
-    "lantern", "lemon", "lilac", "linen", "maple", "marble", "meadow", "mint", "mirror", "moss",
-    "north", "oak", "ocean", "olive", "orange", "orchid", "paper", "pearl", "pebble", "pepper",
-    "pine", "plum", "prairie", "quartz", "rain", "raven", "red", "reef", "ribbon", "river",
-    "rose", "saffron", "sage", "sand", "scarlet", "shadow", "silver", "sky", "snow", "south",
-    "spring", "stone", "summer", "sun", "thistle", "tide", "timber", "topaz", "tulip", "valley",
-    "velvet", "violet", "walnut", "water", "willow", "wind", "winter", "yellow", "zephyr",
-]  # fmt: skip
-KEYS = [
-    "id", "name", "color", "size", "count", "price", "city", "active", "score", "level", "kind",
-    "weight",
-]  # fmt: skip
+    "alpha",
+    "amber",
+    "anchor",
+    "apple",
+    "arrow",
+    "autumn",
+    "basil",
+    "beacon",
+    "birch",
+    "blue",
+    "bridge",
+    "candle",
+    "canyon",
+    "cedar",
+    "cloud",
+    "copper",
+    "coral",
+    "cotton",
+    "crystal",
+    "delta",
+    "desert",
+    "ember",
+    "falcon",
+    "fern",
+    "forest",
+    "garden",
+    "glacier",
+    "green",
+    "harbor",
+    "hazel",
+    "honey",
+    "indigo",
+    "island",
+    "ivory",
+    "jasmine",
+    "juniper",
+    "kite",
+    "lantern",
+    "lemon",
+    "lilac",
+    "linen",
+    "maple",
+    "marble",
+    "meadow",
+    "mint",
+    "mirror",
+    "moss",
+    "north",
+    "oak",
+    "ocean",
+    "olive",
+    "orange",
+    "orchid",
+    "paper",
+    "pearl",
+    "pebble",
+    "pepper",
+    "pine",
+    "plum",
+    "prairie",
+    "quartz",
+    "rain",
+    "raven",
+    "red",
+    "reef",
+    "ribbon",
+    "river",
+    "rose",
+    "saffron",
+    "sage",
+    "sand",
+    "scarlet",
+    "shadow",
+    "silver",
+    "sky",
+    "snow",
+    "south",
+    "spring",
+    "stone",
+    "summer",
+    "sun",
+    "thistle",
+    "tide",
+    "timber",
+    "topaz",
+    "tulip",
+    "valley",
+    "velvet",
+    "violet",
+    "walnut",
+    "water",
+    "willow",
+    "wind",
+    "winter",
+    "yellow",
+    "zephyr",
+]
+KEYS = ["id", "name", "color", "size", "count", "price", "city", "active", "score", "level", "kind", "weight"]
 
 
 PromptCuts = dict[str, str]  # the text of a prompt to the text that follows it
@@ -63,9 +146,7 @@ def held_out_prompts() -> list[DemoPrompt]:
         texts = _interleave_cuts(cut(text) for text in library_texts(category, held_out=True))
         unseen = (text for text in texts if text not in training_text)
         prompts += _number_prompts(category, list(islice(unseen, PROMPTS_PER_CATEGORY)), category)
-    return prompts + [
-        DemoPrompt(**json.loads(line)) for line in WRITTEN_PROMPTS.read_text().splitlines()
-    ]
+    return prompts + [DemoPrompt(**json.loads(line)) for line in WRITTEN_PROMPTS.read_text().splitlines()]
 
 
 def training_prompts(count: int, seed: int) -> list[DemoPrompt]:
@@ -88,9 +169,7 @@ def training_prompts(count: int, seed: int) -> list[DemoPrompt]:
         texts = sorted(set(continuations[category]) - held_out)
         sampled = rng.sample(texts, k=min(share, len(texts)))
         numbered = _number_prompts(f"train-{category}", sampled, category)
-        prompts_by_category.append(
-            [replace(p, continuation=continuations[category][p.text]) for p in numbered]
-        )
+        prompts_by_category.append([replace(p, continuation=continuations[category][p.text]) for p in numbered])
     return [prompt for turn in zip(*prompts_by_category, strict=False) for prompt in turn][:count]
 
 
@@ -99,10 +178,7 @@ def _merge_cuts(groups: Iterable[PromptCuts]) -> PromptCuts:
 
 
 def _number_prompts(prefix: str, texts: list[str], category: str) -> list[DemoPrompt]:
-    return [
-        DemoPrompt(id=f"{prefix}-{i:02d}", category=category, text=text)
-        for i, text in enumerate(texts)
-    ]
+    return [DemoPrompt(id=f"{prefix}-{i:02d}", category=category, text=text) for i, text in enumerate(texts)]
 
 
 def _interleave_cuts(groups: Iterator[PromptCuts]) -> list[str]:
@@ -160,14 +236,7 @@ def structured_texts(count: int, *, seed: int) -> list[str]:
     The standard library has little such text: a model trained without it loops on such prompts.
     """
     rng = random.Random(seed)
-    generators = [
-        _make_counting,
-        _make_listing,
-        _make_records,
-        _make_cycle,
-        _make_table,
-        _make_assignments,
-    ]
+    generators = [_make_counting, _make_listing, _make_records, _make_cycle, _make_table, _make_assignments]
     return [rng.choice(generators)(rng) for _ in range(count)]
 
 
@@ -182,9 +251,7 @@ def _make_listing(rng: random.Random) -> str:
     mark = rng.choice(["{w} {i}", "{w}_{i}", "{i}. {w}", "- {w} {i}", "{w}[{i}]"])
     end = rng.choice(["", ": " + rng.choice(WORDS), " = " + rng.choice(WORDS), ","])
     start = rng.randrange(60)
-    return "".join(
-        mark.format(w=word, i=start + i) + end + "\n" for i in range(rng.randint(12, 30))
-    )
+    return "".join(mark.format(w=word, i=start + i) + end + "\n" for i in range(rng.randint(12, 30)))
 
 
 def _make_value(rng: random.Random, key: str, index: int) -> object:
@@ -200,10 +267,7 @@ def _make_value(rng: random.Random, key: str, index: int) -> object:
 def _make_records(rng: random.Random) -> str:
     keys = ["id", *rng.sample(KEYS[1:], rng.randint(2, 3))]
     start = rng.randrange(40)
-    lines = [
-        json.dumps({key: _make_value(rng, key, start + i) for key in keys})
-        for i in range(rng.randint(8, 16))
-    ]
+    lines = [json.dumps({key: _make_value(rng, key, start + i) for key in keys}) for i in range(rng.randint(8, 16))]
     return rng.choice(["[\n  " + ",\n  ".join(lines) + "\n]\n", "\n".join(lines) + "\n"])
 
 
@@ -216,10 +280,7 @@ def _make_cycle(rng: random.Random) -> str:
 def _make_table(rng: random.Random) -> str:
     words = rng.sample(WORDS, 2)
     start = rng.randrange(50)
-    rows = (
-        f"{start + i},{rng.choice(WORDS)},{rng.randrange(100)}\n"
-        for i in range(rng.randint(12, 24))
-    )
+    rows = (f"{start + i},{rng.choice(WORDS)},{rng.randrange(100)}\n" for i in range(rng.randint(12, 24)))
     return "".join([f"id,{words[0]},{words[1]}\n", *rows])
 
 

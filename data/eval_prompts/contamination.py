@@ -42,8 +42,6 @@ def check_contamination(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Cont
     ids = [
         prompt.id
         for prompt in prompts
-        if training_hashes.intersection(
-            [prompt.first_question, *prompt_hashes(prompt.text, prompt.text)]
-        )
+        if training_hashes.intersection([prompt.first_question, *prompt_hashes(prompt.text, prompt.text)])
     ]
     return Contamination(checked=True, count=len(ids), ids=ids)

@@ -44,9 +44,7 @@ class HeldOutPrompts:
     final: list[PromptFileRow] = field(default_factory=list)
 
 
-def rows_from_documents(
-    documents: Documents, numbers: list[int], origin: str
-) -> list[PromptFileRow]:
+def rows_from_documents(documents: Documents, numbers: list[int], origin: str) -> list[PromptFileRow]:
     """Return the documents' prompts as the token ids that the draft would have trained on."""
     lengths = prompt_lengths(documents)
     return [
@@ -83,8 +81,7 @@ def rows_from_prepared(
         log.info("data: %d prompts held out from %s are left out: %s", num_rejected, folder, reason)
     _, category = np.unique([row.category for row in usable_rows], return_inverse=True)
     return [
-        prompt_row_from_prepared(usable_rows[index])
-        | {"held_out_of": f"{conf.path} by data.prepare"}
+        prompt_row_from_prepared(usable_rows[index]) | {"held_out_of": f"{conf.path} by data.prepare"}
         for index in spread_over_categories(category, min(count, len(usable_rows)))
     ]
 
@@ -106,9 +103,7 @@ def write_held_out(prompts: HeldOutPrompts, folder: Path) -> None:
         write_text_atomically(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def find_held_out_file(
-    directories: Sequence[Path], target: TargetConf, file: str, *, key: str
-) -> str:
+def find_held_out_file(directories: Sequence[Path], target: TargetConf, file: str, *, key: str) -> str:
     """Return the path of the prompts that the runs of these checkpoints held out.
 
     It is `demo` if they are the demo's. Raise UserError if a run left no such file, or if the files

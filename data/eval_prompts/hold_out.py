@@ -40,12 +40,7 @@ class HeldOutSplit:
 
 
 def split_held_out(
-    documents: Documents,
-    *,
-    selection: int,
-    final: int,
-    row_length: int,
-    max_prompt_tokens: int | None = None,
+    documents: Documents, *, selection: int, final: int, row_length: int, max_prompt_tokens: int | None = None
 ) -> HeldOutSplit:
     """Hold back at most half of the groups, spread over the data and all of its categories.
 
@@ -62,10 +57,7 @@ def split_held_out(
     group = group_by_prompt(documents, lengths)
     is_common = np.bincount(group) > max(MIN_GROUP_LIMIT, len(documents) // 100)
     if is_common.any():
-        log.info(
-            "data: %d documents that begin like many others are not held back",
-            is_common[group].sum(),
-        )  # fmt: skip
+        log.info("data: %d documents that begin like many others are not held back", is_common[group].sum())
     members = _list_members(group, numbers[usable & ~is_common[group]])
     max_held_out = len(members) // 2
     num_selection = min(selection, round(max_held_out / 3) if final else max_held_out)
@@ -78,18 +70,17 @@ def split_held_out(
         log.warning("data: too little to hold prompts back: training prompts choose the checkpoint")
         selection_groups = (remaining or _list_members(group, numbers[usable]))[:selection]
     return HeldOutSplit(
-        training=numbers[~np.isin(group, held_out)], selection=_pick_turns(selection_groups),
-        final=_pick_turns(final_groups), num_groups=len(members),
+        training=numbers[~np.isin(group, held_out)],
+        selection=_pick_turns(selection_groups),
+        final=_pick_turns(final_groups),
+        num_groups=len(members),
         num_too_long=len(np.unique(group[~is_common[group]])) - len(members),
-    )  # fmt: skip
+    )
 
 
 def prompt_lengths(documents: Documents) -> Int[np.ndarray, " documents"]:
     """Count the tokens before each first answer token, or the first few tokens of a plain text."""
-    return np.array(
-        [_prompt_length(documents.answer[i:j]) for i, j in pairwise(documents.starts.tolist())],
-        np.int64,
-    )
+    return np.array([_prompt_length(documents.answer[i:j]) for i, j in pairwise(documents.starts.tolist())], np.int64)
 
 
 def _prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:
@@ -97,29 +88,20 @@ def _prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:
     return answer_start if answer_start > 1 else min(len(answer), TEXT_PROMPT_TOKENS)
 
 
-def group_by_prompt(
-    documents: Documents, lengths: Int[np.ndarray, " documents"]
-) -> Int[np.ndarray, " documents"]:
+def group_by_prompt(documents: Documents, lengths: Int[np.ndarray, " documents"]) -> Int[np.ndarray, " documents"]:
     """Assign a group number to each document, shared by conversations of one first question."""
-    _, first, conversation = np.unique(
-        documents.conversation, return_index=True, return_inverse=True
-    )
+    _, first, conversation = np.unique(documents.conversation, return_index=True, return_inverse=True)
     questions = documents.first_question[first].tolist()
     spans = zip(questions, documents.starts[first].tolist(), lengths[first].tolist(), strict=True)
     hashes = [
-        question
-        or xxhash.xxh3_64_intdigest(
-            np.ascontiguousarray(documents.ids[begin : begin + length]).data
-        )
+        question or xxhash.xxh3_64_intdigest(np.ascontiguousarray(documents.ids[begin : begin + length]).data)
         for question, begin, length in spans
     ]
     _, group = np.unique(np.array(hashes, np.uint64), return_inverse=True)
     return group[conversation]
 
 
-def _list_members(
-    group: Int[np.ndarray, " documents"], chosen: Int[np.ndarray, " chosen"]
-) -> list[list[int]]:
+def _list_members(group: Int[np.ndarray, " documents"], chosen: Int[np.ndarray, " chosen"]) -> list[list[int]]:
     """List the chosen documents of each group that has any, in the order of the data."""
     by_group = sorted(chosen.tolist(), key=group.__getitem__)
     return sorted(list(docs) for _, docs in groupby(by_group, key=group.__getitem__))

@@ -16,12 +16,7 @@ from typing import Any
 
 from data.chat.template import ChatTemplate
 from data.config import DEMO
-from data.sources.prompt_formats import (
-    PromptRow,
-    describe_prompt_formats,
-    open_prompt_rows,
-    prompt_from_row,
-)
+from data.sources.prompt_formats import PromptRow, describe_prompt_formats, open_prompt_rows, prompt_from_row
 from data.sources.row_formats import parse_prompt_messages
 from data.sources.rows import RowRejectedError, require_embeddings, require_row, require_unicode
 from data.sources.text_hashes import hash_first_question
@@ -70,9 +65,8 @@ class EvalPrompt:
 
 
 def load_eval_prompts(
-    tokenizer, path: str | None, *, limit: int | None, key: str = PROMPTS_KEY,
-    vocab_size: int | None = None,
-) -> list[EvalPrompt]:  # fmt: skip
+    tokenizer, path: str | None, *, limit: int | None, key: str = PROMPTS_KEY, vocab_size: int | None = None
+) -> list[EvalPrompt]:
     """Return the first turns, category by category in file order, at most `limit` of each.
 
     `path` is as in `read_prompt_rows`, `vocab_size` the number of the target's embeddings. Raises
@@ -89,9 +83,7 @@ def load_eval_prompts(
     ]
 
 
-def load_calibration_prompts(
-    tokenizer: Any, path: str, count: int, vocab_size: int | None = None
-) -> list[EvalPrompt]:
+def load_calibration_prompts(tokenizer: Any, path: str, count: int, vocab_size: int | None = None) -> list[EvalPrompt]:
     """Load the prompts of a file, or `count` of the demo's training prompts for `demo`."""
     if path != DEMO:
         return load_eval_prompts(tokenizer, path, limit=None, key="prompts", vocab_size=vocab_size)
@@ -103,9 +95,7 @@ def load_calibration_prompts(
     ]
 
 
-def build_prompt(
-    tokenizer, text: str, template_kwargs: dict[str, Any], vocab_size: int
-) -> EvalPrompt:
+def build_prompt(tokenizer, text: str, template_kwargs: dict[str, Any], vocab_size: int) -> EvalPrompt:
     """Return a user's message as a prompt, through the chat template if the target has one."""
     row = {"id": "prompt", "category": "prompt", "turns": [text], "template": template_kwargs}
     with _report_rejection("prompt", "the prompt given"):
@@ -113,9 +103,7 @@ def build_prompt(
     return _build_first_turn(tokenizer, row, "prompt", vocab_size)
 
 
-def build_next_turns(
-    tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]
-) -> list[EvalPrompt]:
+def build_next_turns(tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]) -> list[EvalPrompt]:
     """Return the next turn of each conversation that has one, after the target's `answers`."""
     return [
         _build_next_turn(tokenizer, prompt, answer)
@@ -147,11 +135,7 @@ def fingerprint_prompts(prompts: list[EvalPrompt]) -> str:
 
     Later turns count only by their texts, because their token ids depend on answers.
     """
-    content = [
-        [p.id, p.ids] + ([p.remaining_turns] if p.remaining_turns else [])
-        for p in prompts
-        if p.turn == 0
-    ]
+    content = [[p.id, p.ids] + ([p.remaining_turns] if p.remaining_turns else []) for p in prompts if p.turn == 0]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -167,9 +151,7 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
     rows, num_answered = [], 0
     for number, (location, raw, reason, detail) in enumerate(open_prompt_rows(str(source), key), 1):
         if raw is None:
-            raise UserError(
-                f"{key}: every line must be a JSON object, got {location}: {detail or reason}"
-            )
+            raise UserError(f"{key}: every line must be a JSON object, got {location}: {detail or reason}")
         try:
             row = prompt_from_row(raw, number)
         except ValueError as error:
@@ -243,13 +225,17 @@ def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) ->
     with _report_rejection(key, f"id {row['id']}"):
         require_embeddings(ids, vocab_size)
     return EvalPrompt(
-        id=row["id"], category=row["category"], ids=ids,
-        text=tokenizer.decode(ids, skip_special_tokens=True), messages=messages,
-        remaining_turns=remaining_turns, template_kwargs=template_kwargs,
+        id=row["id"],
+        category=row["category"],
+        ids=ids,
+        text=tokenizer.decode(ids, skip_special_tokens=True),
+        messages=messages,
+        remaining_turns=remaining_turns,
+        template_kwargs=template_kwargs,
         chat_template=bool(messages) or row.get("chat_template", False),
         held_out_of=row.get("held_out_of", ""),
         first_question=row.get("first_question") or hash_first_question(messages),
-    )  # fmt: skip
+    )
 
 
 def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> EvalPrompt:
@@ -261,26 +247,24 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
             {"role": "assistant", "content": tokenizer.decode(answer, skip_special_tokens=True)},
             {"role": "user", "content": text},
         ]
-        ids = _render_ids(
-            tokenizer, messages, previous.template_kwargs, PROMPTS_KEY, previous.question
-        )
+        ids = _render_ids(tokenizer, messages, previous.template_kwargs, PROMPTS_KEY, previous.question)
     else:
         answer_ids = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
         turn_ids = tokenizer(TURN_SEPARATOR + text, add_special_tokens=False)["input_ids"]
         ids = [*previous.ids, *answer_ids, *turn_ids]
     return replace(  # Ids count turns from 1, `turn` counts them from 0.
-        previous, id=f"{previous.question}#{previous.turn + 2}", ids=ids, turn=previous.turn + 1,
-        text=tokenizer.decode(ids, skip_special_tokens=True), messages=messages,
+        previous,
+        id=f"{previous.question}#{previous.turn + 2}",
+        ids=ids,
+        turn=previous.turn + 1,
+        text=tokenizer.decode(ids, skip_special_tokens=True),
+        messages=messages,
         remaining_turns=remaining_turns,
-    )  # fmt: skip
+    )
 
 
 def _render_ids(
-    tokenizer,
-    messages: list[dict[str, Any]],
-    template_kwargs: dict[str, Any],
-    key: str,
-    row_id: str,
+    tokenizer, messages: list[dict[str, Any]], template_kwargs: dict[str, Any], key: str, row_id: str
 ) -> list[int]:
     with _report_rejection(key, f"id {row_id}"):
         chat = ChatTemplate(tokenizer=tokenizer, arguments=template_kwargs)

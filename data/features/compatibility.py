@@ -17,16 +17,11 @@ from models.targets.pretrained import load_tokenizer
 from models.targets.target import Target
 
 
-def check_captured_data(
-    data: DataConf, *, target: TargetConf, draft: DraftConf, loss: LossConf
-) -> None:
+def check_captured_data(data: DataConf, *, target: TargetConf, draft: DraftConf, loss: LossConf) -> None:
     """Raise UserError, before weights are read, if the run cannot train from its store."""
     if data.source is not DataSource.captured:
         return
-    for key, value in (
-        ("data.on_policy.share", data.on_policy.share),
-        ("data.keep_features", data.keep_features),
-    ):
+    for key, value in (("data.on_policy.share", data.on_policy.share), ("data.keep_features", data.keep_features)):
         require(
             not value,
             f"{key}: must be {type(value)(0)} with data.source=captured, got {value}; a store "
@@ -47,9 +42,8 @@ def check_captured_data(
     folder = Path(str(data.path))
     manifest = read_manifest(folder)
     manifest.check_serves(
-        folder, needs=needs, hidden_size=shape.hidden_size,
-        tokenizer_hash=tokenizer_fingerprint(load_tokenizer(target)),
-    )  # fmt: skip
+        folder, needs=needs, hidden_size=shape.hidden_size, tokenizer_hash=tokenizer_fingerprint(load_tokenizer(target))
+    )
     manifest.check_undamaged(folder, checksums=False)  # checksums follow once the target is loaded
     require(
         manifest.spec.schema.teacher is not TeacherKind.topk or loss.temperature == 1,

@@ -90,8 +90,7 @@ class Manifest:
         recorded = read_manifest(folder)
         ours, theirs = ({**vars(m.spec), **vars(m.spec.schema)} for m in (self, recorded))
         differences = [
-            f"{name} {getattr(theirs[name], 'value', theirs[name])} instead of "
-            f"{getattr(value, 'value', value)}"
+            f"{name} {getattr(theirs[name], 'value', theirs[name])} instead of {getattr(value, 'value', value)}"
             for name, value in ours.items()
             if name != "schema" and value != theirs[name]
         ]
@@ -103,9 +102,14 @@ class Manifest:
         return replace(self, files=recorded.files, target_sha256=recorded.target_sha256)
 
     def check_serves(
-        self, folder: Path, *, needs: Needs, tokenizer_hash: str | None = None,
-        target_hash: str | None = None, hidden_size: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        needs: Needs,
+        tokenizer_hash: str | None = None,
+        target_hash: str | None = None,
+        hidden_size: int | None = None,
+    ) -> None:
         """Raise UserError unless the store is finished, of this target, and holds all of `needs`.
 
         A hash or size of None is not compared.

@@ -25,9 +25,7 @@ from data.features.schema import FeatureSchema
 from data.packing.documents import Documents, Packed
 from data.packing.pack import BEGIN, DOCUMENT, END, PackReport, pack_documents
 
-DOCUMENT_FIELDS = (
-    "ids", "answer", "starts", "category", "language", "conversation", "first_question",
-)  # fmt: skip
+DOCUMENT_FIELDS = ("ids", "answer", "starts", "category", "language", "conversation", "first_question")
 MB = 10**6
 
 
@@ -89,16 +87,18 @@ def build_segment_index(
     np.add.at(totals, shard, sizes)
     offsets = sizes.cumsum(0) - sizes - (totals.cumsum(0) - totals)[shard]
     index = SegmentIndex(
-        first=first, tokens=sizes[:, 0].astype(np.int32), shard=shard.astype(np.int32),
-        token=offsets[:, 0], row=offsets[:, 1],
-    )  # fmt: skip
+        first=first,
+        tokens=sizes[:, 0].astype(np.int32),
+        shard=shard.astype(np.int32),
+        token=offsets[:, 0],
+        row=offsets[:, 1],
+    )
     return index, totals
 
 
 def _previous_piece_ends(
-    document: Int[np.ndarray, " pieces"], begin: Int[np.ndarray, " pieces"],
-    end: Int[np.ndarray, " pieces"],
-) -> Int[np.ndarray, " pieces"]:  # fmt: skip
+    document: Int[np.ndarray, " pieces"], begin: Int[np.ndarray, " pieces"], end: Int[np.ndarray, " pieces"]
+) -> Int[np.ndarray, " pieces"]:
     """Return the end of the piece before each piece in its document, 0 for the first piece."""
     order = np.lexsort((begin, document))
     previous_ends = np.zeros_like(end)
@@ -129,9 +129,12 @@ def find_segments(
             row = int(index.row[number]) + int(np.count_nonzero(supervised_mask[first:low]))
             mask = supervised_mask[low:high]
             yield Segment(
-                low, int(index.shard[number]), slice(token, token + high - low),
-                slice(row, row + np.count_nonzero(mask)), mask,
-            )  # fmt: skip
+                low,
+                int(index.shard[number]),
+                slice(token, token + high - low),
+                slice(row, row + np.count_nonzero(mask)),
+                mask,
+            )
 
 
 @dataclass(kw_only=True)
@@ -147,9 +150,15 @@ class CapturePlan:
 
     @classmethod
     def from_documents(
-        cls, documents: Documents, schema: FeatureSchema, *, length: int, overlap: int | None,
-        batch: int, shard_mb: float,
-    ) -> tuple["CapturePlan", PackReport]:  # fmt: skip
+        cls,
+        documents: Documents,
+        schema: FeatureSchema,
+        *,
+        length: int,
+        overlap: int | None,
+        batch: int,
+        shard_mb: float,
+    ) -> tuple["CapturePlan", PackReport]:
         """Return the plan and the report of packing documents into rows, in shards of full batches.
 
         Without an overlap, documents longer than a row are truncated.
@@ -162,17 +171,19 @@ class CapturePlan:
         rows_per_shard = batch * max(1, batches_per_shard)
         index, counts = build_segment_index(packed, supervised_mask, rows_per_shard=rows_per_shard)
         return cls(
-            packed=packed, schema=schema, supervised_mask=supervised_mask, segment_index=index,
-            shard_token_counts=counts, rows_per_shard=rows_per_shard,
-        ), report  # fmt: skip
+            packed=packed,
+            schema=schema,
+            supervised_mask=supervised_mask,
+            segment_index=index,
+            shard_token_counts=counts,
+            rows_per_shard=rows_per_shard,
+        ), report
 
     def shard_rows(self, shard: int) -> list[int]:
         """List the packed rows that a shard holds."""
         return list(range(len(self.packed))[shard * self.rows_per_shard :][: self.rows_per_shard])
 
-    def stored_positions(
-        self, rows: list[int]
-    ) -> tuple[Int[np.ndarray, " tokens"], Int[np.ndarray, " supervised"]]:
+    def stored_positions(self, rows: list[int]) -> tuple[Int[np.ndarray, " tokens"], Int[np.ndarray, " supervised"]]:
         """Return the positions, in `rows` laid end to end, that the shard stores, in its order.
 
         The first array is of all tokens, the second of supervised ones.
@@ -195,10 +206,7 @@ class CapturePlan:
         order = np.argsort(self.segment_index.first)  # for binary search
         arrays = (
             {name: getattr(self.packed.documents, name) for name in DOCUMENT_FIELDS}
-            | {
-                f"segments.{name}": values[order]
-                for name, values in vars(self.segment_index).items()
-            }
+            | {f"segments.{name}": values[order] for name, values in vars(self.segment_index).items()}
             | {"supervised": self.supervised_mask}
         )
         return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}

@@ -43,16 +43,11 @@ class FeatureStore:
         self.manifest, self.needs, self.dtype = manifest, needs, dtype
         self.tensor_specs = {spec.name: spec for spec in manifest.spec.schema.tensor_specs}
         arrays: dict[str, Any] = {
-            name: tensor.numpy()
-            for name, tensor in self._map_tensors(folder, DOCUMENTS_FILE, DOCUMENT_TENSORS).items()
+            name: tensor.numpy() for name, tensor in self._map_tensors(folder, DOCUMENTS_FILE, DOCUMENT_TENSORS).items()
         }
-        self.segment_index = SegmentIndex(
-            **{name: arrays.pop(f"segments.{name}") for name in SEGMENT_FIELDS}
-        )
+        self.segment_index = SegmentIndex(**{name: arrays.pop(f"segments.{name}") for name in SEGMENT_FIELDS})
         self.supervised_mask: Bool[np.ndarray, " tokens"] = arrays.pop("supervised")
-        self.documents = Documents(
-            **arrays, categories=manifest.categories, languages=manifest.languages
-        )
+        self.documents = Documents(**arrays, categories=manifest.categories, languages=manifest.languages)
         self.shards = [
             self._map_tensors(folder, shard_name(number), list(self.tensor_specs))
             for number in range(manifest.spec.shards)
@@ -60,9 +55,15 @@ class FeatureStore:
 
     @classmethod
     def open(
-        cls, path: str | Path, *, target_hash: str, tokenizer_hash: str, needs: Needs,
-        dtype: torch.dtype = torch.float32, checksums: bool = True,
-    ) -> "FeatureStore":  # fmt: skip
+        cls,
+        path: str | Path,
+        *,
+        target_hash: str,
+        tokenizer_hash: str,
+        needs: Needs,
+        dtype: torch.dtype = torch.float32,
+        checksums: bool = True,
+    ) -> "FeatureStore":
         """Open a finished store of this target that has the features in `needs`.
 
         Features are returned in `dtype`. With `checksums` every file is hashed, otherwise only the
@@ -70,9 +71,7 @@ class FeatureStore:
         """
         folder = Path(path)
         manifest = read_manifest(folder)
-        manifest.check_serves(
-            folder, needs=needs, tokenizer_hash=tokenizer_hash, target_hash=target_hash
-        )
+        manifest.check_serves(folder, needs=needs, tokenizer_hash=tokenizer_hash, target_hash=target_hash)
         manifest.check_undamaged(folder, checksums=checksums)
         return cls(folder, manifest, needs, dtype)
 
@@ -92,9 +91,7 @@ class FeatureStore:
         segments, shape = self._locate_rows(rows, length), (len(rows), length)
         is_topk = self.manifest.spec.schema.teacher is TeacherKind.topk
         return TargetOutput(
-            captured=self._read_hidden_states("captured", segments, shape)
-            if self.needs.layers
-            else None,
+            captured=self._read_hidden_states("captured", segments, shape) if self.needs.layers else None,
             hidden=self._read_hidden_states("hidden", segments, shape)
             if self.needs.hidden or not is_topk
             else torch.zeros(*shape, 1, dtype=self.dtype),
@@ -143,18 +140,14 @@ class FeatureStore:
         1/2 for the rest: a loss that is not finite would stay so when multiplied by its weight, 0.
         """
         k = self.manifest.spec.schema.top_k
-        positions = np.concatenate(
-            [positions[segment.supervised_mask] for segment, positions in segments]
-        )
+        positions = np.concatenate([positions[segment.supervised_mask] for segment, positions in segments])
         tensors = {
             "ids": torch.arange(k).repeat(math.prod(shape), 1),
             "log_probs": torch.full((math.prod(shape), k), -math.log(2 * k)),
             "rest": torch.full((math.prod(shape),), 0.5),
         }
         for name, values in tensors.items():
-            stored = [
-                self.shards[s.shard][f"teacher.{name}"][s.supervised_rows] for s, _ in segments
-            ]
+            stored = [self.shards[s.shard][f"teacher.{name}"][s.supervised_rows] for s, _ in segments]
             values[torch.from_numpy(positions)] = torch.cat(stored).to(values.dtype)
         return TopKLogits(
             **{name: values.unflatten(0, shape) for name, values in tensors.items()},
@@ -162,9 +155,7 @@ class FeatureStore:
         )
 
 
-def split_contiguous(
-    first: int, positions: Int[np.ndarray, " rows"]
-) -> Iterator[tuple[slice, slice]]:
+def split_contiguous(first: int, positions: Int[np.ndarray, " rows"]) -> Iterator[tuple[slice, slice]]:
     """Split shard rows from `first` on into chunks that go to contiguous positions.
 
     Yield the slices of shard rows and of positions, of at most CHUNK_ROWS each.

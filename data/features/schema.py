@@ -40,11 +40,7 @@ SMALLEST = torch.finfo(torch.float32).tiny  # avoids dividing a row of zeros by 
 SCALE_SUFFIX = ".scale"  # follows the name of the scaled tensor
 
 
-TORCH_DTYPES = {
-    Dtype.bf16: torch.bfloat16,
-    Dtype.int8: torch.int8,
-    Dtype.fp8: torch.float8_e4m3fn,
-}  # of stored values
+TORCH_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.int8: torch.int8, Dtype.fp8: torch.float8_e4m3fn}  # of stored values
 
 
 class TensorSpec(NamedTuple):
@@ -116,9 +112,7 @@ class FeatureSchema:
         return next((problem for problem, exists in problems.items() if exists), None)
 
 
-def build_schema(
-    conf: CaptureConf, needs: Needs, *, hidden_size: int, vocab_size: int
-) -> FeatureSchema:
+def build_schema(conf: CaptureConf, needs: Needs, *, hidden_size: int, vocab_size: int) -> FeatureSchema:
     """Build the schema of the store; raise UserError if the features cannot be stored."""
     require(
         needs.storable,
@@ -131,15 +125,18 @@ def build_schema(
         f"computed on all earlier tokens, got {conf.data.overlap}; raise data.row_length",
     )
     return FeatureSchema(
-        layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=conf.dtype,
-        teacher=conf.teacher, top_k=min(conf.top_k, vocab_size), hidden_size=hidden_size,
+        layers=needs.layers,
+        hidden=needs.hidden,
+        context=needs.context,
+        dtype=conf.dtype,
+        teacher=conf.teacher,
+        top_k=min(conf.top_k, vocab_size),
+        hidden_size=hidden_size,
         vocab_size=vocab_size,
-    )  # fmt: skip
+    )
 
 
-def quantize(
-    rows: Float[Tensor, "*batch width"], dtype: Dtype
-) -> tuple[Tensor, Float[Tensor, "*batch"] | None]:
+def quantize(rows: Float[Tensor, "*batch width"], dtype: Dtype) -> tuple[Tensor, Float[Tensor, "*batch"] | None]:
     """Return values [*batch, width] in the storage type, and the scale of each row.
 
     >>> quantize(torch.tensor([0.5, -0.25, 1.0]), Dtype.int8)[0].tolist()
@@ -155,9 +152,7 @@ def quantize(
     return (scaled.round() if dtype is Dtype.int8 else scaled).to(TORCH_DTYPES[dtype]), scale
 
 
-def dequantize(
-    values: Tensor, scale: Float[Tensor, "*batch"] | None
-) -> Float[Tensor, "*batch width"]:
+def dequantize(values: Tensor, scale: Float[Tensor, "*batch"] | None) -> Float[Tensor, "*batch width"]:
     """Undo `quantize` up to rounding; the result is fp32, or bf16 if there is no scale."""
     return values if scale is None else values.float() * scale[..., None]
 

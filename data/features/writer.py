@@ -30,9 +30,7 @@ TargetPass = Callable[[Target, list[int], Batch], TargetOutput]
 
 def features(target: Target, layers: list[int], batch: Batch) -> TargetOutput:
     """Return the target's captured layers and final hidden states on a batch of packed rows."""
-    return target.forward_hidden(
-        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=layers
-    )
+    return target.forward_hidden(batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=layers)
 
 
 def build_target_pass(target: Target, *, compiled: bool) -> TargetPass:
@@ -93,18 +91,14 @@ class ShardBuilder:
         specs = self.plan.schema.tensor_specs
         tokens, supervised = self.plan.shard_token_counts[number].tolist()
         shard = {
-            spec.name: torch.empty(
-                (tokens if spec.per_token else supervised, *spec.shape), dtype=spec.dtype
-            )
+            spec.name: torch.empty((tokens if spec.per_token else supervised, *spec.shape), dtype=spec.dtype)
             for spec in specs
         }
         unfilled = dict(shard)
         error_sums = {spec.name: torch.zeros(2).double() for spec in specs}
         for batch_rows in self.list_batches(number):
             features = self._features_on_host(batch_rows)
-            token_index, supervised_index = map(
-                torch.from_numpy, self.plan.stored_positions(batch_rows)
-            )
+            token_index, supervised_index = map(torch.from_numpy, self.plan.stored_positions(batch_rows))
             for name, _, _, per_token in specs:
                 index = token_index if per_token else supervised_index
                 filled, unfilled[name] = unfilled[name].tensor_split([len(index)])
@@ -140,10 +134,7 @@ class ShardBuilder:
                 "device.precision: features must be finite, got NaN or infinity at "
                 f"{name} of the target; choose another precision",
             )
-        return {
-            name: {"relative": squared**0.5, "lost": lost}
-            for name, (squared, lost) in errors.items()
-        }
+        return {name: {"relative": squared**0.5, "lost": lost} for name, (squared, lost) in errors.items()}
 
 
 def _select_rows(values: Tensor, index: Tensor) -> Tensor:
@@ -152,12 +143,8 @@ def _select_rows(values: Tensor, index: Tensor) -> Tensor:
     return as_bytes[index].view(values.dtype)
 
 
-def quantize_states(
-    name: str, states: Float[Tensor, "*batch width"], schema: FeatureSchema
-) -> dict[str, Tensor]:
+def quantize_states(name: str, states: Float[Tensor, "*batch width"], schema: FeatureSchema) -> dict[str, Tensor]:
     """Return the quantized values, the scales and the rounding error of each hidden state."""
     values, scale = quantize(states, schema.dtype)
     error = rounding_error(states, dequantize(values, scale))
-    return {name: values, name + ROUNDING_SUFFIX: error} | (
-        {} if scale is None else {name + SCALE_SUFFIX: scale}
-    )
+    return {name: values, name + ROUNDING_SUFFIX: error} | ({} if scale is None else {name + SCALE_SUFFIX: scale})

@@ -18,22 +18,13 @@ from data.eval_prompts.prompts import read_prompt_rows
 from data.prepare_config import MixtureConf, SourceConf
 from data.sources.prepared_rows import INPUT_SCHEMA, PreparedRow, row_from_columns, row_to_columns
 from data.sources.row_formats import ANSWER_COLUMNS, has_content, parse_row
-from data.sources.rows import (
-    Conversation,
-    PlainText,
-    RowRejectedError,
-    TokenizedDocument,
-    require_row,
-    require_unicode,
-)
+from data.sources.rows import Conversation, PlainText, RowRejectedError, TokenizedDocument, require_row, require_unicode
 from data.sources.text_hashes import hash_text, normalize_text, prompt_hashes
 from models.io.errors import require
 
 ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
 LICENSE_COLUMNS = ("license", "licence")  # many data sets spell it the British way
-CANDIDATE_SCHEMA = INPUT_SCHEMA.append(pa.field("sign", pa.uint64())).append(
-    pa.field("held_out", pa.bool_())
-)
+CANDIDATE_SCHEMA = INPUT_SCHEMA.append(pa.field("sign", pa.uint64())).append(pa.field("held_out", pa.bool_()))
 
 
 @dataclass(kw_only=True)
@@ -47,9 +38,7 @@ class FilterRules:
     check_prompt: Callable[[PreparedRow], None] | None = None
 
 
-def filter_row(
-    raw: dict[str, Any], name: str, source: SourceConf, rules: FilterRules
-) -> dict[str, Any]:
+def filter_row(raw: dict[str, Any], name: str, source: SourceConf, rules: FilterRules) -> dict[str, Any]:
     """Return a raw row as candidate columns. Raises RowRejectedError with the reason."""
     raw = map_columns(raw, source.columns)
     parsed = parse_row(raw)
@@ -61,9 +50,7 @@ def filter_row(
     require_row(rules.excluded_hashes.isdisjoint(hashes), "a prompt that is held out elsewhere")
     row = _build_row(raw, parsed, name, source)
     question = "\0".join(normalize_text(text) for role, text in turns if role != "assistant")
-    question_hash = hash_text(
-        "asked", question + (json.dumps(row.tools, default=str) if row.tools else "")
-    )
+    question_hash = hash_text("asked", question + (json.dumps(row.tools, default=str) if row.tools else ""))
     row.id = f"{row.id}-{question_hash:016x}" if row.id else f"{question_hash:016x}"
     if row.messages:
         arguments = {  # each row picks one value of a list by its hash
@@ -130,9 +117,7 @@ def _turn_hashes(turns: list[tuple[str, str]], *, is_plain_text: bool) -> Iterat
             yield from prompt_hashes(text, text if is_plain_text else answer)
 
 
-def _build_row(
-    raw: dict[str, Any], parsed: Conversation | PlainText, name: str, source: SourceConf
-) -> PreparedRow:
+def _build_row(raw: dict[str, Any], parsed: Conversation | PlainText, name: str, source: SourceConf) -> PreparedRow:
     row_id = next((raw[key] for key in ID_COLUMNS if isinstance(raw.get(key), str | int)), "")
     row_license = next((raw[key] for key in LICENSE_COLUMNS if isinstance(raw.get(key), str)), "")
     content: dict[str, Any] = (
@@ -141,10 +126,13 @@ def _build_row(
         else {"messages": parsed.messages, "tools": parsed.tools, "template": parsed.template}
     )
     return PreparedRow(
-        id=str(row_id), source=name, license=row_license or source.license,
-        category=parsed.category or source.category, language=parsed.language or source.language,
+        id=str(row_id),
+        source=name,
+        license=row_license or source.license,
+        category=parsed.category or source.category,
+        language=parsed.language or source.language,
         **content,
-    )  # fmt: skip
+    )
 
 
 def read_first_turns(file: str) -> list[str]:

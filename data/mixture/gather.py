@@ -50,10 +50,7 @@ class SourceReport:
 
     def __str__(self) -> str:
         reasons = [f"; {n:,} {reason}" for reason, n in self.dropped.most_common(MAX_REASONS)]
-        return (
-            f"{self.read:,} rows read, {self.read - self.dropped.total():,} can be used"
-            f"{''.join(reasons)}"
-        )
+        return f"{self.read:,} rows read, {self.read - self.dropped.total():,} can be used{''.join(reasons)}"
 
 
 def to_single_line(text: str, max_chars: int) -> str:
@@ -112,9 +109,12 @@ def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
             for prompt in training_prompts(source.limit or DEMO_PROMPTS, seed=0)
         )
     rows = open_rows(
-        source.path, key=f"mixture.sources.{name}.path", subset=source.subset,
-        split=source.split, revision=source.revision,
-    )  # fmt: skip
+        source.path,
+        key=f"mixture.sources.{name}.path",
+        subset=source.subset,
+        split=source.split,
+        revision=source.revision,
+    )
     return islice(rows, source.limit)
 
 

@@ -63,9 +63,8 @@ def train_file(folder: Path, worker: int, workers: int) -> Path:
 
 
 def write_prepare_report(
-    folder: Path, files: list[Path], sources: dict[str, SourceReport], excluded: dict[str, int],
-    coverage_section: str,
-) -> None:  # fmt: skip
+    folder: Path, files: list[Path], sources: dict[str, SourceReport], excluded: dict[str, int], coverage_section: str
+) -> None:
     """Add the counts of all files; write the report and the held-out prompts.
 
     The report is written last: it marks a finished folder. `coverage_section` is the report's
@@ -82,14 +81,18 @@ def write_prepare_report(
         "excluded_prompts": excluded,
         # `dropped` is counted in the sources
         "answers": {name: n for name, n in vars(answers).items() if name != "dropped"},
-    }  # fmt: skip
+    }
     prompts = map(prompt_row_from_prepared, read_prepared_rows(folder, HELD_OUT))
     lines = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts)
     write_text_atomically(folder / PROMPTS_FILE, lines)
     page = PAGE_TEMPLATE.render(
-        name=folder.name, sources=sources, excluded=excluded, answers=answers,
-        coverage_section=coverage_section, row=_format_table_row,
-    )  # fmt: skip
+        name=folder.name,
+        sources=sources,
+        excluded=excluded,
+        answers=answers,
+        coverage_section=coverage_section,
+        row=_format_table_row,
+    )
     write_text_atomically(folder / REPORT_PAGE_FILE, page)
     write_text_atomically(folder / REPORT_FILE, json.dumps(content, indent=1))
 

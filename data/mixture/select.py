@@ -16,9 +16,7 @@ from data.sources.prepared_rows import HELD_OUT, TRAIN
 from models.io.errors import UserError
 
 
-def select_splits(
-    files: list[Path], mixture: MixtureConf
-) -> tuple[dict[str, Dataset], dict[str, Counter[str]]]:
+def select_splits(files: list[Path], mixture: MixtureConf) -> tuple[dict[str, Dataset], dict[str, Counter[str]]]:
     """Return the selected rows of each split, and the drop counts by source and reason."""
     sources = [Dataset.from_file(str(file)) for file in files]
     table = concatenate_datasets(sources)
@@ -26,10 +24,7 @@ def select_splits(
     source = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
     rows, dropped = select_rows(hashes, source, mixture)
     is_held_out = held_out[rows].astype(bool)
-    return {
-        HELD_OUT: table.select(rows[is_held_out]),
-        TRAIN: table.select(rows[~is_held_out]),
-    }, dropped
+    return {HELD_OUT: table.select(rows[is_held_out]), TRAIN: table.select(rows[~is_held_out])}, dropped
 
 
 def select_rows(
@@ -43,9 +38,7 @@ def select_rows(
     """
     # the first row of each hash; sorting by hash shuffles the rows reproducibly
     _, first_rows = np.unique(hashes, return_index=True)
-    unique_rows = {
-        name: first_rows[source[first_rows] == number] for number, name in enumerate(conf.sources)
-    }
+    unique_rows = {name: first_rows[source[first_rows] == number] for number, name in enumerate(conf.sources)}
     quotas = compute_quotas({name: len(rows) for name, rows in unique_rows.items()}, conf)
     selected = np.concatenate([rows[: quotas[name]] for name, rows in unique_rows.items()])
     counts = np.bincount(source, minlength=len(unique_rows)).tolist()

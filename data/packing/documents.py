@@ -54,13 +54,16 @@ class Documents:
             # Without a conversation: ~number, which is negative and unique to the document.
             conversation.append(~number if document.conversation is None else document.conversation)
         return cls(
-            ids=np.asarray(ids), answer=np.asarray(answer).view(bool),
+            ids=np.asarray(ids),
+            answer=np.asarray(answer).view(bool),
             starts=np.asarray(starts).view(np.int64),
-            category=np.asarray(category), language=np.asarray(language),
+            category=np.asarray(category),
+            language=np.asarray(language),
             conversation=np.asarray(conversation),
             first_question=np.asarray(first_question).view(np.uint64),
-            categories=list(categories), languages=list(languages),
-        )  # fmt: skip
+            categories=list(categories),
+            languages=list(languages),
+        )
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -87,10 +90,15 @@ class Documents:
         starts = self.starts[: None if count is None else count + 1]
         tokens = slice(int(starts[-1]))
         return replace(
-            self, ids=self.ids[tokens], answer=self.answer[tokens], starts=starts,
-            category=self.category[:count], language=self.language[:count],
-            conversation=self.conversation[:count], first_question=self.first_question[:count],
-        )  # fmt: skip
+            self,
+            ids=self.ids[tokens],
+            answer=self.answer[tokens],
+            starts=starts,
+            category=self.category[:count],
+            language=self.language[:count],
+            conversation=self.conversation[:count],
+            first_question=self.first_question[:count],
+        )
 
     def content_hash(self) -> str:
         """Return a hash of the token ids, the answer flags and the document starts."""
@@ -140,9 +148,7 @@ class Packed:
     def content_hash(self) -> str:
         """Return a hash of all that a draft learns from: the documents and their places in rows."""
         documents = self.documents
-        return hash_arrays(
-            documents.ids, documents.answer, documents.starts, self.table, self.starts
-        )
+        return hash_arrays(documents.ids, documents.answer, documents.starts, self.table, self.starts)
 
     def pieces(self, rows: list[int]) -> list[list[DocumentPiece]]:
         """Return the pieces of each of these rows, from left to right."""
@@ -166,7 +172,9 @@ class Packed:
                 context[row, left : left + piece.loss_begin - piece.begin] = True
                 left = right
         return Batch(
-            input_ids=torch.from_numpy(ids), answer_mask=torch.from_numpy(answer),
-            document_ids=torch.from_numpy(document), positions=torch.from_numpy(positions),
+            input_ids=torch.from_numpy(ids),
+            answer_mask=torch.from_numpy(answer),
+            document_ids=torch.from_numpy(document),
+            positions=torch.from_numpy(positions),
             context_mask=None if self.overlap is None else torch.from_numpy(context),
-        )  # fmt: skip
+        )

@@ -54,9 +54,13 @@ class PackReport:
 
 
 def pack_documents(
-    documents: Documents, length: int, *, overlap: int | None = None, pad_id: int = 0,
+    documents: Documents,
+    length: int,
+    *,
+    overlap: int | None = None,
+    pad_id: int = 0,
     document_numbers: Int[np.ndarray, " numbers"] | None = None,
-) -> tuple[Packed, PackReport]:  # fmt: skip
+) -> tuple[Packed, PackReport]:
     """Pack all documents, or those in `document_numbers`, into rows of `length` tokens.
 
     The rows depend on nothing else, so every process and every resumed run packs the same. Later
@@ -75,10 +79,13 @@ def pack_documents(
     sizes = pieces[:, END] - pieces[:, BEGIN]
     row = best_fit(sizes, length)
     packed = Packed(
-        documents=documents, table=pieces[np.argsort(row, kind="stable")],
-        starts=np.concatenate([[0], np.bincount(row).cumsum()]), length=length, pad_id=pad_id,
+        documents=documents,
+        table=pieces[np.argsort(row, kind="stable")],
+        starts=np.concatenate([[0], np.bincount(row).cumsum()]),
+        length=length,
+        pad_id=pad_id,
         overlap=overlap,
-    )  # fmt: skip
+    )
     packed_documents, num_pieces = np.unique(pieces[:, DOCUMENT], return_counts=True)
     too_long = int((documents.lengths[packed_documents] > length).sum())
     tokens = int(sizes.sum())
@@ -97,9 +104,8 @@ def pack_documents(
 
 
 def cut_documents(
-    lengths: Int[np.ndarray, " documents"], numbers: Int[np.ndarray, " numbers"], length: int,
-    overlap: int | None,
-) -> Int[np.ndarray, "pieces 4"]:  # fmt: skip
+    lengths: Int[np.ndarray, " documents"], numbers: Int[np.ndarray, " numbers"], length: int, overlap: int | None
+) -> Int[np.ndarray, "pieces 4"]:
     """Cut the numbered documents into pieces of at most `length` tokens.
 
     Each piece is a row of Packed.table: document, begin, end, loss_begin.
@@ -119,14 +125,10 @@ def cut_documents(
     return np.stack([numbers[document], begin, end, loss_begin], 1).astype(np.int32)
 
 
-def count_piece_answers(
-    documents: Documents, pieces: Int[np.ndarray, "pieces 4"]
-) -> Int[np.ndarray, " pieces"]:
+def count_piece_answers(documents: Documents, pieces: Int[np.ndarray, "pieces 4"]) -> Int[np.ndarray, " pieces"]:
     """Count the answer tokens of each piece that have a loss."""
     starts = documents.starts[pieces[:, DOCUMENT]]
-    spans = zip(
-        (starts + pieces[:, LOSS_BEGIN]).tolist(), (starts + pieces[:, END]).tolist(), strict=True
-    )
+    spans = zip((starts + pieces[:, LOSS_BEGIN]).tolist(), (starts + pieces[:, END]).tolist(), strict=True)
     return np.array([np.count_nonzero(documents.answer[b:e]) for b, e in spans], np.int64)
 
 

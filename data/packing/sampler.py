@@ -27,8 +27,7 @@ class RowOrder:
         """
         require(
             self.rows_per_step % world == 0,
-            "optim.rows_per_step: must be a multiple of the number of processes, "
-            f"got {self.rows_per_step} for {world}",
+            f"optim.rows_per_step: must be a multiple of the number of processes, got {self.rows_per_step} for {world}",
         )
         visits = range(step * self.rows_per_step, (step + 1) * self.rows_per_step)[rank::world]
         places = (divmod(visit, self.num_rows) for visit in visits)

@@ -125,9 +125,7 @@ def _find_row_list(value: dict[str, Any]) -> str | None:
     lists = [key for key, items in value.items() if isinstance(items, list)]
     if len(lists) != 1 or (value.keys() - set(lists)).intersection(CONTENT_COLUMNS):
         return None
-    is_row_list = all(
-        isinstance(row, dict) and row.keys().isdisjoint(("role", "from")) for row in value[lists[0]]
-    )
+    is_row_list = all(isinstance(row, dict) and row.keys().isdisjoint(("role", "from")) for row in value[lists[0]])
     return lists[0] if is_row_list and value[lists[0]] else None
 
 
@@ -198,9 +196,7 @@ def _read_value(value: Any, kind: pa.DataType) -> Any:
         return json.loads(value) if kind.extension_name == "arrow.json" else value
     if types.is_struct(kind):
         items = ((field, value[field.name]) for field in kind)
-        return {
-            field.name: _read_value(item, field.type) for field, item in items if item is not None
-        }
+        return {field.name: _read_value(item, field.type) for field, item in items if item is not None}
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return [_read_value(item, kind.value_type) for item in value]
     return value

@@ -21,13 +21,7 @@ from data.sources.files import (
     read_dataset_rows,
     read_file_rows,
 )
-from data.sources.splits import (
-    check_split_names,
-    list_split_names,
-    rename_single,
-    resolve_split,
-    select_split,
-)
+from data.sources.splits import check_split_names, list_split_names, rename_single, resolve_split, select_split
 from models.io.errors import UserError, require
 
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
@@ -54,9 +48,8 @@ class FileSlice:
 
 
 def open_rows(
-    source: str, *, key: str, subset: str | None = None, split: str = "train",
-    revision: str | None = None,
-) -> Iterator[RawRow]:  # fmt: skip
+    source: str, *, key: str, subset: str | None = None, split: str = "train", revision: str | None = None
+) -> Iterator[RawRow]:
     """Resolve the source immediately and return a lazy iterator over its rows.
 
     `subset` and `revision` concern only datasets. `key` is the setting that named the source; error
@@ -88,9 +81,7 @@ def slice_files(split: str, files: dict[str, list[Path]], key: str) -> list[File
     """
     if "[" not in split:
         return [FileSlice(files[name]) for name in list_split_names(split)]
-    counts = {
-        name: sum(_count_parsed_rows(file, key) for file in paths) for name, paths in files.items()
-    }
+    counts = {name: sum(_count_parsed_rows(file, key) for file in paths) for name, paths in files.items()}
     parts = resolve_split(split, counts, _split_key(key))
     return [FileSlice(files[name], begin, end) for name, begin, end in parts]
 
@@ -116,9 +107,7 @@ def list_data_files(path: Path, word: str) -> list[Path]:
     if not path.is_dir() or any((path / name).exists() for name in SAVED_DATASET_FILES):
         return []
     files = sorted(
-        file
-        for file in path.iterdir()
-        if file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES) and not file.is_dir()
+        file for file in path.iterdir() if file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES) and not file.is_dir()
     )
     return [file for file in files if _has_word(file, word)] or files
 
@@ -154,9 +143,8 @@ def _find_splits(path: Path) -> list[str]:
 
 
 def load_dataset_split(
-    source: str, *, key: str, subset: str | None, split: str | None, revision: str | None = None,
-    split_key: str = "",
-) -> Any:  # fmt: skip
+    source: str, *, key: str, subset: str | None, split: str | None, revision: str | None = None, split_key: str = ""
+) -> Any:
     """Return one split of a Hugging Face dataset: a hub name, a saved directory or a data file.
 
     Without `split`, return the first of SPLIT_PREFERENCE that the dataset has. Raises UserError,

@@ -21,12 +21,7 @@ from conf.entry import command_that_writes
 from data.config import TurnSelection
 from data.sources.open_rows import slice_files
 from data.sources.row_formats import truncate_to_last_answer
-from data.sources.rows import (
-    Conversation,
-    PlainText,
-    TokenizedDocument,
-    document_from_spans,
-)
+from data.sources.rows import Conversation, PlainText, TokenizedDocument, document_from_spans
 from data.sources.splits import list_split_names
 from data.sources.text_hashes import hash_first_question
 from models.io.errors import require
@@ -85,16 +80,19 @@ INPUT_SCHEMA = pa.schema(
         *((name, pa.large_string()) for name in ("messages", "text", "tools", "template")),
     ]
 )
-_DOCUMENT_TYPE = pa.struct(
-    [("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32())))]
-)
+_DOCUMENT_TYPE = pa.struct([("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32())))])
 _SAMPLING_TYPE = pa.struct(
     [
-        ("turn", pa.int32()), ("temperature", pa.float64()), ("top_p", pa.float64()),
-        ("top_k", pa.int32()), ("seed", pa.int64()), ("finish_reason", pa.string()),
-        ("tokens", pa.int32()), ("retokenized", pa.bool_()),
+        ("turn", pa.int32()),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("top_k", pa.int32()),
+        ("seed", pa.int64()),
+        ("finish_reason", pa.string()),
+        ("tokens", pa.int32()),
+        ("retokenized", pa.bool_()),
     ]
-)  # fmt: skip
+)
 SCHEMA = INPUT_SCHEMA.append(pa.field("documents", pa.list_(_DOCUMENT_TYPE))).append(
     pa.field("answers", pa.list_(_SAMPLING_TYPE))
 )
@@ -152,9 +150,7 @@ def parse_prepared_row(
     elif row.text is not None:
         yield PlainText(text=row.text, **labels)
     else:
-        conversation = Conversation(
-            messages=row.messages or [], tools=row.tools, template=row.template, **labels
-        )
+        conversation = Conversation(messages=row.messages or [], tools=row.tools, template=row.template, **labels)
         yield truncate_to_last_answer(conversation)
 
 
@@ -171,17 +167,12 @@ def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, 
         yield batch
 
 
-def write_prepared_rows(
-    path: Path, rows: Iterable[PreparedRow], build_metadata: Callable[[], dict[str, Any]]
-) -> None:
+def write_prepared_rows(path: Path, rows: Iterable[PreparedRow], build_metadata: Callable[[], dict[str, Any]]) -> None:
     """Write a file of prepared rows atomically.
 
     `build_metadata` is called after the last row; its result goes into the file's footer.
     """
-    with (
-        atomic_path(path) as partial,
-        parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table,
-    ):
+    with atomic_path(path) as partial, parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table:
         for batch in batch_records(map(row_to_columns, rows)):
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
         metadata = {"version": PREPARED_VERSION} | build_metadata()

@@ -15,13 +15,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
-from data.sources.files import (
-    JSON_SUFFIXES,
-    PARQUET_SUFFIXES,
-    RawRow,
-    read_dataset_rows,
-    read_file_rows,
-)
+from data.sources.files import JSON_SUFFIXES, PARQUET_SUFFIXES, RawRow, read_dataset_rows, read_file_rows
 from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, load_dataset_split
 from models.io.errors import require
 
@@ -56,8 +50,7 @@ PROMPT_FORMATS = {
 
 def _is_message_list(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
-        for message in value
+        isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message for message in value
     )
 
 
@@ -91,11 +84,9 @@ MESSAGES_RULE = "a list of messages, each with `role` and `content`"
 COLUMN_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "turns": (_is_list_of(str), "a list of strings"),
     "messages": (_is_message_list, MESSAGES_RULE),
-    "ids": (lambda value: _is_list_of(int)(value) and min(value, default=0) >= 0,
-            "a list of token ids"),
-    "prompt": (lambda value: isinstance(value, str) or _is_message_list(value),
-               f"a string or {MESSAGES_RULE}"),
-}  # fmt: skip
+    "ids": (lambda value: _is_list_of(int)(value) and min(value, default=0) >= 0, "a list of token ids"),
+    "prompt": (lambda value: isinstance(value, str) or _is_message_list(value), f"a string or {MESSAGES_RULE}"),
+}
 TEXT_CHECK = (lambda value: isinstance(value, str), "a string")
 
 
@@ -110,9 +101,7 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     >>> prompt_from_row({"instruction": "Add.", "input": "1 2", "output": "3"}, 7)
     {'id': '7', 'category': 'alpaca', 'turns': ['Add.\\n\\n1 2']}
     """
-    row = row | {
-        name: parse_message_texts(row[name]) for name in ("messages", "prompt") if name in row
-    }
+    row = row | {name: parse_message_texts(row[name]) for name in ("messages", "prompt") if name in row}
     for columns, id_column, category in PROMPT_FORMATS.values():
         if all(row.get(column) is not None for column in columns):
             row_id = row.get(id_column)
@@ -135,9 +124,7 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
     match column:
         case "messages":  # with the columns that data.prepare writes for the chat template
             kinds = {"tools": list, "template": dict}
-            inputs = {
-                name: row[name] for name, kind in kinds.items() if type(row.get(name)) is kind
-            }
+            inputs = {name: row[name] for name, kind in kinds.items() if type(row.get(name)) is kind}
             return {"messages": value, **inputs}
         case "prompt" if isinstance(value, list):
             return {"messages": value}
@@ -152,10 +139,7 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
 
 def describe_prompt_formats() -> str:
     """Return the known formats with their columns as one line for an error message."""
-    return "; ".join(
-        f"{name} ({', '.join(prompt_format.columns)})"
-        for name, prompt_format in PROMPT_FORMATS.items()
-    )
+    return "; ".join(f"{name} ({', '.join(prompt_format.columns)})" for name, prompt_format in PROMPT_FORMATS.items())
 
 
 def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:

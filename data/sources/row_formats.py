@@ -52,9 +52,7 @@ SYSTEM_COLUMNS = ("system", "system_prompt")
 ANSWER_COLUMNS = ("output", "response", "answer", "completion", "solution")  # beside a plain prompt
 
 
-def parse_row(
-    raw: dict[str, Any], format: RowFormat = RowFormat.auto, column: str | None = None
-) -> ParsedRow:
+def parse_row(raw: dict[str, Any], format: RowFormat = RowFormat.auto, column: str | None = None) -> ParsedRow:
     """Parse a row by the value of its column; raise RowRejectedError if it cannot be used.
 
     The value determines the format, whatever the column is called. A `format` other than auto is
@@ -63,19 +61,13 @@ def parse_row(
     column_name = (
         column
         or FORMAT_COLUMNS.get(format)
-        or next(
-            (n for n in LIST_COLUMNS if isinstance(raw.get(n), list) or _is_json_list(raw.get(n))),
-            None,
-        )
+        or next((n for n in LIST_COLUMNS if isinstance(raw.get(n), list) or _is_json_list(raw.get(n))), None)
     )
     if column_name is None or format is RowFormat.prompt:
         row = _parse_prompt_row(raw, column)
     else:
         detected, row = _parse_column(raw, column_name)
-        require_row(
-            format in (RowFormat.auto, detected),
-            f"column {column_name} has the format {detected.value}",
-        )
+        require_row(format in (RowFormat.auto, detected), f"column {column_name} has the format {detected.value}")
         require_row(
             column is not None or format is not RowFormat.auto or detected is not RowFormat.text,
             f"column {column_name} holds a list that is not JSON",
@@ -108,29 +100,18 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
         case str(text):
             return RowFormat.text, PlainText(text=text)
         case [{"role": _}, *_]:
-            return RowFormat.messages, _build_conversation(
-                [parse_message(message) for message in value], raw
-            )
+            return RowFormat.messages, _build_conversation([parse_message(message) for message in value], raw)
         case [{"from": _}, *_]:
             require_row(all(isinstance(turn, dict) for turn in value), NOT_AN_OBJECT)
             return RowFormat.sharegpt, _build_conversation(
-                [
-                    parse_message({"role": turn.get("from"), "content": turn.get("value")})
-                    for turn in value
-                ],
-                raw,
+                [parse_message({"role": turn.get("from"), "content": turn.get("value")}) for turn in value], raw
             )
         case [str(), *_] if all(isinstance(text, str) for text in value):
             return RowFormat.ultrachat, _build_conversation(_messages_from_texts(list(value)), raw)
         case [int(), *_] if all(isinstance(token_id, int) for token_id in value):
             flags: Any = raw.get("answer")
-            require_row(
-                isinstance(flags, list) and len(flags) == len(value),
-                "ids without an answer flag for each",
-            )
-            return RowFormat.tokens, TokenizedDocument(
-                ids=list(value), answer=list(map(bool, flags))
-            )
+            require_row(isinstance(flags, list) and len(flags) == len(value), "ids without an answer flag for each")
+            return RowFormat.tokens, TokenizedDocument(ids=list(value), answer=list(map(bool, flags)))
         case None:
             raise RowRejectedError(f"no column {column}", f"the row has {', '.join(raw)}")
     raise RowRejectedError(f"column {column} holds no messages, turns, text or token ids")
@@ -139,9 +120,7 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
 def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
     """Parse a row in the format of a prompt file, with its answer if the row has one."""
     if column is not None:
-        raw = {name: raw.get(name) for name in (*SYSTEM_COLUMNS, *ANSWER_COLUMNS)} | {
-            "prompt": raw.get(column)
-        }
+        raw = {name: raw.get(name) for name in (*SYSTEM_COLUMNS, *ANSWER_COLUMNS)} | {"prompt": raw.get(column)}
     try:
         prompt = prompt_from_row(raw, 0)
     except ValueError as error:
@@ -180,10 +159,7 @@ def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
     """Convert texts to messages of alternating roles, beginning with the user."""
-    return [
-        {"role": ("user", "assistant")[turn % 2], "content": text}
-        for turn, text in enumerate(texts)
-    ]
+    return [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(texts)]
 
 
 def parse_prompt_messages(raw_messages: list[Any]) -> list[dict[str, Any]]:
@@ -205,8 +181,7 @@ def has_content(message: dict[str, Any]) -> bool:
     An empty answer may stand for one that is yet to be generated.
     """
     return message["role"] not in ("user", "assistant") or bool(
-        message["content"].strip()
-        or any(message.get(key) for key in ("tool_calls", *REASONING_KEYS))
+        message["content"].strip() or any(message.get(key) for key in ("tool_calls", *REASONING_KEYS))
     )
 
 
@@ -274,14 +249,11 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
     tools = _parse_json(raw.get("tools"), "tools")
     template = _parse_json(raw.get("template", raw.get("chat_template_kwargs")), "template")
     require_row(
-        tools is None
-        or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)),
+        tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)),
         "tools that are not a list of objects",
     )
     require_row(isinstance(template, dict | None), "a template that is not an object")
-    return Conversation(
-        messages=messages, tools=tools or None, template=template or {}, num_left_out=num_left_out
-    )
+    return Conversation(messages=messages, tools=tools or None, template=template or {}, num_left_out=num_left_out)
 
 
 def _is_json_list(value: Any) -> bool:

@@ -103,9 +103,7 @@ def document_from_spans(ids: list[int], spans: Iterable[Sequence[int]]) -> Token
 
 def document_from_pair(prompt_ids: list[int], answer_ids: list[int]) -> TokenizedDocument:
     """Build a document from a prompt and the target's answer, token by token."""
-    return TokenizedDocument(
-        ids=prompt_ids + answer_ids, answer=[False] * len(prompt_ids) + [True] * len(answer_ids)
-    )
+    return TokenizedDocument(ids=prompt_ids + answer_ids, answer=[False] * len(prompt_ids) + [True] * len(answer_ids))
 
 
 def check_has_prompt(document: TokenizedDocument) -> TokenizedDocument:

@@ -57,8 +57,7 @@ def resolve_split(split: str, counts: dict[str, int], split_key: str) -> list[tu
 def check_split_names(split: str, names: list[str], split_key: str) -> None:
     """Raise UserError for a split with a name that the source does not have."""
     require(
-        set(list_split_names(split)) <= set(names),
-        f"{split_key}: must be one of {', '.join(names)}, got {split!r}",
+        set(list_split_names(split)) <= set(names), f"{split_key}: must be one of {', '.join(names)}, got {split!r}"
     )
 
 

@@ -83,9 +83,7 @@ def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
     """Yield the name and a hash of each file of the data, or of a dataset of the hub."""
     path = Path(str(conf.path))
     if not path.exists():
-        dataset = load_dataset_split(
-            str(conf.path), key="data.path", subset=conf.subset, split=conf.split
-        )
+        dataset = load_dataset_split(str(conf.path), key="data.path", subset=conf.subset, split=conf.split)
         yield str(conf.path), dataset._fingerprint
         return
     for file in list_source_files(str(conf.path), conf.split):
@@ -140,9 +138,7 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
     )
 
 
-def _parse_rows(
-    raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str]
-) -> Iterator[ParsedRow]:
+def _parse_rows(raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
     num_rows, num_shortened, details = 0, 0, {}
     for location, raw, reason, detail in islice(raw_rows, conf.limit):
         if raw is None:

@@ -52,10 +52,7 @@ def show_documents(conf: ShowConf) -> None:
         views = sample_documents(stream, conf.documents, tokenizer, seed=conf.seed)
     source = conf.data.path or "the demo's prompts, followed by the text of their files"
     with report_disk_errors(folder):
-        write_text_atomically(
-            folder / "sample.html",
-            render_page(source, conf.target.name, views, stats, skipped),
-        )
+        write_text_atomically(folder / "sample.html", render_page(source, conf.target.name, views, stats, skipped))
     for view in views:
         print_document(view, conf)
     print_summary(stats, skipped)

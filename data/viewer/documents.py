@@ -52,9 +52,7 @@ class DocumentView(NamedTuple):
     spans: list[TokenSpan]
 
 
-def split_into_spans(
-    tokenizer: PreTrainedTokenizerBase, document: TokenizedDocument
-) -> Iterator[TokenSpan]:
+def split_into_spans(tokenizer: PreTrainedTokenizerBase, document: TokenizedDocument) -> Iterator[TokenSpan]:
     """Split the document's text by tokens, keeping the tokens of a character together."""
     special = set(find_added_tokens(tokenizer).values())
     end = 0
@@ -70,9 +68,7 @@ def split_into_spans(
 
 def escape_unprintable(text: str) -> str:
     """Escape characters that cannot be printed and put a mark in front of each line break."""
-    escaped = (
-        c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text
-    )
+    escaped = (c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
     return "".join(escaped).replace("\n", NEWLINE_MARK + "\n")
 
 
@@ -106,9 +102,11 @@ def render_color(spans: list[TokenSpan], *, boundaries: bool) -> Text:
 def render_legend() -> Text:
     """Render the legend of the colors."""
     return Text.assemble(
-        ("answers", ANSWER_STYLE), ", trained on; prompts; ",
-        ("special tokens", SPECIAL_STYLE), f"; {NEWLINE_MARK} line breaks",
-    )  # fmt: skip
+        ("answers", ANSWER_STYLE),
+        ", trained on; prompts; ",
+        ("special tokens", SPECIAL_STYLE),
+        f"; {NEWLINE_MARK} line breaks",
+    )
 
 
 def render_plain(spans: list[TokenSpan], *, boundaries: bool) -> str:
@@ -154,9 +152,8 @@ def build_mask_table(stats_by_category: Mapping[str, MaskStats]) -> list[list[st
 
 
 def sample_documents(
-    documents: Iterable[TokenizedDocument], count: int, tokenizer: PreTrainedTokenizerBase, *,
-    seed: int,
-) -> list[DocumentView]:  # fmt: skip
+    documents: Iterable[TokenizedDocument], count: int, tokenizer: PreTrainedTokenizerBase, *, seed: int
+) -> list[DocumentView]:
     """Sample documents from the categories in turn, uniformly within each category."""
     by_category: defaultdict[str, list[tuple[int, TokenizedDocument]]] = defaultdict(list)
     for number, document in enumerate(documents):
@@ -165,19 +162,14 @@ def sample_documents(
     shuffled = [rng.sample(members, len(members)) for members in by_category.values()]
     in_turn = filter(None, chain.from_iterable(zip_longest(*shuffled)))
     return [
-        DocumentView(
-            f"document {number:,}",
-            describe_document(document),
-            list(split_into_spans(tokenizer, document)),
-        )
+        DocumentView(f"document {number:,}", describe_document(document), list(split_into_spans(tokenizer, document)))
         for number, document in sorted(islice(in_turn, count), key=itemgetter(0))
     ]
 
 
 def sample_rows(
-    documents: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *,
-    seed: int,
-) -> Iterator[DocumentView]:  # fmt: skip
+    documents: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *, seed: int
+) -> Iterator[DocumentView]:
     """Yield a random sample of the rows that training packs from the documents."""
     packed, _ = pack_documents(documents, conf.row_length, overlap=conf.overlap)
     rows = random.Random(seed).sample(range(len(packed)), min(count, len(packed)))
@@ -189,8 +181,7 @@ def sample_rows(
             piece_document = TokenizedDocument(
                 ids=document.ids[piece.begin : piece.end],
                 # Context has no loss and is shown like a prompt.
-                answer=[False] * (piece.loss_begin - piece.begin)
-                + document.answer[piece.loss_begin : piece.end],
+                answer=[False] * (piece.loss_begin - piece.begin) + document.answer[piece.loss_begin : piece.end],
             )
             row_document.ids += piece_document.ids
             row_document.answer += piece_document.answer
@@ -201,7 +192,6 @@ def sample_rows(
             ]
         yield DocumentView(
             f"row {row:,} of {len(packed):,}",
-            f"{len(pieces)} documents in {conf.row_length:,} positions, "
-            f"{describe_document(row_document)}",
+            f"{len(pieces)} documents in {conf.row_length:,} positions, {describe_document(row_document)}",
             spans,
         )

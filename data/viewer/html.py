@@ -35,14 +35,17 @@ def render_page(
     """Return the page as HTML."""
     columns, *rows = build_mask_table(stats_by_category)
     return render_html(
-        TEMPLATE, filters={"printable": escape_unprintable},
-        source=source, target=target, columns=columns, rows=rows, skipped=skipped,
-        share_column=SHARE_COLUMN, newline_mark=NEWLINE_MARK,
-        articles=[
-            (view, _measure_runs(view.spans), shorten_spans(view.spans, MAX_TOKENS))
-            for view in views
-        ],
-    )  # fmt: skip
+        TEMPLATE,
+        filters={"printable": escape_unprintable},
+        source=source,
+        target=target,
+        columns=columns,
+        rows=rows,
+        skipped=skipped,
+        share_column=SHARE_COLUMN,
+        newline_mark=NEWLINE_MARK,
+        articles=[(view, _measure_runs(view.spans), shorten_spans(view.spans, MAX_TOKENS)) for view in views],
+    )
 
 
 def _measure_runs(spans: list[TokenSpan]) -> list[tuple[bool, int]]:

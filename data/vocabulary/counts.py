@@ -64,9 +64,7 @@ class TokenCounts:
 
 
 def count_answer_tokens(
-    documents: Iterable[TokenizedDocument],
-    vocab_size: int,
-    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Iterable[TokenizedDocument], vocab_size: int, tokenizer: PreTrainedTokenizerBase | None
 ) -> TokenCounts:
     """Count the answer tokens of the documents.
 
@@ -109,9 +107,7 @@ def detect_language(text: str) -> str:
 def _load_language_identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # loads a model: 0.5 s
 
-    return LanguageIdentifier.from_model_file(
-        MODEL_FILE, norm_probs=True, min_confidence=MIN_LANGUAGE_PROBABILITY
-    )
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=MIN_LANGUAGE_PROBABILITY)
 
 
 def sizes_around(size: int, min_size: int, max_size: int) -> list[int]:
@@ -128,20 +124,13 @@ def sizes_below(min_size: int, max_size: int) -> list[int]:
     return [2**power for power in range(63) if min_size <= 2**power < max_size][-5:]
 
 
-def compute_coverage(
-    counts: TokenCounts, sizes: list[int], required_ids: list[int]
-) -> dict[str, list[float]]:
+def compute_coverage(counts: TokenCounts, sizes: list[int], required_ids: list[int]) -> dict[str, list[float]]:
     """Return each group's share of answer tokens that a draft vocabulary of each size covers."""
     vocabularies = [choose_kept_ids(counts.total, size, required_ids) for size in sizes]
-    return {
-        name: [token_coverage(group, ids) for ids in vocabularies]
-        for name, group in counts.groups.items()
-    }
+    return {name: [token_coverage(group, ids) for ids in vocabularies] for name, group in counts.groups.items()}
 
 
-def build_coverage_table(
-    counts: TokenCounts, sizes: list[int], required_ids: list[int]
-) -> list[list[str]]:
+def build_coverage_table(counts: TokenCounts, sizes: list[int], required_ids: list[int]) -> list[list[str]]:
     """Return the result of `compute_coverage` as a table whose first row is the heading."""
     shares = compute_coverage(counts, sizes, required_ids)
     return [["answer tokens", "count", *(f"{size:,} kept" for size in sizes)]] + [

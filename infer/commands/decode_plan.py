@@ -22,13 +22,7 @@ from models.drafts.base import Draft
 from models.io.console import CONSOLE, print_line
 from models.io.errors import UserError, require
 from models.io.files import open_output_file
-from models.meta_model import (
-    MetaTarget,
-    build_meta_draft,
-    build_meta_target,
-    collect_models,
-    shard_target,
-)
+from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, collect_models, shard_target
 from models.parallel.tensor_parallel import plan_shards
 from models.targets.precision import resolve_machine
 
@@ -80,9 +74,7 @@ def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
     return options
 
 
-def _estimate_option(
-    conf: DecodePlanConf, machine: MachineConf, dtype: torch.dtype, tensor: int
-) -> DecodeOption:
+def _estimate_option(conf: DecodePlanConf, machine: MachineConf, dtype: torch.dtype, tensor: int) -> DecodeOption:
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target).to(dtype).eval()
     shard_target(target, tensor)
@@ -93,11 +85,16 @@ def _estimate_option(
         seconds[PROPOSE] /= tensor
         peak[DRAFT] //= tensor
     return DecodeOption(
-        tensor=tensor, bytes=peak.total(), parts=dict(peak),
+        tensor=tensor,
+        bytes=peak.total(),
+        parts=dict(peak),
         fits=peak.total() <= (1 - conf.memory_margin) * machine.core_bytes,
-        prompt_s=seconds[PROMPT], alone_s=seconds[ONE_TOKEN], verify_s=seconds[VERIFY],
-        propose_s=seconds[PROPOSE], most=conf.tree.build().max_path_length + 1,
-    )  # fmt: skip
+        prompt_s=seconds[PROMPT],
+        alone_s=seconds[ONE_TOKEN],
+        verify_s=seconds[VERIFY],
+        propose_s=seconds[PROPOSE],
+        most=conf.tree.build().max_path_length + 1,
+    )
 
 
 @torch.no_grad()
@@ -108,15 +105,12 @@ def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list
         tracer.label_tensors(DRAFT, [*draft.parameters(), *draft.buffers()])
         tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
         decoder = Decoder(
-            target, draft, conf.tree.build(), sampling=conf.sampling, slots=conf.context,
-            batch=conf.batch,
-        )  # fmt: skip
+            target, draft, conf.tree.build(), sampling=conf.sampling, slots=conf.context, batch=conf.batch
+        )
         program, (cache, _) = decoder.program, decoder.session.buffers
         tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
         with tracer.trace_phase(PROMPT) as prompt:
-            input_ids = torch.zeros(
-                conf.batch, bucket_length(conf.prompt_tokens), dtype=torch.int64
-            )
+            input_ids = torch.zeros(conf.batch, bucket_length(conf.prompt_tokens), dtype=torch.int64)
             lengths = torch.full((conf.batch,), conf.prompt_tokens)
             # any row_ids will do
             state, _, _ = decoder.session.prefill(input_ids, lengths, lengths)
@@ -135,9 +129,7 @@ def estimate_seconds(phase: TracedPhase, machine: MachineConf) -> float:
     reads = phase.bytes_read[TARGET] + phase.bytes_read[DRAFT]
     if phase.name in (ONE_TOKEN, VERIFY):
         reads += phase.peak_bytes[CACHE]
-    computes = sum(
-        count / core_flops(machine, dtype) for dtype, count in phase.flops_by_dtype.items()
-    )
+    computes = sum(count / core_flops(machine, dtype) for dtype, count in phase.flops_by_dtype.items())
     return max(reads / machine.core_bandwidth, computes)
 
 
@@ -146,8 +138,14 @@ def build_plan_table(options: list[DecodeOption]) -> Table:
         title="Cores per target: at best, in ms",
         note="",
         columns=[
-            "tensor", "GiB per core", "fits", "prompt", "token alone", "verify + propose",
-            "acceptance length needed", "speed-up if all is accepted",
+            "tensor",
+            "GiB per core",
+            "fits",
+            "prompt",
+            "token alone",
+            "verify + propose",
+            "acceptance length needed",
+            "speed-up if all is accepted",
         ],
         rows=[
             [
@@ -162,7 +160,7 @@ def build_plan_table(options: list[DecodeOption]) -> Table:
             for option in options
         ],
         stacked_headers=True,
-    )  # fmt: skip
+    )
 
 
 def summarize_options(conf: DecodePlanConf, options: list[DecodeOption]) -> str:

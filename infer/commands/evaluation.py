@@ -19,9 +19,13 @@ def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> 
     """Evaluate the drafts in `directories` side by side; write the report to the folder `run`."""
     target, drafts, evaluation = load_evaluation(conf, directories)
     drafts = tune_drafts_for_report(
-        target, drafts, tree=conf.tree, conf=evaluation,
-        target_conf=resolve_target(conf.target, directories), print_line=print_line,
-    )  # fmt: skip
+        target,
+        drafts,
+        tree=conf.tree,
+        conf=evaluation,
+        target_conf=resolve_target(conf.target, directories),
+        print_line=print_line,
+    )
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
     with report_disk_errors(run):
         write_report_files(report, run)

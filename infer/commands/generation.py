@@ -38,18 +38,14 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     prompts = load_prompts(target_conf, conf)
     longest, batch = max(len(prompt.ids) for prompt in prompts), min(conf.batch, len(prompts))
     size = DecodingSize(
-        batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens,
-        set_batch=lambda batch: f"batch={batch}",
-    )  # fmt: skip
+        batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens, set_batch=lambda batch: f"batch={batch}"
+    )
     target = load_checkpoint_target(target_conf, conf.device, [directory], size)
     _, draft = load_draft(directory, target)
     verifying_target = draft.get_verifying_target(target)
     slots = longest + conf.max_new_tokens
     check_context(verifying_target, slots)
-    decoder = Decoder(
-        verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots,
-        batch=batch,
-    )  # fmt: skip
+    decoder = Decoder(verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots, batch=batch)
     if verifying_target.device.has_static_shapes:
         compile_graphs(decoder, prompts)
     if conf.prompts is None:
@@ -69,18 +65,14 @@ def compile_graphs(decoder: Decoder, prompts: list[EvalPrompt]) -> None:
     graphs = list_graphs(decoder.session, [len(prompt.ids) for prompt in prompts])
     with device.expect_graphs(graphs, print_line):
         for prompt in {bucket_length(len(prompt.ids)): prompt for prompt in prompts}.values():
-            decode_prompts(
-                decoder, [prompt], max_new_tokens=WARMUP_TOKENS, stops_at_eos=False
-            )  # fmt: skip
+            decode_prompts(decoder, [prompt], max_new_tokens=WARMUP_TOKENS, stops_at_eos=False)
 
 
 def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
     """Return the prompt of the command line, or those of the file; load no model."""
     tokenizer, vocab_size = load_tokenizer(target), read_vocab_size(target)
     if conf.prompts is not None:
-        return load_eval_prompts(
-            tokenizer, conf.prompts, limit=None, key="prompts", vocab_size=vocab_size
-        )
+        return load_eval_prompts(tokenizer, conf.prompts, limit=None, key="prompts", vocab_size=vocab_size)
     assert conf.prompt is not None
     return [build_prompt(tokenizer, conf.prompt, conf.template, vocab_size)]
 
@@ -100,26 +92,22 @@ def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: Gen
             show(stream.read(token), is_accepted=is_accepted)
 
     (generation,) = decoder.decode(
-        [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.max_new_tokens,
-        eos_ids=target.eos_ids, stop=conf.stop,
+        [prompt.ids],
+        row_ids=[prompt.row_id],
+        max_new_tokens=conf.max_new_tokens,
+        eos_ids=target.eos_ids,
+        stop=conf.stop,
         on_tokens=show_new_tokens,
-    )  # fmt: skip
+    )
     show(stream.finish(), is_accepted=list_accepted(generation)[-1])
     print_line(f"\n\n{describe_speed([generation], time.perf_counter() - start)}")
 
 
-def write_answers(
-    decoder: Decoder, target: Target, prompts: list[EvalPrompt], conf: GenerateConf
-) -> None:
+def write_answers(decoder: Decoder, target: Target, prompts: list[EvalPrompt], conf: GenerateConf) -> None:
     """Write a line of JSON for each prompt, in their order."""
-    requests = [
-        Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens)
-        for prompt in prompts
-    ]
+    requests = [Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens) for prompt in prompts]
     waiting, start = iter(requests), time.perf_counter()
-    finished = decoder.stream(
-        lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop
-    )
+    finished = decoder.stream(lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop)
     with open_output_file(conf.output) as file:
         deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
         lines = [
@@ -135,10 +123,13 @@ def write_answers(
 def describe_answer(target: Target, prompt: EvalPrompt, generation: Generation) -> dict[str, Any]:
     """Return the line of a prompt and its answer."""
     return {
-        "id": prompt.id, "category": prompt.category, "prompt": prompt.text,
+        "id": prompt.id,
+        "category": prompt.category,
+        "prompt": prompt.text,
         "answer": target.tokenizer.decode(generation.ids, skip_special_tokens=True),
-        "tokens": len(generation.ids), "rounds": generation.rounds,
-    }  # fmt: skip
+        "tokens": len(generation.ids),
+        "rounds": generation.rounds,
+    }
 
 
 def describe_speed(generations: list[Generation], seconds: float) -> str:

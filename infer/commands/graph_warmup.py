@@ -15,9 +15,13 @@ from models.trees.config import TreeConf
 
 
 def compile_eval_graphs(
-    target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
+    target: Target,
+    drafts: list[DraftUnderTest],
+    *,
+    tree: TreeConf,
+    conf: EvaluationConf,
     print_line: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Compile the graphs of an evaluation by calling every function once in each of its shapes."""
     if not target.device.has_static_shapes:
         print_line("graphs: none to compile, because compiling is off on this device")

@@ -39,9 +39,12 @@ from models.targets.target import Target
 
 
 def tune_drafts(
-    target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt],
-    conf: TuneConf, round_seconds: RoundSeconds = read_clock,
-) -> list[DraftTuning]:  # fmt: skip
+    target: Target,
+    drafts: dict[str, tuple[Path, Draft]],
+    prompts: list[EvalPrompt],
+    conf: TuneConf,
+    round_seconds: RoundSeconds = read_clock,
+) -> list[DraftTuning]:
     """Tune each draft for each batch and context; print each result as soon as it is known."""
     tunings = []
     needed_context = count_needed_context(prompts, conf)
@@ -58,9 +61,14 @@ def tune_drafts(
             continue
         for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
             bench = CostBench(
-                target=draft_target, draft=draft, prompts=prompts, conf=conf, batch=batch,
-                context=context, round_seconds=round_seconds,
-            )  # fmt: skip
+                target=draft_target,
+                draft=draft,
+                prompts=prompts,
+                conf=conf,
+                batch=batch,
+                context=context,
+                round_seconds=round_seconds,
+            )
             swept = select_sweep(tuning.candidates) if conf.sweep else []
             tuning.results.append(choose_tree(bench, tuning, swept))
             torch.compiler.reset()  # drops these graphs: the next shapes are different
@@ -93,17 +101,17 @@ def load_tuning_inputs(
     prompts of its training data. The final report uses neither.
     """
     target_conf = resolve_target(conf.target, directories)
-    path = conf.prompts or find_held_out_file(
-        directories, target_conf, SELECTION_FILE, key="prompts"
-    )
+    path = conf.prompts or find_held_out_file(directories, target_conf, SELECTION_FILE, key="prompts")
     prompts = load_calibration_prompts(
         load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
     )
     longest = max(len(prompt.ids) for prompt in prompts)
     size = DecodingSize(
-        batch=batch, prompt_tokens=longest, new_tokens=max(conf.max_new_tokens, context - longest),
+        batch=batch,
+        prompt_tokens=longest,
+        new_tokens=max(conf.max_new_tokens, context - longest),
         set_batch=lambda batch: f"batch=[{batch}]",
-    )  # fmt: skip
+    )
     return load_checkpoint_target(target_conf, conf.device, directories, size), prompts
 
 
@@ -112,10 +120,7 @@ def tune_checkpoints(
 ) -> None:
     """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
     target, prompts = load_tuning_inputs(
-        conf,
-        directories,
-        batch=max(conf.batch) if conf.timing else 1,
-        context=max(conf.context or [1]),
+        conf, directories, batch=max(conf.batch) if conf.timing else 1, context=max(conf.context or [1])
     )
     check_prompts_fit(conf, prompts)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
@@ -135,10 +140,7 @@ def tune_checkpoints(
         write = write_choices if conf.timing else write_best_trees
         commands = write(tunings, run, conf)
     if conf.timing:
-        print_line(
-            "\ncost: autoregressive steps per round (~ interpolated); speed-up over the "
-            "target alone"
-        )
+        print_line("\ncost: autoregressive steps per round (~ interpolated); speed-up over the target alone")
         print_table(SUMMARY_COLUMNS, build_summary(tunings))
     print_line(*commands, f"all figures: {run / 'tune.json'}", sep="\n")
     upload_results(conf.log, run, collect_results(tunings), find_tracked_run(directories))

@@ -57,8 +57,7 @@ def find_not_lossless(before: Report, after: Report) -> VerdictPairs:
     return {
         name: (old and old.lossless, new.lossless)
         for name, (old, new) in pairs.items()
-        if new.lossless is not LosslessVerdict.yes
-        and not (new.lossy and (old is None or old.lossy))
+        if new.lossless is not LosslessVerdict.yes and not (new.lossy and (old is None or old.lossy))
     }
 
 
@@ -86,10 +85,7 @@ def find_missing_modes(before: Report, after: Report) -> dict[str, str]:
 def index_modes(reports: Sequence[Report]) -> list[dict[str, ModeView]]:
     """Return each report's modes by name; with one draft in each, its name does not matter."""
     is_single = _is_single(reports)
-    return [
-        {_name_mode(view.key, is_single=is_single): view for view in list_modes(report)}
-        for report in reports
-    ]
+    return [{_name_mode(view.key, is_single=is_single): view for view in list_modes(report)} for report in reports]
 
 
 def _is_single(reports: Sequence[Report]) -> bool:

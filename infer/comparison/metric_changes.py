@@ -63,9 +63,7 @@ def has_several_runs(before: Sequence[Report], after: Sequence[Report]) -> bool:
     return min(len(before), len(after)) > 1
 
 
-def compare_metrics(
-    before: Sequence[Report], after: Sequence[Report], *, gates_speed: bool
-) -> Iterator[MetricChange]:
+def compare_metrics(before: Sequence[Report], after: Sequence[Report], *, gates_speed: bool) -> Iterator[MetricChange]:
     """Yield every metric of every mode that both sides have.
 
     Metrics of time have an interval if each side has several runs or `gates_speed` asks for it.
@@ -89,17 +87,20 @@ def compare_metrics(
             old, new = (_measure(np.concatenate(runs), statistic) for runs in (old_runs, new_runs))
             if math.isfinite(old) and math.isfinite(new):
                 yield MetricChange(
-                    mode=name, metric=metric, before=old, after=new, gated=metric in gated,
+                    mode=name,
+                    metric=metric,
+                    before=old,
+                    after=new,
+                    gated=metric in gated,
                     interval=estimate_change(old_runs, new_runs, statistic, level, paired=paired)
                     if knows_speed or metric not in TIMED_METRICS
                     else None,
-                )  # fmt: skip
+                )
 
 
 def estimate_change(
-    old_runs: list[ndarray], new_runs: list[ndarray], statistic: Statistic, level: float, *,
-    paired: bool,
-) -> list[float] | None:  # fmt: skip
+    old_runs: list[ndarray], new_runs: list[ndarray], statistic: Statistic, level: float, *, paired: bool
+) -> list[float] | None:
     """Return the interval of the new figure minus the old one, with both kinds of noise."""
     old_rows, new_rows = (np.mean(runs, 0) for runs in (old_runs, new_runs))
     if paired:
@@ -115,9 +116,7 @@ def estimate_change(
     if difference is None or interval is None:
         return None
     half_width = _estimate_run_noise(
-        [_measure(rows, statistic) for rows in old_runs],
-        [_measure(rows, statistic) for rows in new_runs],
-        level,
+        [_measure(rows, statistic) for rows in old_runs], [_measure(rows, statistic) for rows in new_runs], level
     )
     return [
         difference - math.hypot(difference - interval[0], half_width),
@@ -159,9 +158,8 @@ def _estimate_run_noise(old: list[float], new: list[float], level: float) -> flo
 
 
 def _join_intervals(
-    old: float | None, new: float | None, old_interval: list[float] | None,
-    new_interval: list[float] | None,
-) -> list[float] | None:  # fmt: skip
+    old: float | None, new: float | None, old_interval: list[float] | None, new_interval: list[float] | None
+) -> list[float] | None:
     """Return the interval of new - old from the intervals of two independent measurements.
 
     >>> _join_intervals(1.0, 5.0, [0.0, 4.0], [1.0, 6.0])

@@ -38,9 +38,7 @@ def parse_report(content: Any, file: Path) -> Report:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{mismatch} {place}: {first['msg']} in {file}; {remedy}") from error
-    missing = [
-        key for row in report.per_prompt for key in report.overall.modes if key not in row.modes
-    ]
+    missing = [key for row in report.per_prompt for key in report.overall.modes if key not in row.modes]
     require(not missing, f"{mismatch} no '{''.join(missing[:1])}' in {file}; {remedy}")
     return report
 
@@ -65,25 +63,16 @@ def compare_reports(
     several = has_several_runs(before, after)
     gates_speed = several if gates_speed is None else gates_speed
     changes = list(compare_metrics(before, after, gates_speed=gates_speed))
-    not_lossless = {
-        name: pair for report in after for name, pair in find_not_lossless(first, report).items()
-    }
-    missing = {
-        name: why for report in after for name, why in find_missing_modes(first, report).items()
-    }
+    not_lossless = {name: pair for report in after for name, pair in find_not_lossless(first, report).items()}
+    missing = {name: why for report in after for name, why in find_missing_modes(first, report).items()}
     regressions = [
         *(f"{change.mode} {change.metric}" for change in changes if change.is_regression),
         *(f"{name} lossless: {verdict}" for name, (_, verdict) in not_lossless.items()),
-        *(
-            f"{name} is no longer measured" + (f" ({reason})" if reason else "")
-            for name, reason in missing.items()
-        ),
+        *(f"{name} is no longer measured" + (f" ({reason})" if reason else "") for name, reason in missing.items()),
     ]
     settings = [line for report in others for line in find_changed_settings(first, report)]
     pairing = (
-        "paired by prompt"
-        if has_same_prompts(first, after[0])
-        else "unpaired: the reports hold different prompts"
+        "paired by prompt" if has_same_prompts(first, after[0]) else "unpaired: the reports hold different prompts"
     )
     note = f"Differences are {pairing}. {_describe_gates(several=several, speed=gates_speed)}"
     table = _build_table(changes, not_lossless, list(missing), note)
@@ -107,9 +96,7 @@ def _describe_gates(*, several: bool, speed: bool) -> str:
     )
 
 
-def _build_table(
-    changes: list[MetricChange], not_lossless: VerdictPairs, missing: list[str], note: str
-) -> Table:
+def _build_table(changes: list[MetricChange], not_lossless: VerdictPairs, missing: list[str], note: str) -> Table:
     return Table(
         title="Figures",
         note=note,
@@ -151,6 +138,4 @@ def print_comparison(settings: list[str], table: Table, regressions: list[str]) 
     console.print()
     console.print(to_rich_table(table, ruled=console.is_terminal))
     console.print(table.note, style="dim", markup=False, highlight=False)
-    print_text(
-        f"\nregression: {'; '.join(regressions)}" if regressions else "\nno regression beyond noise"
-    )
+    print_text(f"\nregression: {'; '.join(regressions)}" if regressions else "\nno regression beyond noise")

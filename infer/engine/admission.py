@@ -49,12 +49,7 @@ def split_by_length(requests: list[Request]) -> list[list[Request]]:
     # The best split of the first n requests: its cost, and where its last group begins.
     best = [(0, 0)]
     for end, request in enumerate(requests, 1):
-        best.append(
-            min(
-                (best[start][0] + (end - start) * len(request.ids) + PASS_COST, start)
-                for start in range(end)
-            )
-        )
+        best.append(min((best[start][0] + (end - start) * len(request.ids) + PASS_COST, start) for start in range(end)))
     groups, end = [], len(requests)
     while end:
         start = best[end][1]
@@ -64,9 +59,8 @@ def split_by_length(requests: list[Request]) -> list[list[Request]]:
 
 
 def prefill_prompts(
-    session: Session, prompts: list[list[int]], row_ids: list[int],
-    buffers: Buffers | None = None,
-) -> tuple[SessionState, Tensor, Tensor]:  # fmt: skip
+    session: Session, prompts: list[list[int]], row_ids: list[int], buffers: Buffers | None = None
+) -> tuple[SessionState, Tensor, Tensor]:
     """Prefill prompts into the first rows; return the state, and first tokens' logits and scores.
 
     The prompts are padded to one length, and the batch is filled with empty prompts. With `buffers`
@@ -76,9 +70,7 @@ def prefill_prompts(
     device = session.device
     length = min(pad_length(max(map(len, prompts)), device), session.slots)
     padding = batch - len(prompts)
-    input_ids = torch.tensor(
-        [ids + [0] * (length - len(ids)) for ids in prompts] + [[0] * length] * padding
-    )
+    input_ids = torch.tensor([ids + [0] * (length - len(ids)) for ids in prompts] + [[0] * length] * padding)
     lengths = torch.tensor([*map(len, prompts), *[0] * padding])
     keys = torch.tensor(row_ids + [0] * padding)
     return session.prefill(
@@ -90,9 +82,12 @@ def prefill_prompts(
 
 
 def admit_requests(
-    session: Session, state: SessionState | None, requests: list[Request],
-    running: dict[int, Request], criteria: StopCriteria,
-) -> SessionState:  # fmt: skip
+    session: Session,
+    state: SessionState | None,
+    requests: list[Request],
+    running: dict[int, Request],
+    criteria: StopCriteria,
+) -> SessionState:
     """Prefill requests into free rows, in passes of similar lengths; return the new state.
 
     Each request gets its first token and the time of its pass, and is added to `running` by row. A
@@ -108,9 +103,14 @@ def admit_requests(
 
 
 def _admit_group(
-    session: Session, state: SessionState | None, requests: list[Request],
-    running: dict[int, Request], criteria: StopCriteria, *, overwrites: bool,
-) -> SessionState:  # fmt: skip
+    session: Session,
+    state: SessionState | None,
+    requests: list[Request],
+    running: dict[int, Request],
+    criteria: StopCriteria,
+    *,
+    overwrites: bool,
+) -> SessionState:
     """Prefill requests in one pass; return the new state, of these alone if it `overwrites`."""
     start = time.perf_counter()
     rows = [row for row in range(session.batch) if row not in running][: len(requests)]

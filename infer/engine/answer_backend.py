@@ -24,9 +24,7 @@ class TargetAnswerBackend:
 
     def __init__(self, target: Target, conf: AnswersConf):
         self.target, self.conf = target, conf
-        self.max_prompt_tokens = conf.prompt_limit(
-            getattr(target.config, "max_position_embeddings", None)
-        )
+        self.max_prompt_tokens = conf.prompt_limit(getattr(target.config, "max_position_embeddings", None))
         self.waiting: list[Request] = []
         self.answer_futures: dict[Request, asyncio.Future[Answer]] = {}
         self.serve_task: asyncio.Task[None] | None = None
@@ -77,10 +75,6 @@ class TargetAnswerBackend:
             requests, self.waiting = self.waiting[:fitting], self.waiting[fitting:]
             return requests
 
-        decoder = Decoder(
-            self.target, sampling=self.conf.sampling, slots=longest + max_new_tokens, batch=batch
-        )
+        decoder = Decoder(self.target, sampling=self.conf.sampling, slots=longest + max_new_tokens, batch=batch)
 
-        return decoder.stream(
-            take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=self.target.eos_ids
-        )
+        return decoder.stream(take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=self.target.eos_ids)

@@ -47,10 +47,17 @@ class Decoder:
     """
 
     def __init__(
-        self, target: LanguageModel, draft: Draft | None = None, tree: Tree = NO_TREE, *,
-        sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
+        self,
+        target: LanguageModel,
+        draft: Draft | None = None,
+        tree: Tree = NO_TREE,
+        *,
+        sampling: SamplingConf,
+        slots: int,
+        batch: int = 1,
+        layers: list[int] | None = None,
         acceptance_rule: AcceptanceRule | None = None,
-    ):  # fmt: skip
+    ):
         """Check that draft, tree and rule fit; without a rule, take the one that is exact.
 
         `layers` of the target are captured, by default those that the draft needs: all modes of an
@@ -70,18 +77,29 @@ class Decoder:
         self.slots, self.batch, self.depth = slots, batch, tree.max_path_length
         self.synchronize = target.device.synchronize
         self.program = Program(
-            target=target, draft=draft, layers=layers or (draft.needs.layers if draft else []),
-            tree=tree, sampling=sampling, acceptance_rule=rule, vocab_size=target.vocab_size,
-        )  # fmt: skip
+            target=target,
+            draft=draft,
+            layers=layers or (draft.needs.layers if draft else []),
+            tree=tree,
+            sampling=sampling,
+            acceptance_rule=rule,
+            vocab_size=target.vocab_size,
+        )
         self.session = Session(self.program, slots=slots, batch=batch)
 
     @torch.no_grad()
     def decode(
-        self, prompts: Sequence[list[int]], *, row_ids: Sequence[int],
-        max_new_tokens: int | Sequence[int], eos_ids: Sequence[int] | None = None,
-        stop: Sequence[str] = (), logits_out: list[Tensor] | None = None,
-        phase_timer: PhaseTimer | None = None, on_tokens: OnTokens = ignore_tokens,
-    ) -> list[Generation]:  # fmt: skip
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        row_ids: Sequence[int],
+        max_new_tokens: int | Sequence[int],
+        eos_ids: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        logits_out: list[Tensor] | None = None,
+        phase_timer: PhaseTimer | None = None,
+        on_tokens: OnTokens = ignore_tokens,
+    ) -> list[Generation]:
         """Return one generation per prompt, in order, decoding at most `self.batch` at a time.
 
         An answer ends at `max_new_tokens`, after an EOS token, or after the token that completes
@@ -93,18 +111,28 @@ class Decoder:
         requests = list(self._make_requests(prompts, row_ids, max_new_tokens))
         waiting = iter(requests)
         finished = self.stream(
-            lambda count: list(islice(waiting, count)), eos_ids=eos_ids, stop=stop,
-            logits_out=logits_out, phase_timer=phase_timer, on_tokens=on_tokens,
-        )  # fmt: skip
+            lambda count: list(islice(waiting, count)),
+            eos_ids=eos_ids,
+            stop=stop,
+            logits_out=logits_out,
+            phase_timer=phase_timer,
+            on_tokens=on_tokens,
+        )
         deque(finished, maxlen=0)  # runs the stream to its end; `requests` hold the generations
         return [request.generation for request in requests]
 
     @torch.no_grad()
     def stream(
-        self, take: TakeRequests, *, min_free_rows: int = 1, eos_ids: Sequence[int] | None = None,
-        stop: Sequence[str] = (), logits_out: list[Tensor] | None = None,
-        phase_timer: PhaseTimer | None = None, on_tokens: OnTokens = ignore_tokens,
-    ) -> Iterator[Request]:  # fmt: skip
+        self,
+        take: TakeRequests,
+        *,
+        min_free_rows: int = 1,
+        eos_ids: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        logits_out: list[Tensor] | None = None,
+        phase_timer: PhaseTimer | None = None,
+        on_tokens: OnTokens = ignore_tokens,
+    ) -> Iterator[Request]:
         """Yield each request that `take` returns when it is finished, until no request is left.
 
         `take` is called before every round with the number of prompts to prefill; the prompts must
@@ -112,9 +140,8 @@ class Decoder:
         so that several prompts share a prefill pass. The other arguments are those of `decode`.
         """
         criteria = StopCriteria(
-            eos_ids=frozenset(eos_ids or []), stop_strings=tuple(stop),
-            detokenize=self._detokenize if stop else None,
-        )  # fmt: skip
+            eos_ids=frozenset(eos_ids or []), stop_strings=tuple(stop), detokenize=self._detokenize if stop else None
+        )
         session, state = self.session, None
         running: dict[int, Request] = {}
         while True:
@@ -145,9 +172,7 @@ class Decoder:
             yield from (request for request in advanced if request.finished)
 
     @torch.no_grad()
-    def score_tokens(
-        self, prompt: list[int], row_id: int, ids: list[int]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def score_tokens(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the target's logits and scores for each of `ids`, decoded one token at a time.
 
         Scores are the warped logits, plus noise if the target samples; their argmax is the token
@@ -162,9 +187,8 @@ class Decoder:
             yield output.logits[0, 0], output.scores[0, 0]
 
     def _distribute_tokens(
-        self, host_rows: list[list[int]], round_s: float, running: dict[int, Request],
-        criteria: StopCriteria,
-    ) -> list[Request]:  # fmt: skip
+        self, host_rows: list[list[int]], round_s: float, running: dict[int, Request], criteria: StopCriteria
+    ) -> list[Request]:
         """Append a round's tokens to all running requests; return these, and drop finished ones."""
         active = list(running.items())
         for row, request in active:
@@ -182,9 +206,7 @@ class Decoder:
     ) -> Iterator[Request]:
         """Yield one request per prompt; raise UserError if a prompt is empty or does not fit."""
         prompt_limits = [limits] * len(prompts) if isinstance(limits, int) else limits
-        for index, (ids, row_id, limit) in enumerate(
-            zip(prompts, row_ids, prompt_limits, strict=True)
-        ):
+        for index, (ids, row_id, limit) in enumerate(zip(prompts, row_ids, prompt_limits, strict=True)):
             require(
                 len(ids) > 0,
                 f"evaluation.prompts: every prompt needs a token, got none for number {index}; "

@@ -9,10 +9,15 @@ from models.trees.config import SamplingConf
 
 
 def generate_answers(
-    target: LanguageModel, prompts: list[list[int]], *, max_new_tokens: int | Sequence[int],
-    sampling: SamplingConf, batch: int = 64, row_ids: list[int] | None = None,
+    target: LanguageModel,
+    prompts: list[list[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    sampling: SamplingConf,
+    batch: int = 64,
+    row_ids: list[int] | None = None,
     slots: int | None = None,
-) -> Iterator[tuple[int, list[int]]]:  # fmt: skip
+) -> Iterator[tuple[int, list[int]]]:
     """Yield the index in `prompts` and the answer of each prompt, shortest prompts first.
 
     An answer does not depend on the rest of its batch: noise is keyed by `row_ids`, or without them
@@ -35,6 +40,4 @@ def generate_answers(
             max_new_tokens=batch_limits,
             eos_ids=target.eos_ids,
         )
-        yield from (
-            (index, generation.ids) for index, generation in zip(indices, generations, strict=True)
-        )
+        yield from ((index, generation.ids) for index, generation in zip(indices, generations, strict=True))

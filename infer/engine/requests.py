@@ -73,9 +73,7 @@ class StopCriteria:
         """Return the number of tokens up to the first that completes a stop string, or None."""
         if not self.stop_strings or self.detokenize is None or not self._has_stop_string(ids):
             return None
-        return next(
-            i for i in range(num_checked + 1, len(ids) + 1) if self._has_stop_string(ids[:i])
-        )
+        return next(i for i in range(num_checked + 1, len(ids) + 1) if self._has_stop_string(ids[:i]))
 
     def _has_stop_string(self, ids: list[int]) -> bool:
         assert self.detokenize is not None
@@ -96,8 +94,6 @@ class Request:
     def truncate_if_finished(self, criteria: StopCriteria, *, num_new: int) -> None:
         """Cut the answer and finish the request if the last `num_new` tokens end it."""
         ids = self.generation.ids
-        end = criteria.find_end(
-            ids, num_checked=len(ids) - num_new, max_new_tokens=self.max_new_tokens
-        )
+        end = criteria.find_end(ids, num_checked=len(ids) - num_new, max_new_tokens=self.max_new_tokens)
         self.generation.ids = ids[:end]  # all of them if `end` is None
         self.finished = end is not None

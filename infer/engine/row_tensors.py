@@ -76,8 +76,5 @@ def tensor_bytes(state: Any) -> int:
     >>> tensor_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
     28
     """
-    parts = [
-        leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf
-        for leaf in tree_leaves(state)
-    ]
+    parts = [leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf for leaf in tree_leaves(state)]
     return sum(leaf.nbytes for leaf in tree_leaves(parts) if isinstance(leaf, Tensor))

@@ -29,9 +29,12 @@ SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees
 # Arguments of target passes whose guards dynamo may skip: two other arguments identify them and are
 # checked, the target's fingerprint and the cache's number of slots.
 FROZEN_PREFIXES = (
-    "program.target.decoder.", "cache.keys[", "cache.values[", "state.cache.keys[",
+    "program.target.decoder.",
+    "cache.keys[",
+    "cache.values[",
+    "state.cache.keys[",
     "state.cache.values[",
-)  # fmt: skip
+)
 # Parts of the arguments that steps do not read, so that their graphs do not depend on them.
 POLICY = ("program.tree", "program.acceptance_rule")
 NOT_PREFILLED = ("program.draft", *POLICY)
@@ -87,9 +90,7 @@ class Session:
         return self._allocate(self.batch)
 
     def _allocate(self, batch: int) -> Buffers:
-        return self._allocate_slots(
-            self.program.target, self.program.draft, batch, self.cache_slots
-        )
+        return self._allocate_slots(self.program.target, self.program.draft, batch, self.cache_slots)
 
     def side_buffers(self, batch: int) -> Buffers:
         """Return buffers for prompts that are prefilled while the session's rows hold answers.
@@ -101,12 +102,14 @@ class Session:
         return self._side_buffers
 
     def prefill(
-        self, input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
-        row_ids: Int[Tensor, " batch"], *, buffers: Buffers | None = None,
+        self,
+        input_ids: Int[Tensor, "batch prompt"],
+        lengths: Int[Tensor, " batch"],
+        row_ids: Int[Tensor, " batch"],
+        *,
+        buffers: Buffers | None = None,
         num_slots: int | None = None,
-    ) -> tuple[
-        SessionState, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]
-    ]:  # fmt: skip
+    ) -> tuple[SessionState, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]]:
         """Read padded prompts; return the state, and the logits and scores of their first tokens.
 
         With `buffers` the prompts are read into these, not into the session's own rows. The target
@@ -115,13 +118,17 @@ class Session:
         program = self.program
         cache, draft_state = buffers or self.buffers
         read_cache = cache if num_slots is None else cache.first_slots(num_slots)
-        target_output, logits, scores, history = self._prefill(
-            program, read_cache, input_ids, lengths, row_ids
-        )
+        target_output, logits, scores, history = self._prefill(program, read_cache, input_ids, lengths, row_ids)
         rows = self._open_slots(
-            program.sampling, program.lookahead, program.max_moves, cache.garbage_slot, row_ids,
-            lengths, scores, history,
-        )  # fmt: skip
+            program.sampling,
+            program.lookahead,
+            program.max_moves,
+            cache.garbage_slot,
+            row_ids,
+            lengths,
+            scores,
+            history,
+        )
         state = SessionState(rows=rows, proposal=None, cache=cache, draft_state=draft_state)
         if program.draft is not None:
             state = self._begin(program, state, input_ids, target_output)
@@ -135,9 +142,7 @@ class Session:
         The cache of the state is changed in place.
         """
         if state is None:
-            idle = self._empty_like(
-                {"rows": prefilled.rows, "proposal": prefilled.proposal}, self.batch
-            )
+            idle = self._empty_like({"rows": prefilled.rows, "proposal": prefilled.proposal}, self.batch)
             cache, draft_state = self.buffers
             state = SessionState(**idle, cache=cache, draft_state=draft_state)
         return self._scatter_rows(state, prefilled, row_numbers)

@@ -52,9 +52,7 @@ class Program:
         """Return the number of positions after the root whose noise target and draft share."""
         is_ratio_test = self.acceptance_rule.verification.is_ratio_test
         # + 1: after the deepest node, the target emits a token of its own
-        return (
-            self.tree.max_path_length + 1 if not (self.sampling.is_greedy or is_ratio_test) else 0
-        )
+        return self.tree.max_path_length + 1 if not (self.sampling.is_greedy or is_ratio_test) else 0
 
     @property
     def max_moves(self) -> int:
@@ -103,9 +101,7 @@ class RoundOutput:
 
 
 # tree_map enters these.
-for _container in (
-    SessionState, SlotState, RoundOutput, Proposal, History, TargetOutput, CacheMoves,
-):  # fmt: skip
+for _container in (SessionState, SlotState, RoundOutput, Proposal, History, TargetOutput, CacheMoves):
     register_dataclass(_container)
 
 
@@ -115,9 +111,12 @@ def derive_seed(sampling: SamplingConf, use: int) -> int:
 
 
 def lookahead_noise(
-    sampling: SamplingConf, lookahead: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
+    sampling: SamplingConf,
+    lookahead: int,
+    vocab_size: int,
+    row_ids: Int[Tensor, " batch"],
     lengths: Int[Tensor, " batch"],
-) -> Float[Tensor, "batch lookahead vocab"] | None:  # fmt: skip
+) -> Float[Tensor, "batch lookahead vocab"] | None:
     """Return the target's noise of the positions from `lengths` on; None if it is not shared."""
     if not lookahead:
         return None
@@ -126,20 +125,25 @@ def lookahead_noise(
 
 
 def _keyed_noise(
-    sampling: SamplingConf, use: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
-    turn: int | Int[Tensor, " batch"], positions: Int[Tensor, "batch positions"],
-) -> Float[Tensor, "batch positions vocab"]:  # fmt: skip
+    sampling: SamplingConf,
+    use: int,
+    vocab_size: int,
+    row_ids: Int[Tensor, " batch"],
+    turn: int | Int[Tensor, " batch"],
+    positions: Int[Tensor, "batch positions"],
+) -> Float[Tensor, "batch positions vocab"]:
     """Return the Gumbel noise of all tokens at positions, for one use of random numbers."""
     tokens = torch.arange(vocab_size, device=positions.device)
     return gumbel_noise(derive_seed(sampling, use), row_ids, turn, positions, tokens)
 
 
 def prefill(
-    program: Program, cache: StaticCache, input_ids: Int[Tensor, "batch prompt"],
-    lengths: Int[Tensor, " batch"], row_ids: Int[Tensor, " batch"],
-) -> tuple[
-    TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None
-]:  # fmt: skip
+    program: Program,
+    cache: StaticCache,
+    input_ids: Int[Tensor, "batch prompt"],
+    lengths: Int[Tensor, " batch"],
+    row_ids: Int[Tensor, " batch"],
+) -> tuple[TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None]:
     """Read the padded prompts into `cache`, which is changed in place.
 
     Return the target's output, the logits and scores of the first tokens, and the history. Nothing
@@ -149,9 +153,13 @@ def prefill(
     num_positions, num_slots = input_ids.shape[1], cache.garbage_slot + 1
     positions = torch.arange(num_positions, device=input_ids.device).expand_as(input_ids)
     target_output = target.forward_hidden(
-        input_ids, positions=positions, mask=prompt_mask(lengths, num_positions, num_slots),
-        layers=program.layers, cache=cache, write=CacheWrite.at(positions),
-    )  # fmt: skip
+        input_ids,
+        positions=positions,
+        mask=prompt_mask(lengths, num_positions, num_slots),
+        layers=program.layers,
+        cache=cache,
+        write=CacheWrite.at(positions),
+    )
     last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, target_output.hidden.shape[-1])
     logits = target.logits(target_output.hidden.gather(1, last))[:, 0]
     vocab = logits.shape[-1]
@@ -164,44 +172,51 @@ def prefill(
 
 
 def open_slots(
-    sampling: SamplingConf, lookahead: int, max_moves: int, garbage_slot: int,
-    row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"],
-    scores: Float[Tensor, "batch vocab"], history: History | None,
-) -> SlotState:  # fmt: skip
+    sampling: SamplingConf,
+    lookahead: int,
+    max_moves: int,
+    garbage_slot: int,
+    row_ids: Int[Tensor, " batch"],
+    lengths: Int[Tensor, " batch"],
+    scores: Float[Tensor, "batch vocab"],
+    history: History | None,
+) -> SlotState:
     """Return the state of the rows after their prompts; the root is the argmax of the scores."""
     rows = SlotState(
-        row_ids=row_ids, lengths=lengths, root=scores.argmax(-1), active=lengths > 0,
+        row_ids=row_ids,
+        lengths=lengths,
+        root=scores.argmax(-1),
+        active=lengths > 0,
         noise=lookahead_noise(sampling, lookahead, scores.shape[-1], row_ids, lengths + 1),
-        history=history, moves=_no_moves(len(lengths), max_moves, garbage_slot, lengths.device),
-    )  # fmt: skip
+        history=history,
+        moves=_no_moves(len(lengths), max_moves, garbage_slot, lengths.device),
+    )
     return make_contiguous(rows)
 
 
-def _no_moves(
-    batch: int, max_moves: int, garbage_slot: int, device: torch.device
-) -> CacheMoves | None:
+def _no_moves(batch: int, max_moves: int, garbage_slot: int, device: torch.device) -> CacheMoves | None:
     """Return moves of the garbage slot to itself, or None if rounds move nothing."""
     if not max_moves:
         return None
-    source, destination = (
-        torch.full((batch, max_moves), garbage_slot, device=device) for _ in range(2)
-    )
+    source, destination = (torch.full((batch, max_moves), garbage_slot, device=device) for _ in range(2))
     return CacheMoves(source=source, destination=destination)
 
 
 def begin(
-    program: Program, state: SessionState, input_ids: Int[Tensor, "batch prompt"],
-    target_output: TargetOutput,
-) -> SessionState:  # fmt: skip
+    program: Program, state: SessionState, input_ids: Int[Tensor, "batch prompt"], target_output: TargetOutput
+) -> SessionState:
     """Start the draft after the prompt and its first token; it makes its first proposal."""
     assert program.draft is not None
     rows = state.rows
     # The draft may keep what it is given. Copies, because a round whose draft shares a tensor with
     # the rows would need a graph of its own.
     draft_state = program.draft.start(
-        state.draft_state, input_ids, lengths=rows.lengths.clone(),
-        first_token=rows.root.clone(), target_output=target_output,
-    )  # fmt: skip
+        state.draft_state,
+        input_ids,
+        lengths=rows.lengths.clone(),
+        first_token=rows.root.clone(),
+        target_output=target_output,
+    )
     return _propose(program, state, draft_state)
 
 
@@ -217,9 +232,7 @@ def draft_next(program: Program, state: SessionState, output: RoundOutput) -> Se
 def _propose(program: Program, state: SessionState, draft_state: DraftState) -> SessionState:
     """Return the state with the proposal that the draft makes in `draft_state`."""
     assert program.draft is not None
-    proposal = program.draft.propose(
-        draft_state, tree=program.tree, sampler=_make_sampler(program, state.rows)
-    )
+    proposal = program.draft.propose(draft_state, tree=program.tree, sampler=_make_sampler(program, state.rows))
     draft_state, proposal = make_contiguous((draft_state, proposal))
     return replace(state, draft_state=draft_state, proposal=proposal)
 
@@ -233,9 +246,7 @@ def _make_sampler(program: Program, rows: SlotState) -> Sampler:
         # built without noise.
         return Sampler(rule=sampling, noise=rows.noise, history=history)
     positions = torch.arange(tree.depth, device=rows.root.device).expand(len(rows.root), -1)
-    noise = _keyed_noise(
-        sampling, DRAFT_NOISE, program.vocab_size, rows.row_ids, rows.lengths, positions
-    )
+    noise = _keyed_noise(sampling, DRAFT_NOISE, program.vocab_size, rows.row_ids, rows.lengths, positions)
     return Sampler(rule=sampling, noise=noise, history=history, draws=True)
 
 
@@ -248,9 +259,7 @@ def fused(program: Program, state: SessionState) -> tuple[SessionState, RoundOut
     return state, output
 
 
-def score(
-    program: Program, state: SessionState
-) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
+def score(program: Program, state: SessionState) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
     """Run the target once over root and nodes; return its output and the logits after each.
 
     The cache is changed in place: keys of the last round's path are moved, those of root and nodes
@@ -261,12 +270,13 @@ def score(
     num_nodes, num_slots = input_ids.shape[1], cache.garbage_slot + 1
     slots = rows.lengths[:, None] + torch.arange(num_nodes, device=input_ids.device)
     target_output = target.forward_hidden(
-        input_ids, positions=rows.lengths[:, None] + node_depths(ancestors),
-        mask=tree_mask(rows.lengths, ancestors, num_slots), layers=program.layers, cache=cache,
-        write=CacheWrite(
-            slots=torch.where(rows.active[:, None], slots, cache.garbage_slot), moves=rows.moves
-        ),
-    )  # fmt: skip
+        input_ids,
+        positions=rows.lengths[:, None] + node_depths(ancestors),
+        mask=tree_mask(rows.lengths, ancestors, num_slots),
+        layers=program.layers,
+        cache=cache,
+        write=CacheWrite(slots=torch.where(rows.active[:, None], slots, cache.garbage_slot), moves=rows.moves),
+    )
     return target_output, target.logits(target_output.hidden)
 
 
@@ -281,9 +291,8 @@ def _verified_nodes(
 
 
 def accept(
-    program: Program, state: SessionState, target_output: TargetOutput,
-    logits: Float[Tensor, "batch verified vocab"],
-) -> tuple[SessionState, RoundOutput]:  # fmt: skip
+    program: Program, state: SessionState, target_output: TargetOutput, logits: Float[Tensor, "batch verified vocab"]
+) -> tuple[SessionState, RoundOutput]:
     """Accept one path of the tree; return the state after the round, and the emitted tokens."""
     rows, proposal = state.rows, state.proposal
     scored = _score_nodes(program, rows, proposal, logits)
@@ -301,28 +310,25 @@ def accept(
         lengths=lengths,
         active=rows.active,
         root=torch.where(rows.active, last, rows.root),
-        noise=lookahead_noise(
-            program.sampling, program.lookahead, logits.shape[-1], rows.row_ids, lengths + 1
-        ),
-        history=rows.history
-        and rows.history.add(torch.cat([rows.root[:, None], path.ids], 1)[:, :-1], count),
-        moves=rows.moves
-        and _moves_of_path(rows.lengths, path.nodes[:, 1:], count, state.cache.garbage_slot),
+        noise=lookahead_noise(program.sampling, program.lookahead, logits.shape[-1], rows.row_ids, lengths + 1),
+        history=rows.history and rows.history.add(torch.cat([rows.root[:, None], path.ids], 1)[:, :-1], count),
+        moves=rows.moves and _moves_of_path(rows.lengths, path.nodes[:, 1:], count, state.cache.garbage_slot),
     )
     output = RoundOutput(
-        ids=path.ids, count=count,
+        ids=path.ids,
+        count=count,
         target_output=target_output.map_tensors(lambda values: _on_path(values, path.nodes)),
-        logits=_on_path(logits, path.nodes), scores=_on_path(scored.scores, path.nodes),
+        logits=_on_path(logits, path.nodes),
+        scores=_on_path(scored.scores, path.nodes),
         host_copy=torch.cat([path.ids, count[:, None]], 1),
-    )  # fmt: skip
+    )
     next_rows, output = make_contiguous((next_rows, output))
     return replace(state, rows=next_rows), output
 
 
 def _moves_of_path(
-    lengths: Int[Tensor, " batch"], nodes: Int[Tensor, "batch depth"],
-    count: Int[Tensor, " batch"], garbage_slot: int,
-) -> CacheMoves:  # fmt: skip
+    lengths: Int[Tensor, " batch"], nodes: Int[Tensor, "batch depth"], count: Int[Tensor, " batch"], garbage_slot: int
+) -> CacheMoves:
     """Return the moves of a path's `nodes`, of which rows emitted `count - 1`, behind the root."""
     # The root is in place, and the target's own token, the last of `count`, has no key yet.
     offset = torch.arange(1, nodes.shape[1] + 1, device=nodes.device)
@@ -340,9 +346,7 @@ def _on_path(
     return values.gather(1, path[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
-def _score_nodes(
-    program: Program, rows: SlotState, proposal: Proposal | None, logits: Tensor
-) -> ScoredNodes:
+def _score_nodes(program: Program, rows: SlotState, proposal: Proposal | None, logits: Tensor) -> ScoredNodes:
     """Return the target's distributions and the random numbers that the acceptance rule needs."""
     sampling, vocab_size = program.sampling, logits.shape[-1]
     node_ids, ancestors = _verified_nodes(rows, proposal)
@@ -359,8 +363,7 @@ def _score_nodes(
     return ScoredNodes(
         warped_logits=warped,
         noise=_keyed_noise(sampling, RESIDUAL_NOISE, vocab_size, row_ids, turn, node),
-        uniforms=proposal
-        and uniform_noise(derive_seed(sampling, COIN_NOISE), row_ids, turn, node[:, 1:]),
+        uniforms=proposal and uniform_noise(derive_seed(sampling, COIN_NOISE), row_ids, turn, node[:, 1:]),
     )
 
 

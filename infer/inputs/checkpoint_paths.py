@@ -24,8 +24,7 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
         command = command_that_writes(directory)
         require(
             directory.exists() or command is None,
-            f"checkpoint: must be a folder, got {directory}, which is not there; run `{command}` "
-            "first",
+            f"checkpoint: must be a folder, got {directory}, which is not there; run `{command}` first",
         )
         checkpoint_files.read_config(directory)
     by_target = {
@@ -36,8 +35,7 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
     listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
     require(
         len(by_target) <= 1,
-        f"checkpoint: drafts side by side must be of one target, got {listed}; evaluate them one "
-        "by one",
+        f"checkpoint: drafts side by side must be of one target, got {listed}; evaluate them one by one",
     )
     run_names(directories)  # raises UserError if a run is listed twice
     return directories
@@ -47,9 +45,7 @@ def find_newest_run(root: Path = Path("outputs/train")) -> Path:
     """Return the checkpoint of the newest finished training run; raise UserError if none exists."""
     runs = sorted(root.glob("*/report.json"), key=lambda report: report.stat().st_mtime)
     require(
-        bool(runs),
-        f"checkpoint: no finished run under {root}, got null; run `python -m train` or give "
-        "checkpoint=DIR",
+        bool(runs), f"checkpoint: no finished run under {root}, got null; run `python -m train` or give checkpoint=DIR"
     )
     return runs[-1].parent / "checkpoint"
 
@@ -74,9 +70,7 @@ def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
     """Return the configured target; `own` becomes the one that the checkpoints name, or `demo`."""
     if conf.name != OWN_TARGET:
         return conf
-    names = [
-        checkpoint_files.read_metadata(directory).get("target_name") for directory in directories
-    ]
+    names = [checkpoint_files.read_metadata(directory).get("target_name") for directory in directories]
     return replace(conf, name=next(filter(None, names), "demo"))
 
 
@@ -92,9 +86,7 @@ def run_names(directories: list[Path]) -> list[str]:
     paths = [directory.resolve() for directory in directories]  # `.` and `..` have no names
     runs = [path.parent if path.name == "checkpoint" else path for path in paths]
     for run, directory in zip(runs, directories, strict=True):
-        require(
-            runs.count(run) == 1, f"checkpoint: no run may be given twice, got {directory} again"
-        )
+        require(runs.count(run) == 1, f"checkpoint: no run may be given twice, got {directory} again")
     return [_shorten_name(run, [other for other in runs if other.name == run.name]) for run in runs]
 
 

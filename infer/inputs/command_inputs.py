@@ -34,29 +34,28 @@ def load_checkpoint_target(
     return load_target(conf, device)
 
 
-def load_draft_under_test(
-    directory: Path, target: Target, *, name: str | None = None
-) -> DraftUnderTest:
+def load_draft_under_test(directory: Path, target: Target, *, name: str | None = None) -> DraftUnderTest:
     """Load the draft of a checkpoint, and rebuild it as it was before distillation."""
     _, draft = load_draft(directory, target)
     return DraftUnderTest(
-        name=name or run_names([directory])[0], draft=draft, directory=directory,
+        name=name or run_names([directory])[0],
+        draft=draft,
+        directory=directory,
         adapted_target=draft.get_adapted_target(target),
         untrained=draft.rebuild_untrained(draft.get_verifying_target(target)),
-    )  # fmt: skip
+    )
 
 
-def load_evaluation(
-    conf: EvalConf, directories: list[Path]
-) -> tuple[Target, list[DraftUnderTest], EvaluationConf]:
+def load_evaluation(conf: EvalConf, directories: list[Path]) -> tuple[Target, list[DraftUnderTest], EvaluationConf]:
     """Load the checkpoints' target and drafts; return them with the resolved configuration."""
     target_conf = resolve_target(conf.target, directories)
     evaluation = resolve_prompts(conf.evaluation, directories, target_conf)
     size = DecodingSize(
         batch=max([1, *evaluation.batch_sizes]),
-        prompt_tokens=check_prompts(target_conf, evaluation), new_tokens=evaluation.new_tokens,
+        prompt_tokens=check_prompts(target_conf, evaluation),
+        new_tokens=evaluation.new_tokens,
         set_batch=lambda batch: f"evaluation.batch_sizes={[batch] if batch > 1 else []}",
-    )  # fmt: skip
+    )
     target = load_checkpoint_target(target_conf, conf.device, directories, size)
     drafts = [
         load_draft_under_test(directory, target, name=name)

@@ -36,9 +36,8 @@ class DecodingSize:
 
 
 def check_memory(
-    target: TargetConf, directories: list[Path], size: DecodingSize, device: Device,
-    memory_gib: float | None,
-) -> None:  # fmt: skip
+    target: TargetConf, directories: list[Path], size: DecodingSize, device: Device, memory_gib: float | None
+) -> None:
     """Raise UserError, with an override that fits if there is one, for what the device cannot hold.
 
     A device that does not tell its memory is not asked.

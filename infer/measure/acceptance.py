@@ -33,9 +33,7 @@ class AcceptanceCounter:
         self.depth, self.ranks = depth, ranks
         self.rounds, self.hits = torch.zeros(depth), torch.zeros(depth, ranks)
 
-    def __call__(
-        self, proposal: Proposal, emitted: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]
-    ) -> None:
+    def __call__(self, proposal: Proposal, emitted: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]) -> None:
         """Count a round of each row: its comb, what it emitted, and how much (0 if it is idle)."""
         children_BDR = proposal.ids.unflatten(1, (self.depth, self.ranks))
         hits_BDR = children_BDR == emitted[:, : self.depth, None]

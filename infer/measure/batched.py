@@ -24,30 +24,26 @@ NUM_PASSES = 2  # so that each of the two modes goes first once
 
 
 def build_decoders(
-    target: Target,
-    candidate: DraftUnderTest,
-    tree: Tree,
-    prompts: list[EvalPrompt],
-    conf: EvaluationConf,
-    batch: int,
+    target: Target, candidate: DraftUnderTest, tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf, batch: int
 ) -> dict[str, Decoder]:
     """Return the decoders `autoregressive` and `tree` of `batch` rows."""
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
     return {
         name: Decoder(
-            candidate.adapted_target or target, draft, draft_tree, sampling=conf.sampling,
-            slots=slots, batch=batch, layers=candidate.draft.needs.layers,
+            candidate.adapted_target or target,
+            draft,
+            draft_tree,
+            sampling=conf.sampling,
+            slots=slots,
+            batch=batch,
+            layers=candidate.draft.needs.layers,
             acceptance_rule=build_evaluation_rule(conf) if draft else None,
         )
-        for name, draft, draft_tree in (
-            (AUTOREGRESSIVE, None, NO_TREE), ("tree", candidate.draft, tree)
-        )
-    }  # fmt: skip
+        for name, draft, draft_tree in ((AUTOREGRESSIVE, None, NO_TREE), ("tree", candidate.draft, tree))
+    }
 
 
-def warm_up_decoders(
-    decoders: Iterable[Decoder], prompts: list[EvalPrompt], conf: EvaluationConf
-) -> None:
+def warm_up_decoders(decoders: Iterable[Decoder], prompts: list[EvalPrompt], conf: EvaluationConf) -> None:
     """Compile all graphs of the decoders."""
     # One prompt of each padded length, and more prompts than rows: a refill has its own graph.
     warmup_prompts = list({bucket_length(len(p.ids)): p for p in prompts}.values())

@@ -21,15 +21,21 @@ DecodePrompts = Callable[[list[EvalPrompt]], list[Generation]]
 
 
 def decode_prompts(
-    decoder: Decoder, prompts: list[EvalPrompt], *, max_new_tokens: int, stops_at_eos: bool = True,
+    decoder: Decoder,
+    prompts: list[EvalPrompt],
+    *,
+    max_new_tokens: int,
+    stops_at_eos: bool = True,
     phase_timer: PhaseTimer | None = None,
-) -> list[Generation]:  # fmt: skip
+) -> list[Generation]:
     """Decode prompts to `max_new_tokens`, with `stops_at_eos` to the end of their answers."""
     return decoder.decode(
-        [prompt.ids for prompt in prompts], row_ids=[prompt.row_id for prompt in prompts],
-        max_new_tokens=max_new_tokens, phase_timer=phase_timer,
+        [prompt.ids for prompt in prompts],
+        row_ids=[prompt.row_id for prompt in prompts],
+        max_new_tokens=max_new_tokens,
+        phase_timer=phase_timer,
         eos_ids=decoder.target.eos_ids if stops_at_eos else None,
-    )  # fmt: skip
+    )
 
 
 def decode_in_turns(
@@ -64,15 +70,9 @@ def alternate_order(names: Sequence[str], number: int) -> list[str]:
 
 def bind_decoders(decoders: dict[str, Decoder], *, max_new_tokens: int) -> dict[str, DecodePrompts]:
     """Return by name what decodes prompts to the end of their answers."""
-    return {
-        name: partial(decode_prompts, decoder, max_new_tokens=max_new_tokens)
-        for name, decoder in decoders.items()
-    }
+    return {name: partial(decode_prompts, decoder, max_new_tokens=max_new_tokens) for name, decoder in decoders.items()}
 
 
 def choose_warmup_prompts(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
     """Return one prompt of each padded length and one of each category, to warm up with."""
-    return [
-        *{bucket_length(len(p.ids)): p for p in prompts}.values(),
-        *{p.category: p for p in prompts}.values(),
-    ]
+    return [*{bucket_length(len(p.ids)): p for p in prompts}.values(), *{p.category: p for p in prompts}.values()]

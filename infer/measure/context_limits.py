@@ -14,16 +14,12 @@ from models.targets.pretrained import load_tokenizer, read_context_length, read_
 from models.targets.target import Target
 
 
-def resolve_prompts(
-    conf: EvaluationConf, directories: Sequence[Path], target: TargetConf
-) -> EvaluationConf:
+def resolve_prompts(conf: EvaluationConf, directories: Sequence[Path], target: TargetConf) -> EvaluationConf:
     """Return `conf` with its prompts and its limit of new tokens filled in; load no model.
 
     Raise UserError if no prompts can be chosen.
     """
-    prompts = conf.prompts or find_held_out_file(
-        directories, target, FINAL_FILE, key="evaluation.prompts"
-    )
+    prompts = conf.prompts or find_held_out_file(directories, target, FINAL_FILE, key="evaluation.prompts")
     max_new_tokens = max_answer_tokens(conf, read_context_length(target), demo=prompts == DEMO)
     return replace(conf, prompts=prompts, max_new_tokens=max_new_tokens)
 
@@ -51,9 +47,8 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
         return 1
     context = read_context_length(target)
     prompts = load_eval_prompts(
-        load_tokenizer(target), conf.prompts, limit=conf.prompts_per_category,
-        vocab_size=read_vocab_size(target),
-    )  # fmt: skip
+        load_tokenizer(target), conf.prompts, limit=conf.prompts_per_category, vocab_size=read_vocab_size(target)
+    )
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     require(
         context is None or len(longest.ids) + conf.new_tokens <= context,

@@ -62,9 +62,8 @@ class EvalMode:
 
 
 def build_eval_modes(
-    target: Target, candidates: list[DraftUnderTest], tree: Tree, prompts: list[EvalPrompt],
-    conf: EvaluationConf,
-) -> dict[str, EvalMode]:  # fmt: skip
+    target: Target, candidates: list[DraftUnderTest], tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf
+) -> dict[str, EvalMode]:
     """Return all modes by name; raise UserError if prompts and answers exceed the context.
 
     The autoregressive and n-gram modes always use a rule that keeps the target's own answers.
@@ -76,17 +75,11 @@ def build_eval_modes(
     exact_rule = build_acceptance_rule(Verification.auto, conf.sampling)
     # Modes without a draft capture the fewest layers that any draft needs, so that they share the
     # graphs of that draft.
-    fewest_layers = min(
-        (c.draft.needs.layers for c in candidates if c.adapted_target is None), key=len, default=[]
-    )
+    fewest_layers = min((c.draft.needs.layers for c in candidates if c.adapted_target is None), key=len, default=[])
     modes = {
-        AUTOREGRESSIVE: EvalMode(
-            decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE
-        ),
+        AUTOREGRESSIVE: EvalMode(decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE),
         "ngram": EvalMode(
-            decoder=build_decoder(
-                target, NgramDraft(), chain, layers=fewest_layers, acceptance_rule=exact_rule
-            ),
+            decoder=build_decoder(target, NgramDraft(), chain, layers=fewest_layers, acceptance_rule=exact_rule),
             baseline=AUTOREGRESSIVE,
         ),
     }
@@ -94,8 +87,7 @@ def build_eval_modes(
         verifier = candidate.adapted_target or target
         if candidate.adapted_target:
             modes[candidate.baseline] = EvalMode(
-                decoder=build_decoder(verifier, layers=candidate.draft.needs.layers),
-                baseline=candidate.baseline,
+                decoder=build_decoder(verifier, layers=candidate.draft.needs.layers), baseline=candidate.baseline
             )
         drafts: dict[str, tuple[Draft | str | None, Tree]] = {
             "untrained": (candidate.untrained, tree),
@@ -109,12 +101,15 @@ def build_eval_modes(
                 continue
             modes[f"{candidate.name}/{name}"] = EvalMode(
                 decoder=build_decoder(
-                    verifier, draft, draft_tree, layers=candidate.draft.needs.layers,
+                    verifier,
+                    draft,
+                    draft_tree,
+                    layers=candidate.draft.needs.layers,
                     acceptance_rule=build_evaluation_rule(conf),
                 ),
                 baseline=candidate.baseline,
                 timed=name != "untrained",  # its rounds cost as much as the trained tree's
-            )  # fmt: skip
+            )
     return modes
 
 
@@ -144,7 +139,8 @@ def warn_tree_depth(name: str, decoder: Decoder) -> None:
     trained_depth = decoder.draft.trained_depth if decoder.draft else depth
     if depth > trained_depth and name.endswith("/tree"):
         log.warning(
-            "tree.depth: %d is deeper than the %d steps that %s was trained for; "
-            "deep nodes are rarely accepted",
-            depth, trained_depth, name.removesuffix("/tree"),
-        )  # fmt: skip
+            "tree.depth: %d is deeper than the %d steps that %s was trained for; deep nodes are rarely accepted",
+            depth,
+            trained_depth,
+            name.removesuffix("/tree"),
+        )

@@ -19,13 +19,7 @@ from infer.engine.generate import generate_answers
 from infer.engine.graph_plan import list_graphs
 from infer.engine.row_tensors import tensor_bytes
 from infer.measure.batched import build_decoders, measure_batch_size
-from infer.measure.bench import (
-    WARMUP_TOKENS,
-    bind_decoders,
-    choose_warmup_prompts,
-    decode_in_turns,
-    decode_prompts,
-)
+from infer.measure.bench import WARMUP_TOKENS, bind_decoders, choose_warmup_prompts, decode_in_turns, decode_prompts
 from infer.measure.eval_modes import (
     DraftUnderTest,
     EvalMode,
@@ -37,13 +31,7 @@ from infer.measure.eval_modes import (
 from infer.measure.exactness import compare_answers, measure_tolerance
 from infer.measure.timing import measure_splits
 from infer.results.curve import read_curve
-from infer.results.records import (
-    AUTOREGRESSIVE,
-    Exactness,
-    LogitTolerance,
-    ModeResult,
-    PromptResult,
-)
+from infer.results.records import AUTOREGRESSIVE, Exactness, LogitTolerance, ModeResult, PromptResult
 from infer.results.report import build_report, describe_prompts
 from infer.results.samples import collect_samples
 from infer.results.schema import (
@@ -68,18 +56,25 @@ CheckAnswers = Callable[[list[PromptResult]], Exactness]
 
 
 def evaluate_drafts(
-    target: Target, candidates: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
+    target: Target,
+    candidates: list[DraftUnderTest],
+    *,
+    tree: TreeConf,
+    conf: EvaluationConf,
     print_line: Callable[[str], None] = log.info,
-) -> EvalReport:  # fmt: skip
+) -> EvalReport:
     """Evaluate the drafts in all modes; raise UserError before decoding if settings conflict."""
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         return _run_evaluation(target, candidates, tree.build(), conf, print_line)
 
 
 def _run_evaluation(
-    target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf,
+    target: Target,
+    candidates: list[DraftUnderTest],
+    tree: Tree,
+    conf: EvaluationConf,
     print_line: Callable[[str], None],
-) -> EvalReport:  # fmt: skip
+) -> EvalReport:
     prompts, modes, needed_graphs = plan_evaluation(target, candidates, tree, conf)
     for name, mode in modes.items():
         warn_tree_depth(name, mode.decoder)
@@ -89,15 +84,11 @@ def _run_evaluation(
         decoders = {name: mode.decoder for name, mode in modes.items()}
         answers = decode_in_turns(
             bind_decoders(decoders, max_new_tokens=conf.new_tokens),
-            [[prompt] for prompt in prompts], "held-out prompts",
-        )  # fmt: skip
-        checks = {
-            name: partial(_check_answers, mode, modes, answers, tolerances)
-            for name, mode in modes.items()
-        }
-        splits = (
-            measure_splits(modes, prompts, max_new_tokens=conf.new_tokens) if conf.phases else {}
+            [[prompt] for prompt in prompts],
+            "held-out prompts",
         )
+        checks = {name: partial(_check_answers, mode, modes, answers, tolerances) for name, mode in modes.items()}
+        splits = measure_splits(modes, prompts, max_new_tokens=conf.new_tokens) if conf.phases else {}
         results = {
             name: ModeResult(
                 prompt_results=answers[name],
@@ -113,32 +104,30 @@ def _run_evaluation(
             for draft in [mode.decoder.draft]
         }
         drafts = [
-            _measure_draft(candidate, target, modes, results, prompts, tree, checks, conf)
-            for candidate in candidates
+            _measure_draft(candidate, target, modes, results, prompts, tree, checks, conf) for candidate in candidates
         ]
     setup = _describe_setup(target, candidates, prompts, tree, conf, graph_budget)
     return build_report(setup, results, drafts)
 
 
 def _describe_setup(
-    target: Target, candidates: list[DraftUnderTest], prompts: list[EvalPrompt], tree: Tree,
-    conf: EvaluationConf, graph_budget: GraphBudget | None,
-) -> EvalSetup:  # fmt: skip
+    target: Target,
+    candidates: list[DraftUnderTest],
+    prompts: list[EvalPrompt],
+    tree: Tree,
+    conf: EvaluationConf,
+    graph_budget: GraphBudget | None,
+) -> EvalSetup:
     return EvalSetup(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=shlex.join(["python", "-m", *sys.orig_argv[2:]]),
-        versions={
-            "python": sys.version.split()[0],
-            **{name: version(name) for name in ("torch", "transformers")},
-        },
+        versions={"python": sys.version.split()[0], **{name: version(name) for name in ("torch", "transformers")}},
         device=DeviceInfo(**target.device.describe()),
         graphs=graph_budget and graph_budget.counts(),
         graphs_after_warmup=graph_budget and graph_budget.compiled_late,
         target=TargetInfo(name=target.name, parameters=target.num_parameters),
         sampling=conf.sampling,
-        tree=TreeInfo(
-            kind=tree.kind.value, depth=tree.depth, nodes=tree.nodes, copied=tree.ngram_tokens
-        ),
+        tree=TreeInfo(kind=tree.kind.value, depth=tree.depth, nodes=tree.nodes, copied=tree.ngram_tokens),
         prompts=describe_prompts(
             prompts,
             conf.prompts,
@@ -168,28 +157,26 @@ def plan_evaluation(
         batched = build_decoders(target, candidate, tree, prompts, conf, batch)
         decoders += [(decoder, False) for decoder in batched.values()]
     lengths = [len(prompt.ids) for prompt in prompts]
-    return prompts, modes, {
-        graph
-        for decoder, in_parts in decoders
-        for graph in list_graphs(decoder.session, lengths, in_parts=in_parts)
-    }  # fmt: skip
+    return (
+        prompts,
+        modes,
+        {graph for decoder, in_parts in decoders for graph in list_graphs(decoder.session, lengths, in_parts=in_parts)},
+    )
 
 
 def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
     """Load the prompts, followed by later turns, which continue the target's own answers."""
-    turn_prompts = prompts = load_eval_prompts(
-        target.tokenizer, conf.prompts, limit=conf.prompts_per_category
-    )
+    turn_prompts = prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=conf.prompts_per_category)
     for _ in range(1, conf.turns):
         unfinished = [prompt for prompt in turn_prompts if prompt.remaining_turns]
         answers = generate_answers(
             target.eager(),  # graphs are announced only once the prompts are known
-            [prompt.ids for prompt in unfinished], max_new_tokens=conf.new_tokens,
-            sampling=conf.sampling, row_ids=[prompt.row_id for prompt in unfinished],
-        )  # fmt: skip
-        turn_prompts = build_next_turns(
-            target.tokenizer, unfinished, [ids for _, ids in sorted(answers)]
+            [prompt.ids for prompt in unfinished],
+            max_new_tokens=conf.new_tokens,
+            sampling=conf.sampling,
+            row_ids=[prompt.row_id for prompt in unfinished],
         )
+        turn_prompts = build_next_turns(target.tokenizer, unfinished, [ids for _, ids in sorted(answers)])
         prompts = prompts + turn_prompts
     return prompts
 
@@ -212,10 +199,15 @@ def _check_answers(
 
 
 def _measure_draft(
-    candidate: DraftUnderTest, target: Target, modes: dict[str, EvalMode],
-    results: dict[str, ModeResult], prompts: list[EvalPrompt], tree: Tree,
-    checks: dict[str, CheckAnswers], conf: EvaluationConf,
-) -> DraftInfo:  # fmt: skip
+    candidate: DraftUnderTest,
+    target: Target,
+    modes: dict[str, EvalMode],
+    results: dict[str, ModeResult],
+    prompts: list[EvalPrompt],
+    tree: Tree,
+    checks: dict[str, CheckAnswers],
+    conf: EvaluationConf,
+) -> DraftInfo:
     """Describe a draft, and measure what is no mode: its batches."""
     adapted, directory = candidate.adapted_target, candidate.directory
     verifier, tree_mode = adapted or target, f"{candidate.name}/tree"
@@ -224,21 +216,16 @@ def _measure_draft(
         method=candidate.draft.method,
         parameters=sum(p.numel() for p in candidate.draft.parameters()),
         memory_bytes=DraftMemory(
-            weights=_model_bytes(candidate.draft),
-            state=tensor_bytes(modes[tree_mode].decoder.session.buffers[1]),
+            weights=_model_bytes(candidate.draft), state=tensor_bytes(modes[tree_mode].decoder.session.buffers[1])
         ),
         target=adapted
         and AdaptedTarget(
             name=adapted.name,
             parameters=adapted.num_parameters,
-            changed_answers=_count_changed_answers(
-                results[candidate.baseline], results[AUTOREGRESSIVE]
-            ),
+            changed_answers=_count_changed_answers(results[candidate.baseline], results[AUTOREGRESSIVE]),
         ),
         tuned_tree=candidate.tuned and candidate.tuned.description,
-        not_measured={"untrained": candidate.untrained}
-        if isinstance(candidate.untrained, str)
-        else {},
+        not_measured={"untrained": candidate.untrained} if isinstance(candidate.untrained, str) else {},
         longest_row=directory and read_longest_row(directory),
         training=read_curve(directory) if directory else [],
         batches=[
@@ -266,15 +253,12 @@ def _warm_up_modes(
     tolerances: dict[str, LogitTolerance] = {}
     for name, mode in track_progress(modes.items(), "warming up", total=len(modes)):
         if name == mode.baseline:
-            tolerances[name] = measure_tolerance(
-                mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens
-            )
+            tolerances[name] = measure_tolerance(mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens)
             continue
         for prompt in warmup_prompts:
             decode_prompts(
-                mode.decoder, [prompt], max_new_tokens=min(WARMUP_TOKENS, conf.new_tokens),
-                stops_at_eos=False,
-            )  # fmt: skip
+                mode.decoder, [prompt], max_new_tokens=min(WARMUP_TOKENS, conf.new_tokens), stops_at_eos=False
+            )
     return tolerances
 
 

@@ -31,9 +31,7 @@ SUBLAYERS_PER_LAYER = 2  # attention and MLP each round the residual stream once
 MAX_MEASURED_TOKENS = 64  # per answer; bounds the logits that are held in memory
 
 
-def measure_tolerance(
-    decoder: Decoder, prompts: Sequence[EvalPrompt], *, max_new_tokens: int
-) -> LogitTolerance:
+def measure_tolerance(decoder: Decoder, prompts: Sequence[EvalPrompt], *, max_new_tokens: int) -> LogitTolerance:
     """Return the tolerance, measured by decoding token by token and rereading in one plain pass.
 
     `decoder` must be autoregressive. Neither side uses trees, so that a wrong mask, position or
@@ -44,12 +42,12 @@ def measure_tolerance(
     for prompt in prompts:
         logits: list[Tensor] = []
         (generation,) = decoder.decode(
-            [prompt.ids], row_ids=[prompt.row_id],
-            max_new_tokens=min(MAX_MEASURED_TOKENS, max_new_tokens), logits_out=logits,
-        )  # fmt: skip
-        reference = compute_reference_logits(
-            target, prompt.ids, generation.ids, slots=decoder.slots
+            [prompt.ids],
+            row_ids=[prompt.row_id],
+            max_new_tokens=min(MAX_MEASURED_TOKENS, max_new_tokens),
+            logits_out=logits,
         )
+        reference = compute_reference_logits(target, prompt.ids, generation.ids, slots=decoder.slots)
         differences.add((torch.cat(logits).float() - reference).abs().flatten())
         largest_logit = max(largest_logit, float(reference.abs().max()))
     return derive_tolerance(
@@ -105,12 +103,7 @@ def compute_reference_logits(
 
 
 def derive_tolerance(
-    measured_gap: float,
-    *,
-    largest_logit: float,
-    num_layers: int,
-    hidden_size: int,
-    dtype: torch.dtype,
+    measured_gap: float, *, largest_logit: float, num_layers: int, hidden_size: int, dtype: torch.dtype
 ) -> LogitTolerance:
     """Return the gap that rounding may close, and the widest gap that the precision explains.
 
@@ -138,10 +131,7 @@ def derive_tolerance(
 
 
 def compare_answers(
-    decoder: Decoder,
-    baseline: list[PromptResult],
-    results: list[PromptResult],
-    tolerance: LogitTolerance,
+    decoder: Decoder, baseline: list[PromptResult], results: list[PromptResult], tolerance: LogitTolerance
 ) -> Exactness:
     """Return every mismatch of `results` with the target, as scored by an autoregressive `decoder`.
 
@@ -155,16 +145,14 @@ def compare_answers(
         Mismatch(prompt_id=prompt_id, position=position, logit_gap=gap)
         for prompt_id, ids in sorted(answers)
         if list(ids) != expected[prompt_id]
-        for position, gap in _find_mismatches(
-            decoder, prompts[prompt_id], list(ids), expected[prompt_id]
-        )
+        for position, gap in _find_mismatches(decoder, prompts[prompt_id], list(ids), expected[prompt_id])
     ]
     return Exactness(mismatches=mismatches, tolerance=tolerance)
 
 
 def _find_mismatches(
     decoder: Decoder, prompt: EvalPrompt, ids: list[int], expected: list[int]
-) -> list[tuple[int, float]]:  # fmt: skip
+) -> list[tuple[int, float]]:
     """Return (position, logit gap) of each token that the target, token by token, does not choose.
 
     If the target chooses every token and `ids` still differs from `expected`, the answer ended at
@@ -174,9 +162,7 @@ def _find_mismatches(
     rule = decoder.program.sampling
     mismatches = [
         (position, min(logit_shortfall(rule, logits, prompt, ids, position), UNEXPLAINED_GAP))
-        for position, (logits, scores) in enumerate(
-            decoder.score_tokens(prompt.ids, prompt.row_id, ids)
-        )
+        for position, (logits, scores) in enumerate(decoder.score_tokens(prompt.ids, prompt.row_id, ids))
         if int(scores.argmax()) != ids[position]
     ]
     if mismatches:
@@ -187,9 +173,8 @@ def _find_mismatches(
 
 
 def logit_shortfall(
-    rule: SamplingConf, logits: Float[Tensor, " vocab"], prompt: EvalPrompt, ids: list[int],
-    position: int,
-) -> float:  # fmt: skip
+    rule: SamplingConf, logits: Float[Tensor, " vocab"], prompt: EvalPrompt, ids: list[int], position: int
+) -> float:
     """Return by how much two logits must come closer for the rule to choose `ids[position]`.
 
     Every token with a higher score must fall below it or be dropped by top-k, top-p or min-p, and

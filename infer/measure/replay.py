@@ -67,9 +67,14 @@ class ReplayText:
 
 
 def collect_replay_texts(
-    target: Target, prompts: list[EvalPrompt], *, sampling: SamplingConf, max_new_tokens: int,
-    layers: list[int], lookahead: int,
-) -> list[ReplayText]:  # fmt: skip
+    target: Target,
+    prompts: list[EvalPrompt],
+    *,
+    sampling: SamplingConf,
+    max_new_tokens: int,
+    layers: list[int],
+    lookahead: int,
+) -> list[ReplayText]:
     """Return the target's own answers, with its output from one pass that captures `layers`.
 
     `lookahead` is the depth of the deepest node that any tree will have.
@@ -90,31 +95,27 @@ def collect_replay_texts(
             eos_indices = [i for i, token in enumerate(generation.ids) if token in target.eos_ids]
             texts.append(
                 ReplayText(
-                    ids=ids, prompt_length=len(prompt.ids), row_id=prompt.row_id,
+                    ids=ids,
+                    prompt_length=len(prompt.ids),
+                    row_id=prompt.row_id,
                     answer_length=min([max_new_tokens, *(i + 1 for i in eos_indices)]),
                     target_output=_capture_features(target, ids, layers),
                 )
-            )  # fmt: skip
+            )
     return texts
 
 
 @torch.no_grad()
-def _capture_features(
-    target: Target, ids: Int[Tensor, " tokens"], layers: list[int]
-) -> TargetOutput:
+def _capture_features(target: Target, ids: Int[Tensor, " tokens"], layers: list[int]) -> TargetOutput:
     positions = torch.arange(len(ids), device=ids.device)
     causal_mask = positions <= positions[:, None]
-    return target.forward_hidden(
-        ids[None], positions=positions[None], mask=causal_mask[None, None], layers=layers
-    )
+    return target.forward_hidden(ids[None], positions=positions[None], mask=causal_mask[None, None], layers=layers)
 
 
 class Replay:
     """The replay of one draft on texts of its target. It reads each text once, for all trees."""
 
-    def __init__(
-        self, target: Target, draft: Draft, texts: list[ReplayText], *, sampling: SamplingConf,
-    ):  # fmt: skip
+    def __init__(self, target: Target, draft: Draft, texts: list[ReplayText], *, sampling: SamplingConf):
         self.draft, self.texts = MixedDraft(draft), texts
         self.rule, self.vocab_size = sampling, target.vocab_size
 
@@ -128,8 +129,7 @@ class Replay:
         no_starts = np.zeros(0, dtype=np.int64)
         return {
             name: [
-                np.concatenate([no_starts, *(lengths[name].cpu().numpy() for lengths in batches)])
-                for batches in texts
+                np.concatenate([no_starts, *(lengths[name].cpu().numpy() for lengths in batches)]) for batches in texts
             ]
             for name in trees
         }
@@ -157,25 +157,23 @@ class Replay:
         single token, which has no starts.
         """
         # `1 +`: a round emits its path and one token from the target.
-        extra_slots = 1 + max(
-            max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees
-        )
+        extra_slots = 1 + max(max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees)
         lookahead = max(tree.max_path_length for tree in trees)
         for text in track_progress(self.texts, f"replaying {self.draft.draft.method}"):
             yield self._split_starts(text, len(text.ids) + extra_slots, lookahead)
 
-    def _split_starts(
-        self, text: ReplayText, slots: int, lookahead: int
-    ) -> Iterator["_PrefixBatch"]:
+    def _split_starts(self, text: ReplayText, slots: int, lookahead: int) -> Iterator["_PrefixBatch"]:
         """Yield the starts of a text in batches of bounded memory."""
         if not text.num_starts:
             return
         root, end = text.prompt_length, text.prompt_length + text.num_starts
         state = self.draft.start(
-            self.draft.new_state(1, slots), text.ids[None, :root],
-            lengths=text.ids.new_tensor([root]), first_token=text.ids[root : root + 1],
+            self.draft.new_state(1, slots),
+            text.ids[None, :root],
+            lengths=text.ids.new_tensor([root]),
+            first_token=text.ids[root : root + 1],
             target_output=text.slice_output(0, root),
-        )  # fmt: skip
+        )
         most_rows = max(1, STATE_BYTES_PER_PASS // tensor_bytes(state))
         while root < end:
             rows = min(STARTS_PER_PASS, most_rows, end - root)
@@ -187,24 +185,23 @@ class Replay:
             state = self._read_on(state, text, slice(root, root + rows), roots.new_tensor([rows]))
             root += rows
 
-    def _read_on(
-        self, state: DraftState, text: ReplayText, places: slice, count: Int[Tensor, " rows"]
-    ) -> DraftState:
+    def _read_on(self, state: DraftState, text: ReplayText, places: slice, count: Int[Tensor, " rows"]) -> DraftState:
         """Return the state after each row reads the first `count` tokens behind `places`."""
         output, rows = text.slice_output(places.start, places.stop), len(count)
         return self.draft.advance(
-            state, text.ids[1:][places].expand(rows, -1), count=count,
+            state,
+            text.ids[1:][places].expand(rows, -1),
+            count=count,
             target_output=output.map_tensors(lambda tensor: tensor.expand(rows, -1, -1)),
-        )  # fmt: skip
+        )
 
 
 class _PrefixBatch:
     """Consecutive starts of a text as rows of a batch, in the state that decoding has there."""
 
     def __init__(
-        self, replay: Replay, text: ReplayText, roots: Int[Tensor, " batch"], state: DraftState,
-        lookahead: int,
-    ):  # fmt: skip
+        self, replay: Replay, text: ReplayText, roots: Int[Tensor, " batch"], state: DraftState, lookahead: int
+    ):
         self.draft, self.text, self.state = replay.draft, text, state
         self.roots = roots  # positions of the last known tokens
         rule, vocab_size = replay.rule, replay.vocab_size
@@ -217,9 +214,7 @@ class _PrefixBatch:
                 in_answer=History.from_prompts(answer_ids, starts + 1, vocab_size).in_text,
             )
         row_ids = torch.full_like(roots, text.row_id)
-        noise = lookahead_noise(
-            rule, 0 if rule.is_greedy else lookahead, vocab_size, row_ids, roots + 1
-        )
+        noise = lookahead_noise(rule, 0 if rule.is_greedy else lookahead, vocab_size, row_ids, roots + 1)
         self.sampler = Sampler(rule=rule, noise=noise, history=history)
 
     def replay_tree(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -267,6 +262,4 @@ def count_all_positions(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "t
 
     Decoding does not reach all starts equally often, so that the ratio of sums is not tau.
     """
-    return np.array(
-        [[lengths.sum() + len(lengths), len(lengths)] for lengths in accepted], dtype=np.float64
-    )
+    return np.array([[lengths.sum() + len(lengths), len(lengths)] for lengths in accepted], dtype=np.float64)

@@ -25,16 +25,11 @@ def measure_splits(
     timed = {name: mode.decoder for name, mode in modes.items() if mode.timed}
     by_category = {prompt.category: prompt for prompt in prompts}
     turns = [[prompt] for prompt in by_category.values() for _ in range(PASSES_PER_PROMPT)]
-    timers = {
-        name: PhaseTimer(synchronize=decoder.target.device.synchronize)
-        for name, decoder in timed.items()
-    }
+    timers = {name: PhaseTimer(synchronize=decoder.target.device.synchronize) for name, decoder in timed.items()}
     warm_up_unfused([modes[name] for name in timed], turns[0][0], max_new_tokens=max_new_tokens)
     runs: dict[str, DecodePrompts] = {}
     for name, decoder in timed.items():
-        decode = partial(
-            decode_prompts, decoder, max_new_tokens=max_new_tokens, stops_at_eos=False
-        )  # fmt: skip
+        decode = partial(decode_prompts, decoder, max_new_tokens=max_new_tokens, stops_at_eos=False)
         runs |= {f"unfused {name}": partial(decode, phase_timer=timers[name]), name: decode}
     results = decode_in_turns(runs, turns, "timing rounds")
     return {name: _build_split(timers[name], results[name]) for name in timed}
@@ -46,9 +41,12 @@ def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_to
         with mode.decoder.target.device.ledger.warming():
             timer = PhaseTimer(synchronize=mode.decoder.target.device.synchronize)
             decode_prompts(
-                mode.decoder, [prompt], max_new_tokens=min(WARMUP_TOKENS, max_new_tokens),
-                stops_at_eos=False, phase_timer=timer,
-            )  # fmt: skip
+                mode.decoder,
+                [prompt],
+                max_new_tokens=min(WARMUP_TOKENS, max_new_tokens),
+                stops_at_eos=False,
+                phase_timer=timer,
+            )
 
 
 def _build_split(timer: PhaseTimer, fused: list[PromptResult]) -> RoundSplit:

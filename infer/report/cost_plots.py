@@ -14,9 +14,7 @@ from infer.report.views import GRAY, INK, PAPER, ModeView, assign_draft_colors, 
 from infer.results.records import AUTOREGRESSIVE
 from infer.results.schema import Mode, Report
 
-PART_COLORS = dict(
-    zip(ROUND_PARTS, ["#0072b2", "#56b4e9", "#cc79a7", "#e69f00", GRAY], strict=True)
-)
+PART_COLORS = dict(zip(ROUND_PARTS, ["#0072b2", "#56b4e9", "#cc79a7", "#e69f00", GRAY], strict=True))
 TAU_STYLE: dict[str, Any] = {"marker": "D", "ms": 6, "mfc": PAPER, "mec": INK}
 FUSED_STYLE: dict[str, Any] = {"marker": "|", "ms": 16, "mew": 2.5, "color": INK}
 CHAIN_STYLE: dict[str, Any] = {"marker": "o", "ms": 7, "mfc": PAPER, "mew": 1.6}
@@ -38,10 +36,7 @@ def plot_round_split(axes: Axes, report: Report) -> None:
         step = costs.autoregressive_step if costs else split.plain_step
         widths = [max(0.0, getattr(split, part)) / step for part in ROUND_PARTS]
         for part, width, end in zip(ROUND_PARTS, widths, accumulate(widths), strict=True):
-            axes.barh(
-                row, width, left=end - width, height=0.55, color=PART_COLORS[part],
-                label=part.replace("_", " "),
-            )  # fmt: skip
+            axes.barh(row, width, left=end - width, height=0.55, color=PART_COLORS[part], label=part.replace("_", " "))
         if split.fused_round:
             axes.plot(split.fused_round / step, row, ls="", label="fused round", **FUSED_STYLE)
         if tau := view.mode.figures.acceptance_length:
@@ -61,17 +56,12 @@ def plot_speedup_against_length(axes: Axes, report: Report) -> None:
     for color, draft in assign_draft_colors(report):
         label = draft.name + (" (own target)" if draft.target else "")
         _plot_point(axes, modes[f"{draft.name}/chain"], color=color, **CHAIN_STYLE)
-        _plot_point(
-            axes, modes[f"{draft.name}/tree"], color=color, label=label, marker="o", ms=8
-        )  # fmt: skip
+        _plot_point(axes, modes[f"{draft.name}/tree"], color=color, label=label, marker="o", ms=8)
     axes.axhline(1, color=INK, lw=0.8, ls=":")
     # Limits are those of the points: the line of no cost may leave the plot.
     axes.autoscale(enable=False)
     axes.axline((1, 1), slope=1, color=INK, lw=0.8, ls="--", label="speed-up = tau (no cost)")
-    axes.set(
-        xlabel="acceptance length (tau); hollow: chain of the same draft",
-        ylabel="speed-up",
-    )  # fmt: skip
+    axes.set(xlabel="acceptance length (tau); hollow: chain of the same draft", ylabel="speed-up")
 
 
 def _plot_point(axes: Axes, mode: Mode, *, color: str, **style: Any) -> None:

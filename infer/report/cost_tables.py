@@ -1,14 +1,7 @@
 """Tables of the costs of decoding: parts of a round, predicted speed-up, batches."""
 
 from infer.report.definitions import format_definitions
-from infer.report.number_format import (
-    ABSENT,
-    Table,
-    format_estimate,
-    format_lossless,
-    format_mean,
-    format_number,
-)
+from infer.report.number_format import ABSENT, Table, format_estimate, format_lossless, format_mean, format_number
 from infer.report.prose import describe_bottlenecks
 from infer.report.views import find_baseline, list_modes
 from infer.results.schema import Report
@@ -23,8 +16,15 @@ def efficiency_table(report: Report) -> Table:
         title="Efficiency",
         note=format_definitions("efficiency", "predicted", "MBSU"),
         columns=[
-            "mode", "speed-up", "predicted", "efficiency", "MBSU", "draft ms", "verify ms",
-            "step ms", "new graphs",
+            "mode",
+            "speed-up",
+            "predicted",
+            "efficiency",
+            "MBSU",
+            "draft ms",
+            "verify ms",
+            "step ms",
+            "new graphs",
         ],
         rows=[
             [
@@ -39,7 +39,7 @@ def efficiency_table(report: Report) -> Table:
             for view in list_modes(report)
             if (costs := view.mode.costs_ms)
         ],
-    )  # fmt: skip
+    )
 
 
 def split_table(report: Report) -> Table:
@@ -48,10 +48,7 @@ def split_table(report: Report) -> Table:
         title="Where a round's time goes, ms",
         note="Parts of the unfused round, timed one after the other. "
         + format_definitions("sum", "round", "fused round"),
-        columns=[
-            "mode", *(part.replace("_", " ") for part in ROUND_PARTS), "sum", "round",
-            "fused round",
-        ],
+        columns=["mode", *(part.replace("_", " ") for part in ROUND_PARTS), "sum", "round", "fused round"],
         rows=[
             [
                 view.label,
@@ -65,7 +62,7 @@ def split_table(report: Report) -> Table:
         ],
         footnotes=describe_bottlenecks(report),
         stacked_headers=True,
-    )  # fmt: skip
+    )
 
 
 def batch_table(report: Report) -> Table:
@@ -93,10 +90,8 @@ def batch_table(report: Report) -> Table:
         note="Tree and autoregressive decoding with that many rows at a time, all rows together. "
         "Brackets: 95 % interval over prompts. Answers are compared with autoregressive decoding "
         "of one row.",
-        columns=[
-            "draft", "batch", "speed-up", "tokens/s", "autoregressive tokens/s", "tau", "lossless",
-        ],
+        columns=["draft", "batch", "speed-up", "tokens/s", "autoregressive tokens/s", "tau", "lossless"],
         rows=rows,
         label_columns=2,
         stacked_headers=True,
-    )  # fmt: skip
+    )

@@ -19,19 +19,15 @@ DEFINITIONS = {
     "chain tau": "tau with one candidate per position",
     "tree tau": "tau with several candidates per position",
     "mismatched": "prompts whose answer is not the autoregressive one, token for token",
-    "near-tie gap": "how close two logits must be for rounding to swap them, measured without "
-    "trees",
+    "near-tie gap": "how close two logits must be for rounding to swap them, measured without trees",
     "explained gap": "the widest near-tie gap that precision and depth of the target explain",
-    "beyond gap": "divergences at which the target preferred its own token by more than the "
-    "near-tie gap",
-    "widest divergence": "the widest logit gap of a divergence, its prompt and its position in the "
-    "answer",
+    "beyond gap": "divergences at which the target preferred its own token by more than the near-tie gap",
+    "widest divergence": "the widest logit gap of a divergence, its prompt and its position in the answer",
     "predicted": "speed-up of a loop that only drafts and verifies: tau x step / (draft + verify)",
     "efficiency": "measured speed-up / predicted speed-up",
     "MBSU": "memory-bound speed-up: tau / (1 + c L), c the draft's bytes over the target's, L its "
     "passes per round; independent of the device",
-    "new graphs": "graphs compiled after the warm-up, in all modes together; - if nothing is "
-    "compiled",
+    "new graphs": "graphs compiled after the warm-up, in all modes together; - if nothing is compiled",
     "verify": "the target's pass over the tree",
     "accept": "the choice of a path by the rule of verification",
     "cache move": "keys and values of the accepted path moved to their places",

@@ -23,9 +23,7 @@ MODE_COLUMNS = ["tau", "delivered", "speed-up", "tokens/s", "lossless"]
 # With them the terminal's table of one draft fits into 80 characters, unless verdicts are long;
 # the verdict above it says how many tokens are delivered.
 OVERVIEW_COLUMNS = ["tau", "speed-up", "lossless"]
-MISMATCH_COLUMNS = [
-    "mismatched", "near-tie gap", "explained gap", "beyond gap", "widest divergence",
-]  # fmt: skip
+MISMATCH_COLUMNS = ["mismatched", "near-tie gap", "explained gap", "beyond gap", "widest divergence"]
 INTERVALS_NOTE = "Brackets: 95 % interval over prompts; parentheses: their number."
 
 
@@ -43,10 +41,13 @@ def side_by_side_table(report: Report) -> Table:
         chain, tree = (modes[f"{draft.name}/{name}"] for name in ("chain", "tree"))
         memory = draft.memory_bytes
         row = [
-            draft.name, draft.method, format_millions(draft.parameters),
-            format_millions(memory.weights + memory.state), *_cost_cells(tree),
+            draft.name,
+            draft.method,
+            format_millions(draft.parameters),
+            format_millions(memory.weights + memory.state),
+            *_cost_cells(tree),
             *_tau_cells(chain, tree),
-        ]  # fmt: skip
+        ]
         row[-1] += " (own)" if draft.target else ""  # compared with a target that it adapted
         rows.append(row)
     return Table(
@@ -57,13 +58,21 @@ def side_by_side_table(report: Report) -> Table:
             report,
         ),
         columns=[
-            "draft", "method", "M params", "MB", "draft ms", "verify ms", "chain tau", "tree tau",
-            "speed-up", "lossless",
+            "draft",
+            "method",
+            "M params",
+            "MB",
+            "draft ms",
+            "verify ms",
+            "chain tau",
+            "tree tau",
+            "speed-up",
+            "lossless",
         ],
         rows=rows,
         label_columns=2,
         stacked_headers=True,
-    )  # fmt: skip
+    )
 
 
 def summary_table(report: Report) -> Table:
@@ -130,17 +139,14 @@ def exactness_table(report: Report) -> Table:
         ),
         columns=["mode", "lossless", *MISMATCH_COLUMNS],
         rows=[
-            [view.label, format_lossless(view.mode.verdict), *_mismatch_cells(view.mode)]
-            for view in list_modes(report)
+            [view.label, format_lossless(view.mode.verdict), *_mismatch_cells(view.mode)] for view in list_modes(report)
         ],
         stacked_headers=True,
         footnotes=explain_undecided(report),
     )
 
 
-def _mode_rows(
-    name: str, section: Section, views: Iterable[ModeView], columns: list[str]
-) -> list[list[str]]:
+def _mode_rows(name: str, section: Section, views: Iterable[ModeView], columns: list[str]) -> list[list[str]]:
     """Return a row for each mode on the prompts of a section."""
     count = section.modes[AUTOREGRESSIVE].figures.prompts
     cells = [(view.label, _mode_cells(view.mode)) for view in views]

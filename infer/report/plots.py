@@ -11,18 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from infer.report.cost_plots import (
-    list_split_modes,
-    plot_round_split,
-    plot_speedup_against_length,
-)
-from infer.report.views import (
-    INK,
-    PAPER,
-    assign_draft_colors,
-    has_several_drafts,
-    list_colored_modes,
-)
+from infer.report.cost_plots import list_split_modes, plot_round_split, plot_speedup_against_length
+from infer.report.views import INK, PAPER, assign_draft_colors, has_several_drafts, list_colored_modes
 from infer.results.curve import fit_rise, take_last_half
 from infer.results.schema import Report
 
@@ -47,9 +37,7 @@ def render_plots(report: Report) -> dict[str, str]:
     """Return all plots as SVG, by title; with several drafts, the plot to choose by comes first."""
     plots = {}
     if has_several_drafts(report):
-        plots["Speed-up against acceptance length"] = render_svg(
-            report, plot_speedup_against_length, size=(5.6, 4.6)
-        )
+        plots["Speed-up against acceptance length"] = render_svg(report, plot_speedup_against_length, size=(5.6, 4.6))
     if split_modes := list_split_modes(report):
         plots["Where a round's time goes"] = render_svg(
             report, plot_round_split, size=(5.6, 1.7 + 0.4 * len(split_modes))
@@ -61,9 +49,8 @@ def render_plots(report: Report) -> dict[str, str]:
 
 
 def render_svg(
-    report: Report, plot: Callable[[Axes, Report], None], *,
-    size: tuple[float, float] = DEFAULT_SIZE,
-) -> str:  # fmt: skip
+    report: Report, plot: Callable[[Axes, Report], None], *, size: tuple[float, float] = DEFAULT_SIZE
+) -> str:
     """Return one plot as an <svg> element without references to anything outside the page.
 
     The legend has an entry for each label that the plot gave.
@@ -74,9 +61,7 @@ def render_svg(
         plot(axes, report)
         handles, labels = axes.get_legend_handles_labels()
         unique = dict(zip(labels, handles, strict=True))
-        figure.legend(
-            unique.values(), unique.keys(), fontsize=9, loc="outside upper center", ncols=3
-        )
+        figure.legend(unique.values(), unique.keys(), fontsize=9, loc="outside upper center", ncols=3)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True)
     svg = file.getvalue()

@@ -16,9 +16,7 @@ def build_headline(report: Report) -> str:
     drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
     # Options at their defaults are left out, but the temperature is always listed.
     defaults = asdict(SamplingConf()) | {"temperature": None}
-    sampling = [
-        f"{key} {value}" for key, value in asdict(setup.sampling).items() if value != defaults[key]
-    ]
+    sampling = [f"{key} {value}" for key, value in asdict(setup.sampling).items() if value != defaults[key]]
     rules = _list_rules(report)
     threads = f"{device.threads} thread{'' if device.threads == 1 else 's'}"
     compiled = "compiled" if device.compiled else "not compiled"
@@ -44,8 +42,7 @@ def build_headline(report: Report) -> str:
 def _describe_tuned(report: Report) -> str:
     """Return a sentence on what the mode `tuned` of each draft decodes with, if any has one."""
     tuned = [
-        f"{view.draft.name} {view.draft.tuned_tree} "
-        f"(speed-up {format_estimate(view.mode.figures.speedup)})"
+        f"{view.draft.name} {view.draft.tuned_tree} (speed-up {format_estimate(view.mode.figures.speedup)})"
         for view in list_modes(report)
         if view.draft and view.name == "tuned"
     ]
@@ -95,8 +92,7 @@ def append_remarks(text: str, report: Report) -> str:
         if draft.target
     )
     lossy = (
-        f"The drafts are verified by the {rule} rule, which is lossy: their answers are not the "
-        "target's."
+        f"The drafts are verified by the {rule} rule, which is lossy: their answers are not the target's."
         for rule in _list_rules(report, lossy=True)
     )
     return " ".join([text, *adapted, *lossy])
@@ -186,10 +182,7 @@ def explain_undecided(report: Report) -> list[str]:
         if dtype == "float32"
         else "decode with device.precision=float32"
     )
-    return [
-        f"undecided: a near-tie gap of {gap} that {dtype} explains in this target; {hint}."
-        for gap in sorted(gaps)
-    ]
+    return [f"undecided: a near-tie gap of {gap} that {dtype} explains in this target; {hint}." for gap in sorted(gaps)]
 
 
 def _list_rules(report: Report, *, lossy: bool = False) -> list[str]:

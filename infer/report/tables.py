@@ -5,13 +5,7 @@ from rich.text import Text
 
 from infer.report.cost_tables import batch_table, efficiency_table, split_table
 from infer.report.definitions import select_definitions
-from infer.report.mode_tables import (
-    exactness_table,
-    gain_table,
-    overview_table,
-    side_by_side_table,
-    summary_table,
-)
+from infer.report.mode_tables import exactness_table, gain_table, overview_table, side_by_side_table, summary_table
 from infer.report.number_format import Table, choose_console, to_rich_table
 from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.training_curve import describe_training
@@ -36,9 +30,7 @@ def build_tables(report: Report) -> list[Table]:
 
 def collect_definitions(tables: list[Table]) -> dict[str, str]:
     """Return the definitions of all figures in the tables."""
-    return select_definitions(
-        column for table in tables for column in table.columns[table.label_columns :]
-    )
+    return select_definitions(column for table in tables for column in table.columns[table.label_columns :])
 
 
 def render_markdown(report: Report) -> str:
@@ -52,12 +44,7 @@ def render_markdown(report: Report) -> str:
     ]
     tables, setup = build_tables(report), report.setup
     for table in tables:
-        parts += [
-            f"## {table.title}",
-            table.note,
-            table.render_markdown(),
-            *(f"- {line}" for line in table.footnotes),
-        ]
+        parts += [f"## {table.title}", table.note, table.render_markdown(), *(f"- {line}" for line in table.footnotes)]
     definitions = collect_definitions(tables).items()
     return "\n\n".join(
         [

@@ -4,24 +4,14 @@ The line, its interval and the prediction are those of `infer/results/curve.py`.
 """
 
 from infer.report.number_format import format_estimate
-from infer.results.curve import (
-    MIN_FITTED_POINTS,
-    Trend,
-    fit_rise,
-    predict_tau,
-    take_last_half,
-)
+from infer.results.curve import MIN_FITTED_POINTS, Trend, fit_rise, predict_tau, take_last_half
 from infer.results.intervals import Estimate
 from infer.results.schema import CurvePoint, Report
 
 
 def describe_training(report: Report) -> list[str]:
     """Return a sentence for each draft whose training left a curve."""
-    return [
-        f"{draft.name}: {describe_curve(draft.training)}"
-        for draft in report.drafts
-        if draft.training
-    ]
+    return [f"{draft.name}: {describe_curve(draft.training)}" for draft in report.drafts if draft.training]
 
 
 def describe_curve(points: list[CurvePoint]) -> str:

@@ -12,9 +12,7 @@ PAPER = "#fdfcfb"  # a placeholder, replaced by the page's background color
 GRAY = "#999999"
 # Middle tones that stand out on white and on black and for color-blind readers (Okabe and Ito).
 MODE_COLORS = [GRAY, "#e69f00", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#0072b2", "#b8a500"]
-DRAFT_COLORS = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#b8a500",
-]  # fmt: skip
+DRAFT_COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#b8a500"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +46,7 @@ def has_several_drafts(report: Report) -> bool:
     return len(report.drafts) > 1
 
 
-def list_modes(
-    report: Report, section: Section | None = None, *, main: bool = False
-) -> list[ModeView]:
+def list_modes(report: Report, section: Section | None = None, *, main: bool = False) -> list[ModeView]:
     """Return the modes of the target, then of each draft; of several drafts, `main` keeps trees."""
     drafts = {draft.name: draft for draft in report.drafts}
     views = []

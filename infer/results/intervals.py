@@ -136,9 +136,7 @@ def _studentized_quantiles(
 @lru_cache(maxsize=16)
 def _draw_resamples(num_prompts: int) -> Float[ndarray, "resamples prompts"]:
     """Return how often each resample holds each prompt; equal for every metric and every run."""
-    drawn = np.random.default_rng(BOOTSTRAP_SEED).integers(
-        num_prompts, size=(NUM_RESAMPLES, num_prompts)
-    )
+    drawn = np.random.default_rng(BOOTSTRAP_SEED).integers(num_prompts, size=(NUM_RESAMPLES, num_prompts))
     drawn += num_prompts * np.arange(NUM_RESAMPLES)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=NUM_RESAMPLES * num_prompts)
     return counts.reshape(NUM_RESAMPLES, num_prompts).astype(np.float64)

@@ -32,10 +32,7 @@ class Metric:
     support: tuple[float, float] = (0.0, np.inf)
 
     def collect_rows(
-        self,
-        figures: Sequence[PromptFigures],
-        baseline: Sequence[PromptFigures],
-        questions: Sequence[str],
+        self, figures: Sequence[PromptFigures], baseline: Sequence[PromptFigures], questions: Sequence[str]
     ) -> Float[ndarray, "questions columns"]:
         """Return the columns of each question; the figures are of the same prompts in order."""
         rows = [self.columns(*pair) for pair in zip(figures, baseline, strict=True)]
@@ -55,28 +52,16 @@ def _prompt_acceptance(row: PromptFigures) -> tuple[float, float]:
 METRICS = {
     "tokens_per_s": Metric(columns=lambda row, _: (row.decoded_tokens, row.decode_s)),
     "speedup": Metric(
-        columns=lambda row, base: (
-            row.decoded_tokens,
-            row.decode_s,
-            base.decoded_tokens,
-            base.decode_s,
-        ),
+        columns=lambda row, base: (row.decoded_tokens, row.decode_s, base.decoded_tokens, base.decode_s),
         statistic=ratio_of_ratios,
     ),
     "speedup_e2e": Metric(
-        columns=lambda row, base: (row.tokens, row.e2e_ms, base.tokens, base.e2e_ms),
-        statistic=ratio_of_ratios,
+        columns=lambda row, base: (row.tokens, row.e2e_ms, base.tokens, base.e2e_ms), statistic=ratio_of_ratios
     ),
-    "acceptance_length": Metric(
-        columns=lambda row, _: (row.accepted + row.rounds, row.rounds), support=(1.0, np.inf)
-    ),
+    "acceptance_length": Metric(columns=lambda row, _: (row.accepted + row.rounds, row.rounds), support=(1.0, np.inf)),
     "delivered_per_round": Metric(columns=lambda row, _: (row.decoded_tokens, row.rounds)),
-    "acceptance_length_per_prompt": Metric(
-        columns=lambda row, _: _prompt_acceptance(row), support=(1.0, np.inf)
-    ),
-    "acceptance_rate": Metric(
-        columns=lambda row, _: (row.accepted, row.drafted), support=(0.0, 1.0)
-    ),
+    "acceptance_length_per_prompt": Metric(columns=lambda row, _: _prompt_acceptance(row), support=(1.0, np.inf)),
+    "acceptance_rate": Metric(columns=lambda row, _: (row.accepted, row.drafted), support=(0.0, 1.0)),
 }
 
 
@@ -127,9 +112,7 @@ def sum_by_question(
     return sums
 
 
-def memory_bound_speedup(
-    acceptance_length: Estimate, *, draft_passes: int, bytes_ratio: float
-) -> Estimate:
+def memory_bound_speedup(acceptance_length: Estimate, *, draft_passes: int, bytes_ratio: float) -> Estimate:
     """Return the memory-bound speed-up tau / (1 + c L), if a pass costs the bytes that it reads.
 
     c is `bytes_ratio`, the draft's weights over the target's; L is `draft_passes`.

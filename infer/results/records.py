@@ -7,13 +7,7 @@ from functools import cached_property
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import Verification
 from infer.engine.requests import Generation
-from infer.results.schema import (
-    LosslessVerdict,
-    Mismatch,
-    PromptFigures,
-    RoundSplit,
-    Verdict,
-)
+from infer.results.schema import LosslessVerdict, Mismatch, PromptFigures, RoundSplit, Verdict
 
 AUTOREGRESSIVE = "autoregressive"  # the mode of the target alone
 LOSSY_RULES = tuple(rule.value for rule in Verification if not rule.is_lossless)

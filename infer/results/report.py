@@ -36,11 +36,7 @@ MIN_LENGTH_BUCKET = 256  # upper bound of the first bucket in tokens; each next 
 
 
 def describe_prompts(
-    prompts: list[EvalPrompt],
-    path: str | None,
-    *,
-    max_new_tokens: int,
-    contamination: dict[str, Contamination],
+    prompts: list[EvalPrompt], path: str | None, *, max_new_tokens: int, contamination: dict[str, Contamination]
 ) -> PromptSet:
     """Return the description of a report's prompts, which come from `path`."""
     lengths = sorted(len(prompt.ids) for prompt in prompts)
@@ -50,20 +46,14 @@ def describe_prompts(
         sha256=fingerprint_prompts(prompts),
         source=describe_origin(prompts, path),
         chat_template=sum(prompt.chat_template for prompt in prompts),
-        lengths={
-            "shortest": lengths[0],
-            "median": lengths[len(lengths) // 2],
-            "longest": lengths[-1],
-        },
+        lengths={"shortest": lengths[0], "median": lengths[len(lengths) // 2], "longest": lengths[-1]},
         max_new_tokens=max_new_tokens,
         by_category=dict(Counter(prompt.category for prompt in prompts)),
         contamination=contamination,
     )
 
 
-def build_report(
-    setup: EvalSetup, results: dict[str, ModeResult], drafts: list[DraftInfo]
-) -> EvalReport:
+def build_report(setup: EvalSetup, results: dict[str, ModeResult], drafts: list[DraftInfo]) -> EvalReport:
     """Build the report; all modes must hold the prompts of the setup, in one order."""
     return EvalReport(
         schema_version=SCHEMA_VERSION,
@@ -81,11 +71,7 @@ def build_report(
         },
         by_prompt_length=_describe_lengths(results),
         per_prompt=_list_prompt_rows(results),
-        rounds=[
-            _describe_rounds(key, result)
-            for key, mode in results.items()
-            for result in mode.prompt_results
-        ],
+        rounds=[_describe_rounds(key, result) for key, mode in results.items() for result in mode.prompt_results],
     )
 
 
@@ -152,9 +138,7 @@ def _describe_gains(key: str, results: dict[str, ModeResult]) -> dict[Any, Gain]
     mode = results[key]
     return {
         other_name: {
-            metric: estimate_gain(
-                metric, mode, other, (results[mode.baseline], results[other.baseline])
-            )
+            metric: estimate_gain(metric, mode, other, (results[mode.baseline], results[other.baseline]))
             for metric in get_args(GainMetric)
         }
         for other_name, other in others.items()
@@ -186,9 +170,7 @@ def _describe_lengths(results: dict[str, ModeResult]) -> list[LengthBucket]:
             key: mode.select(lambda p, bucket=bucket: prompt_length_bucket(len(p.ids)) == bucket)
             for key, mode in trained.items()
         }
-        tau = {
-            key: estimate_metric("acceptance_length", mode, mode) for key, mode in selected.items()
-        }
+        tau = {key: estimate_metric("acceptance_length", mode, mode) for key, mode in selected.items()}
         buckets.append(LengthBucket(up_to=bucket, prompts=count, tau=tau))
     return buckets
 

@@ -42,10 +42,16 @@ NGRAM_WINDOWS = (4, 8, 16)
 
 
 def tune_drafts_for_report(
-    target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
-    target_conf: TargetConf, print_line: Callable[[str], None], is_target_split: bool = False,
+    target: Target,
+    drafts: list[DraftUnderTest],
+    *,
+    tree: TreeConf,
+    conf: EvaluationConf,
+    target_conf: TargetConf,
+    print_line: Callable[[str], None],
+    is_target_split: bool = False,
     round_seconds: RoundSeconds = read_clock,
-) -> list[DraftUnderTest]:  # fmt: skip
+) -> list[DraftUnderTest]:
     """Return the drafts with the decoding that the tuner chooses for each, if `tree.auto` is set.
 
     If they cannot be tuned, print a line on the reason and return them as they are: a finished
@@ -65,10 +71,7 @@ def tune_drafts_for_report(
             report_out_of_memory("memory: too little for all trees"),
             target.device.cpu_threads_for(target.num_parameters // target.num_layers),
         ):
-            return [
-                _tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds)
-                for draft in drafts
-            ]
+            return [_tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds) for draft in drafts]
     except (UserError, RuntimeError, OSError, SubprocessError) as error:
         # Errors of compilers and devices are RuntimeErrors, or those of the programs that they run.
         reason = describe_failure(error)
@@ -105,8 +108,7 @@ def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool
     )
     require(
         not target.device.compiles_slowly,
-        "device: must compile a shape in seconds for tree=auto, which tries some twenty, got "
-        f"{target.device.name}",
+        f"device: must compile a shape in seconds for tree=auto, which tries some twenty, got {target.device.name}",
     )
 
 
@@ -132,21 +134,28 @@ def choose_prompts(
 
 
 def _tune_draft(
-    target: Target, draft: DraftUnderTest, prompts: list[EvalPrompt], tree: TreeConf,
-    conf: EvaluationConf, print_line: Callable[[str], None], round_seconds: RoundSeconds,
-) -> DraftUnderTest:  # fmt: skip
+    target: Target,
+    draft: DraftUnderTest,
+    prompts: list[EvalPrompt],
+    tree: TreeConf,
+    conf: EvaluationConf,
+    print_line: Callable[[str], None],
+    round_seconds: RoundSeconds,
+) -> DraftUnderTest:
     """Return a draft with its tuned decoding; print the choice and the seconds it took."""
     start = time.perf_counter()
     tune_conf = build_tune_conf(tree, draft.draft, conf)
     verifier = draft.adapted_target or target
-    tuning = estimate_candidates(
-        verifier, draft.name, draft.directory or Path(), draft.draft, prompts, tune_conf
-    )
+    tuning = estimate_candidates(verifier, draft.name, draft.directory or Path(), draft.draft, prompts, tune_conf)
     bench = CostBench(
-        target=verifier, draft=draft.draft, prompts=prompts, conf=tune_conf, batch=1,
+        target=verifier,
+        draft=draft.draft,
+        prompts=prompts,
+        conf=tune_conf,
+        batch=1,
         context=max(len(prompt.ids) for prompt in prompts) + tune_conf.max_new_tokens,
         round_seconds=round_seconds,
-    )  # fmt: skip
+    )
     result = choose_tree(bench, tuning, list_rivals(tuning, tree))
     torch.compiler.reset()  # drops these graphs: those of the report have other shapes
     fastest, pays = choose_fastest(tuning, result)
@@ -163,11 +172,15 @@ def build_tune_conf(tree: TreeConf, draft: Draft, conf: EvaluationConf) -> TuneC
     shape = tree.build()
     depth = max(shape.depth, min(draft.trained_depth, MAX_DEPTH))
     return TuneConf(
-        tree=tree, sampling=conf.sampling, batch=[1], depth=min(depth, draft.max_depth),
-        nodes=NODE_BUDGETS, ngram_tokens=shape.ngram_tokens or NGRAM_TOKENS,
+        tree=tree,
+        sampling=conf.sampling,
+        batch=[1],
+        depth=min(depth, draft.max_depth),
+        nodes=NODE_BUDGETS,
+        ngram_tokens=shape.ngram_tokens or NGRAM_TOKENS,
         ngram_windows=sorted({shape.depth, *NGRAM_WINDOWS}),
         max_new_tokens=min(MAX_NEW_TOKENS, conf.new_tokens),
-    )  # fmt: skip
+    )
 
 
 def list_rivals(tuning: DraftTuning, tree: TreeConf) -> list[TreeCandidate]:
@@ -189,6 +202,5 @@ def _build_decoding(choice: TreeCandidate | None, draft: Draft) -> TunedDecoding
     if choice is None:
         return TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
     return TunedDecoding(
-        description=choice.description, tree=choice.tree,
-        draft=NgramDraft() if choice.is_lookup else draft,
-    )  # fmt: skip
+        description=choice.description, tree=choice.tree, draft=NgramDraft() if choice.is_lookup else draft
+    )

@@ -65,10 +65,12 @@ class TreeCandidate:
             TreeKind.chain: {"depth": conf.depth},
             TreeKind.static: {},
             TreeKind.dynamic: {
-                "depth": conf.depth, "nodes": conf.nodes, "beam_width": conf.beam_width,
+                "depth": conf.depth,
+                "nodes": conf.nodes,
+                "beam_width": conf.beam_width,
                 "children": conf.children,
             },
-        }  # fmt: skip
+        }
         fields = {"kind": kind.value, **numbers[kind], "ngram_tokens": conf.ngram_tokens}
         return {"tree": fields} | ({"paths": conf.paths} if kind is TreeKind.static else {})
 
@@ -100,9 +102,7 @@ def list_candidates(
                 candidates += _tree_candidates(acceptance[:limit], budget, suffix)
     if user_tree.build().depth <= depth:
         candidates.append(
-            TreeCandidate(
-                name=USER_TREE, family=USER_TREE, conf=replace(user_tree.read(), ngram_tokens=0)
-            )
+            TreeCandidate(name=USER_TREE, family=USER_TREE, conf=replace(user_tree.read(), ngram_tokens=0))
         )
     if ngram_tokens:
         candidates += [add_copied_tokens(candidate, ngram_tokens) for candidate in candidates]
@@ -112,9 +112,7 @@ def list_candidates(
     ]
 
 
-def _tree_candidates(
-    acceptance: Float[ndarray, "depth ranks"], budget: int, suffix: str
-) -> Iterator[TreeCandidate]:
+def _tree_candidates(acceptance: Float[ndarray, "depth ranks"], budget: int, suffix: str) -> Iterator[TreeCandidate]:
     """Yield the trees of a node budget, as deep as the best-first tree of that budget.
 
     Product trees come at full depth only, that is without a `suffix`.
@@ -123,9 +121,7 @@ def _tree_candidates(
     depth = tree_from_paths(paths).depth
     if suffix and depth < len(acceptance):
         return  # the depth limit makes no difference
-    yield _build_candidate(
-        f"static{suffix}", TreeConf(kind=TreeKind.static, paths=paths), size=budget
-    )
+    yield _build_candidate(f"static{suffix}", TreeConf(kind=TreeKind.static, paths=paths), size=budget)
     max_width = NARROW_WIDTH if budget <= MAX_NARROW_NODES else WIDE_WIDTH
     for family, width in (("dynamic", max_width), ("product", None)):
         children = min(ranks, max_width)
@@ -142,14 +138,13 @@ def _build_candidate(family: str, conf: TreeConf, *, size: int) -> TreeCandidate
 def add_copied_tokens(candidate: TreeCandidate, ngram_tokens: int) -> TreeCandidate:
     """Build the same candidate with a chain of `ngram_tokens` copied tokens beside it."""
     return TreeCandidate(
-        name=f"{candidate.name}+{ngram_tokens}", family=f"{candidate.family}+{ngram_tokens}",
+        name=f"{candidate.name}+{ngram_tokens}",
+        family=f"{candidate.family}+{ngram_tokens}",
         conf=replace(candidate.conf, ngram_tokens=ngram_tokens),
-    )  # fmt: skip
+    )
 
 
-def find_neighbors(
-    candidate: TreeCandidate, candidates: list[TreeCandidate]
-) -> list[TreeCandidate]:
+def find_neighbors(candidate: TreeCandidate, candidates: list[TreeCandidate]) -> list[TreeCandidate]:
     """Return the next smaller and the next larger candidate of the same family, if any."""
     family = sorted((c for c in candidates if c.family == candidate.family), key=lambda c: c.size)
     index = family.index(candidate)
@@ -159,9 +154,7 @@ def find_neighbors(
 def select_sweep(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
     """Select every window, the user's tree, and trees of three kinds and four budgets."""
     sizes = sorted({c.size for c in candidates if c.family == "static"})
-    trees = [
-        c for c in candidates if c.family == "static" or c.family.partition("+")[0] == "dynamic"
-    ]
+    trees = [c for c in candidates if c.family == "static" or c.family.partition("+")[0] == "dynamic"]
     # The four budgets are the second and third smallest, and the two largest.
     return [c for c in candidates if c.family in ("chain", LOOKUP, USER_TREE)] + [
         c for c in trees if c.size in sizes[1:3] + sizes[-2:]

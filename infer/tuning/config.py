@@ -55,16 +55,22 @@ class TuneConf(CheckpointConf):
     def __post_init__(self) -> None:
         self.checkpoint = parse_checkpoints(self.checkpoint)
         check_values(
-            self, depth=at_least(1), repeats=at_least(1), max_new_tokens=at_least(2),
-            ngram_tokens=NOT_NEGATIVE, ngram_windows=NGRAM_WINDOWS, batch=each_at_least(1),
-            nodes=each_at_least(1), context=each_at_least(1), num_prompts=at_least(1),
+            self,
+            depth=at_least(1),
+            repeats=at_least(1),
+            max_new_tokens=at_least(2),
+            ngram_tokens=NOT_NEGATIVE,
+            ngram_windows=NGRAM_WINDOWS,
+            batch=each_at_least(1),
+            nodes=each_at_least(1),
+            context=each_at_least(1),
+            num_prompts=at_least(1),
             ranks=at_least(1),
-        )  # fmt: skip
+        )
         check_values(self, ranks=at_most(MAX_RANKS))
         require(
             self.timing or (self.context is None and not self.sweep),
-            "timing: must be true for context and sweep, which time rounds, got false; leave them "
-            "out",
+            "timing: must be true for context and sweep, which time rounds, got false; leave them out",
         )
         max_nodes = sum(self.ranks**depth for depth in range(1, self.depth + 1))
         require(
@@ -97,12 +103,7 @@ class TuneConf(CheckpointConf):
             "batch_sizes": ([batch], [1]),
         }
         return format_overrides(
-            overrides
-            | {
-                f"evaluation.{key}": value
-                for key, (value, default) in evaluation.items()
-                if value != default
-            }
+            overrides | {f"evaluation.{key}": value for key, (value, default) in evaluation.items() if value != default}
         )
 
 
@@ -112,9 +113,7 @@ def format_overrides(overrides: dict[str, Any]) -> str:
     >>> format_overrides({"tree.file": None, "device.compile": False, "prompts": "my file.jsonl"})
     'tree.file=null device.compile=false \'prompts="my file.jsonl"\''
     """
-    return " ".join(
-        shlex.quote(f"{key}={_format_value(value)}") for key, value in overrides.items()
-    )
+    return " ".join(shlex.quote(f"{key}={_format_value(value)}") for key, value in overrides.items())
 
 
 def _format_value(value: Any) -> str:

@@ -89,18 +89,20 @@ class CostBench:
                 options = {"draft": draft, "tree": candidate.tree}
             with hold_timing_lock(exclusive=False):
                 decoder = Decoder(
-                    self.target, sampling=self.conf.sampling, slots=self.context, batch=self.batch,
-                    layers=self.draft.needs.layers, **options,
-                )  # fmt: skip
+                    self.target,
+                    sampling=self.conf.sampling,
+                    slots=self.context,
+                    batch=self.batch,
+                    layers=self.draft.needs.layers,
+                    **options,
+                )
                 # one prompt more than rows, so that the refill of a row is compiled too
                 self._decode_fully(decoder, (self.prompts * (self.batch + 1))[: self.batch + 1])
             self.decoders[name] = decoder
         return self.decoders[name]
 
     def _decode_fully(self, decoder: Decoder, prompts: list[EvalPrompt]) -> list[Generation]:
-        return decode_prompts(
-            decoder, prompts, max_new_tokens=self.conf.max_new_tokens, stops_at_eos=False
-        )
+        return decode_prompts(decoder, prompts, max_new_tokens=self.conf.max_new_tokens, stops_at_eos=False)
 
     def measure_steps(self, candidate: TreeCandidate) -> float:
         """Return the cost of a round in autoregressive steps: the median of several turns."""
@@ -108,9 +110,7 @@ class CostBench:
         turns = []
         with hold_timing_lock(exclusive=True):
             for _ in range(TIMED_TURNS):
-                step_before, round_s, step_after = map(
-                    self._median_round_s, (baseline, speculative, baseline)
-                )
+                step_before, round_s, step_after = map(self._median_round_s, (baseline, speculative, baseline))
                 turns.append(2 * round_s / (step_before + step_after))
         return statistics.median(turns)
 
@@ -122,9 +122,7 @@ class CostBench:
         rows = self._decode_fully(decoder, self.prompts[: self.batch])
         return statistics.median(max((self.round_seconds(decoder, row) for row in rows), key=len))
 
-    def benchmark_trees(
-        self, candidates: list[TreeCandidate]
-    ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
+    def benchmark_trees(self, candidates: list[TreeCandidate]) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
         """Return tokens and seconds of every prompt, by mode; the modes decode in turns.
 
         The seconds of a prompt are its row's share of each round. A round takes the same time with
@@ -140,21 +138,13 @@ class CostBench:
         turns = [group for group in groups for _ in range(self.conf.repeats)]
         with hold_timing_lock(exclusive=True):  # all are compiled before the first is timed
             results = decode_in_turns(
-                bind_decoders(decoders, max_new_tokens=self.conf.max_new_tokens), turns,
-                "measuring the choice",
-            )  # fmt: skip
-        return {
-            name: self._sum_by_prompt(decoder, results[name]) for name, decoder in decoders.items()
-        }
+                bind_decoders(decoders, max_new_tokens=self.conf.max_new_tokens), turns, "measuring the choice"
+            )
+        return {name: self._sum_by_prompt(decoder, results[name]) for name, decoder in decoders.items()}
 
-    def _sum_by_prompt(
-        self, decoder: Decoder, results: list[PromptResult]
-    ) -> Float[ndarray, "prompts tokens_seconds"]:
+    def _sum_by_prompt(self, decoder: Decoder, results: list[PromptResult]) -> Float[ndarray, "prompts tokens_seconds"]:
         """Return the tokens that rounds added to each prompt's answers, and its share of time."""
-        rows = [
-            [r.generation.decoded_tokens, sum(self.round_seconds(decoder, r.generation))]
-            for r in results
-        ]
+        rows = [[r.generation.decoded_tokens, sum(self.round_seconds(decoder, r.generation))] for r in results]
         sums = sum_by_question(np.array(rows, float), [result.prompt.id for result in results])
         return sums / [1, self.batch]
 
@@ -232,9 +222,8 @@ class CostCurve:
 
 
 def choose_candidate(
-    measure_steps: Callable[[TreeCandidate], float], candidates: list[TreeCandidate],
-    tokens: dict[str, float],
-) -> tuple[CostCurve, TreeCandidate]:  # fmt: skip
+    measure_steps: Callable[[TreeCandidate], float], candidates: list[TreeCandidate], tokens: dict[str, float]
+) -> tuple[CostCurve, TreeCandidate]:
     """Choose the candidate with the most `tokens` per step, with as few timings as possible.
 
     Return the cost curve and the candidate. The choice is timed twice: the best of many timings is

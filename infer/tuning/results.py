@@ -140,8 +140,7 @@ def print_result(tuning: DraftTuning, result: TuningResult) -> None:
     rows = [
         [
             *_shape_cells(tuning, candidate),
-            f"{'' if result.cost_curve.num_timings(candidate) else '~'}"
-            f"{result.cost_curve.steps(candidate):.2f}",
+            f"{'' if result.cost_curve.num_timings(candidate) else '~'}{result.cost_curve.steps(candidate):.2f}",
             f"{tuning.predicted_speedup(result, candidate):.2f}",
             result.format_speedup(candidate),
         ]
@@ -163,12 +162,16 @@ def build_summary(tunings: list[DraftTuning]) -> list[list[str]]:
     """Return a row of SUMMARY_COLUMNS for each result."""
     return [
         [
-            str(result.batch), str(result.context), tuning.name, result.choice_name,
+            str(result.batch),
+            str(result.context),
+            tuning.name,
+            result.choice_name,
             f"{tuning.predicted_speedup(result, result.best):.2f}",
-            result.format_speedup(result.best), result.verdict.value,
+            result.format_speedup(result.best),
+            result.verdict.value,
         ]
         for tuning, result in list_results(tunings)
-    ]  # fmt: skip
+    ]
 
 
 def collect_results(tunings: list[DraftTuning]) -> TrackedResults:
@@ -233,9 +236,7 @@ def build_tuning_report(
                 "checkpoint": str(tuning.directory),
                 "acceptance": tuning.acceptance.tolist(),
                 "rounds": tuning.rounds,
-                "expected_tokens": {
-                    name: asdict(tokens) for name, tokens in tuning.expected_tokens.items()
-                },
+                "expected_tokens": {name: asdict(tokens) for name, tokens in tuning.expected_tokens.items()},
                 "results": [
                     {
                         "batch": result.batch,
@@ -245,8 +246,7 @@ def build_tuning_report(
                         "best": result.best.name,
                         "verdict": result.verdict.value,
                         "candidates": [
-                            _candidate_to_dict(tuning, result, candidate)
-                            for candidate in tuning.candidates
+                            _candidate_to_dict(tuning, result, candidate) for candidate in tuning.candidates
                         ],
                     }
                     for result in tuning.results
@@ -257,9 +257,7 @@ def build_tuning_report(
     }
 
 
-def _candidate_to_dict(
-    tuning: DraftTuning, result: TuningResult, candidate: TreeCandidate
-) -> dict[str, Any]:
+def _candidate_to_dict(tuning: DraftTuning, result: TuningResult, candidate: TreeCandidate) -> dict[str, Any]:
     """Return the report of a candidate; `best_over_it` is the best one's speed over its own."""
     measured = result.speedups.get(candidate.name)
     best_over_it = result.best_over_each.get(candidate.name)

@@ -13,22 +13,11 @@ import numpy as np
 from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.measure.replay import (
-    Replay,
-    ReplayText,
-    collect_replay_texts,
-    count_all_positions,
-    count_on_policy,
-)
+from infer.measure.replay import Replay, ReplayText, collect_replay_texts, count_all_positions, count_on_policy
 from infer.results.intervals import Estimate, bootstrap_t
 from infer.results.metrics import ratio_of_ratios
 from infer.results.records import AUTOREGRESSIVE
-from infer.tuning.candidates import (
-    TreeCandidate,
-    add_copied_tokens,
-    find_neighbors,
-    list_candidates,
-)
+from infer.tuning.candidates import TreeCandidate, add_copied_tokens, find_neighbors, list_candidates
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, choose_candidate, select_probes
 from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
@@ -44,9 +33,8 @@ AcceptedLengths = list[ndarray]  # of each text: the accepted tokens from each s
 
 
 def estimate_candidates(
-    target: Target, name: str, directory: Path, draft: Draft, prompts: list[EvalPrompt],
-    conf: TuneConf,
-) -> DraftTuning:  # fmt: skip
+    target: Target, name: str, directory: Path, draft: Draft, prompts: list[EvalPrompt], conf: TuneConf
+) -> DraftTuning:
     """Return the candidates of a draft with their expected tokens, from one run of the target.
 
     Raise UserError if no answer has more than one token.
@@ -54,10 +42,13 @@ def estimate_candidates(
     depth = min(conf.depth, draft.max_depth)
     print_line(f"{name}: replaying the target's answers to {len(prompts)} prompts")
     texts = collect_replay_texts(
-        target, prompts, sampling=conf.sampling, max_new_tokens=conf.max_new_tokens,
+        target,
+        prompts,
+        sampling=conf.sampling,
+        max_new_tokens=conf.max_new_tokens,
         layers=draft.needs.layers,
         lookahead=max(depth, conf.longest_copy, conf.tree.build().max_path_length),
-    )  # fmt: skip
+    )
     require(
         any(text.num_starts for text in texts),
         "prompts: must have answers of more than one token, got none; choose others",
@@ -66,20 +57,25 @@ def estimate_candidates(
     counter = replay.count_acceptance(depth, conf.ranks)
     acceptance = counter.acceptance()
     candidates = list_candidates(
-        acceptance, node_budgets=conf.nodes, ngram_tokens=conf.ngram_tokens, user_tree=conf.tree,
+        acceptance,
+        node_budgets=conf.nodes,
+        ngram_tokens=conf.ngram_tokens,
+        user_tree=conf.tree,
         ngram_windows=conf.ngram_windows,
-    )  # fmt: skip
+    )
     return DraftTuning(
-        name=name, directory=directory, candidates=candidates, acceptance=acceptance,
+        name=name,
+        directory=directory,
+        candidates=candidates,
+        acceptance=acceptance,
         rounds=counter.rounds.int().tolist(),
         expected_tokens=estimate_expected_tokens(target, draft, candidates, texts, conf),
-    )  # fmt: skip
+    )
 
 
 def estimate_expected_tokens(
-    target: Target, draft: Draft, candidates: list[TreeCandidate], texts: list[ReplayText],
-    conf: TuneConf,
-) -> dict[str, ExpectedTokens]:  # fmt: skip
+    target: Target, draft: Draft, candidates: list[TreeCandidate], texts: list[ReplayText], conf: TuneConf
+) -> dict[str, ExpectedTokens]:
     """Return the expected tokens of each candidate by name, estimated by replay.
 
     Of the windows only the longest is replayed: a shorter one accepts the same tokens up to its
@@ -118,13 +114,12 @@ def _count_expected_tokens(accepted: AcceptedLengths, texts: list[ReplayText]) -
     all_tokens, all_rounds = count_all_positions(accepted).sum(0)
     return ExpectedTokens(
         delivered=sum(text.num_starts for text in texts) / max(rounds, 1),
-        tau=tokens / max(rounds, 1), all_positions=all_tokens / max(all_rounds, 1),
-    )  # fmt: skip
+        tau=tokens / max(rounds, 1),
+        all_positions=all_tokens / max(all_rounds, 1),
+    )
 
 
-def choose_tree(
-    bench: CostBench, tuning: DraftTuning, also_measured: Sequence[TreeCandidate] = ()
-) -> TuningResult:
+def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[TreeCandidate] = ()) -> TuningResult:
     """Choose a candidate; measure it, its neighbors and those of `also_measured`.
 
     A neighbor replaces the choice if it is faster beyond noise.
@@ -150,10 +145,7 @@ def choose_tree(
         best=best,
         token_s=float(baseline[:, 1].sum() / baseline[:, 0].sum()),
         speedups={c.name: estimate_speedup(tokens_seconds[c.name], baseline) for c in measured},
-        best_over_each={
-            c.name: estimate_speedup(tokens_seconds[best.name], tokens_seconds[c.name])
-            for c in measured
-        },
+        best_over_each={c.name: estimate_speedup(tokens_seconds[best.name], tokens_seconds[c.name]) for c in measured},
     )
 
 

@@ -40,9 +40,7 @@ class ScoredNodes:
         """Return the token that the target chooses after each node, the lowest id among equals."""
         return self.scores.argmax(-1)
 
-    def sample_token(
-        self, weights: Float[Tensor, "batch vocab"], node: Int[Tensor, " batch"]
-    ) -> Int[Tensor, " batch"]:
+    def sample_token(self, weights: Float[Tensor, "batch vocab"], node: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Return the token after `node`, sampled from unnormalized `weights` (Gumbel-max trick).
 
         Without noise, it is the likeliest token.

@@ -42,6 +42,5 @@ class Verification(Enum):
         )
         require(
             is_greedy or temperature != 0,
-            f"evaluation.verification: {self.value} needs {key} above 0, got {temperature}; raise "
-            "it or take greedy",
+            f"evaluation.verification: {self.value} needs {key} above 0, got {temperature}; raise it or take greedy",
         )

@@ -22,9 +22,7 @@ from infer.verify.config import Verification
 from models.trees.growth import Proposal, ancestor_mask, node_depths
 
 
-def walk_choices(
-    proposal: Proposal, choice: Int[Tensor, "batch verified"], depth: int
-) -> AcceptedPath:
+def walk_choices(proposal: Proposal, choice: Int[Tensor, "batch verified"], depth: int) -> AcceptedPath:
     """Return the path of the target's choices from the root, as far as the tree contains them.
 
     >>> tree = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))

@@ -44,9 +44,8 @@ class Residual(NamedTuple):
 
 
 def compute_residual(
-    target: Float[Tensor, "batch vocab"], draft: Float[Tensor, "batch vocab"],
-    token: Int[Tensor, " batch"],
-) -> Residual:  # fmt: skip
+    target: Float[Tensor, "batch vocab"], draft: Float[Tensor, "batch vocab"], token: Int[Tensor, " batch"]
+) -> Residual:
     """Return the residual of one child, from the residuals that its earlier siblings left.
 
     `target` sums to 1. `draft` need not; it is one-hot if the token was not sampled.
@@ -124,9 +123,7 @@ class RejectionRule(AcceptanceRule):
             if draft_BNV is not None:
                 draft_residual = torch.where(is_child, residual.draft, draft_residual)
                 draft_residual = torch.where(accepted, draft_BNV[:, child + 1], draft_residual)
-        return build_accepted_path(
-            proposal, node, scored.sample_token(target_residual, node), depth
-        )
+        return build_accepted_path(proposal, node, scored.sample_token(target_residual, node), depth)
 
 
 def compute_block_residual(
@@ -140,9 +137,7 @@ def compute_block_residual(
     normalized. `draft` sums to 1; it is one-hot if a token was not sampled.
     """
     before = target[:, :-1]
-    target_prob, draft_prob = (
-        probs.gather(2, ids[:, :, None])[..., 0] for probs in (before, draft)
-    )
+    target_prob, draft_prob = (probs.gather(2, ids[:, :, None])[..., 0] for probs in (before, draft))
     ratio = torch.where(draft_prob > 0, target_prob / draft_prob, 0.0)
     ratio = ratio.clamp_max(torch.finfo(ratio.dtype).max)  # 0 times infinity would be NaN
     acceptable = [torch.ones_like(target[:, 0, 0])]

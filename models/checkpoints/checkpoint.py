@@ -33,9 +33,16 @@ from models.parallel.dtensor import full_tensor
 # Settings that the weights do not show. RoPE is left out: a longer context is still the same
 # target, and versions of transformers spell its settings differently.
 _FINGERPRINT_KEYS = (
-    "model_type", "hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "rms_norm_eps", "layer_norm_eps", "sliding_window", "num_experts_per_tok",
-)  # fmt: skip
+    "model_type",
+    "hidden_act",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "sliding_window",
+    "num_experts_per_tok",
+)
 
 
 def save_checkpoint(
@@ -61,15 +68,10 @@ def save_checkpoint(
                     if entry.is_dir():  # a folder replaces none that has files in it
                         shutil.rmtree(directory / entry.name, ignore_errors=True)
                     entry.replace(directory / entry.name)
-        with (
-            atomic_path(directory / CONFIG_FILE) as config_file,
-            atomic_path(directory / WEIGHTS_FILE) as weights_file,
-        ):
+        with atomic_path(directory / CONFIG_FILE) as config_file, atomic_path(directory / WEIGHTS_FILE) as weights_file:
             write_config(config_file, config)
             # save_file writes under its own temporary name, which a kill would leave behind
-            weights_file.write_bytes(
-                safetensors.torch.save(cpu_tensors, metadata={"format": "pt", **metadata})
-            )
+            weights_file.write_bytes(safetensors.torch.save(cpu_tensors, metadata={"format": "pt", **metadata}))
 
 
 def write_config(path: Path, config: dict[str, Any]) -> None:
@@ -124,9 +126,7 @@ def build_metadata(target: Any) -> dict[str, str]:
     }
 
 
-def check_metadata(
-    metadata: Mapping[str, str], *, tokenizer_hash: str, target_hash: str | None = None
-) -> None:
+def check_metadata(metadata: Mapping[str, str], *, tokenizer_hash: str, target_hash: str | None = None) -> None:
     """Check that a draft was made for this tokenizer and target; raise UserError otherwise.
 
     A draft published without hashes passes. Without `target_hash`, the target is not checked.
@@ -146,9 +146,7 @@ def check_metadata(
 
 def find_non_finite(model: nn.Module) -> str | None:
     """Return the name of the first weight with a NaN or an infinity, or None if all are finite."""
-    return next(
-        (name for name, weight in model.named_parameters() if not weight.isfinite().all()), None
-    )
+    return next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
 
 
 def target_fingerprint(model) -> str:

@@ -8,10 +8,19 @@ import shutil
 from pathlib import Path
 
 PATTERNS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tokenization_*.py",
-    "chat_template.*", "additional_chat_templates",
-    "vocab*", "merges.txt", "spiece.model", "sentencepiece*.model", "*.tiktoken", "tekken.json",
-)  # fmt: skip
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenization_*.py",
+    "chat_template.*",
+    "additional_chat_templates",
+    "vocab*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "*.tiktoken",
+    "tekken.json",
+)
 
 
 def find_tokenizer_folder(location: str, revision: str | None) -> Path | None:

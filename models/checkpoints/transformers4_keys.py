@@ -23,9 +23,7 @@ def add_older_keys(config: dict[str, Any]) -> dict[str, Any]:
     (500000.0, {'rope_type': 'llama3', 'factor': 8.0}, 'bfloat16')
     """
     nested = {
-        key: add_older_keys(value)
-        for key, value in config.items()
-        if isinstance(value, dict) and "model_type" in value
+        key: add_older_keys(value) for key, value in config.items() if isinstance(value, dict) and "model_type" in value
     }
     written = config | nested | _older_rope_keys(config.get("rope_parameters") or {})
     if "dtype" in config:

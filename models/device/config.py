@@ -43,16 +43,10 @@ class DeviceConf(NeuronEnv):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_values(
-            self,
-            "device",
-            threads=at_least(1, "null leaves it to PyTorch"),
-            memory_gib=POSITIVE,
-        )
+        check_values(self, "device", threads=at_least(1, "null leaves it to PyTorch"), memory_gib=POSITIVE)
         require(
             not self.stochastic_rounding or self.precision is not Precision.float32,
-            "device.stochastic_rounding: rounds to bfloat16, got device.precision=float32; "
-            "leave one of them out",
+            "device.stochastic_rounding: rounds to bfloat16, got device.precision=float32; leave one of them out",
         )
 
 

@@ -14,13 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.device.graph_budget import (
-    KIND_SEPARATOR,
-    Graph,
-    GraphBudget,
-    GraphLedger,
-    format_counts,
-)
+from models.device.graph_budget import KIND_SEPARATOR, Graph, GraphBudget, GraphLedger, format_counts
 
 SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads this many in a fraction of a millisecond
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
@@ -57,12 +51,7 @@ class Device:
         return self.name in SLOW_COMPILERS
 
     def compile(
-        self,
-        function: Callable,
-        *,
-        frozen_names: tuple[str, ...] = (),
-        unread: tuple[str, ...] = (),
-        kind: str = "",
+        self, function: Callable, *, frozen_names: tuple[str, ...] = (), unread: tuple[str, ...] = (), kind: str = ""
     ) -> Callable:
         """Return the function compiled to static graphs without breaks, or itself if it is not.
 
@@ -100,11 +89,7 @@ class Device:
         return set(whole if self.lazy else parts)
 
     @contextmanager
-    def expect_graphs(
-        self,
-        needed: Iterable[Graph],
-        print_line: Callable[[str], None],
-    ) -> Iterator[GraphBudget | None]:
+    def expect_graphs(self, needed: Iterable[Graph], print_line: Callable[[str], None]) -> Iterator[GraphBudget | None]:
         """Check calls in the block against the `needed` graphs; yield None if nothing is compiled.
 
         Print how many graphs are announced, each one that is compiled with the time left, and in
@@ -119,9 +104,7 @@ class Device:
             yield budget
         print_line(f"graphs: {format_counts(budget.compiled)} compiled")
 
-    def _compile_function(
-        self, function: Callable, frozen_names: tuple[str, ...], kind: str
-    ) -> Callable:
+    def _compile_function(self, function: Callable, frozen_names: tuple[str, ...], kind: str) -> Callable:
         def keep_guards(guards: Sequence[Any]) -> list[bool]:
             return [not guard.name.startswith(frozen_names) for guard in guards]
 
@@ -133,9 +116,7 @@ class Device:
         options: dict[str, Any] = {"guard_filter_fn": keep_guards} if frozen_names else {}
         if self.name == "cpu" and self.backend == "inductor":
             options["cpp.simdlen"] = _cpu_vector_width()
-        return torch.compile(
-            function, fullgraph=True, dynamic=False, backend=self.backend, options=options or None
-        )
+        return torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend, options=options or None)
 
     @property
     def length_multiple(self) -> int:
@@ -179,11 +160,7 @@ class Device:
         has given its core to a different process. A number of threads that the user chose stays.
         """
         before = torch.get_num_threads()
-        if (
-            self.torch_device.type == "cpu"
-            and self.threads is None
-            and weights < SMALL_LAYER_WEIGHTS
-        ):
+        if self.torch_device.type == "cpu" and self.threads is None and weights < SMALL_LAYER_WEIGHTS:
             torch.set_num_threads(1)
         try:
             yield
@@ -232,8 +209,6 @@ def _cpu_vector_width() -> int:
 def _copy_with_name(function: Any, name: str) -> Callable:
     """Return a copy of a function with its own code object, by which PyTorch keeps graphs."""
     code = function.__code__.replace(co_name=name)
-    copy = types.FunctionType(
-        code, function.__globals__, name, function.__defaults__, function.__closure__
-    )
+    copy = types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

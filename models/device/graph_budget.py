@@ -60,9 +60,7 @@ class GraphBudget:
 
     announced: Counter[str]
     strict: bool  # whether an unannounced graph ends the run
-    called_shapes: dict[str, dict[CallShape, None]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
+    called_shapes: dict[str, dict[CallShape, None]] = field(default_factory=lambda: defaultdict(dict))
     compiled: Counter[str] = field(default_factory=Counter)
     compile_s: float = 0.0
     on_graph: Callable[[str], None] | None = None  # called with a line for each compiled graph
@@ -94,9 +92,7 @@ class GraphBudget:
             self._report_unannounced(function, describe_shape(shape, list(known)))
         known[shape] = None
 
-    def record_compiled(
-        self, function: str, count: int, shape: CallShape, *, seconds: float
-    ) -> None:
+    def record_compiled(self, function: str, count: int, shape: CallShape, *, seconds: float) -> None:
         """Record the graphs that a call compiled, and report more than the function announced.
 
         The shapes were checked before, so that these are recompilations of a known shape.
@@ -105,9 +101,7 @@ class GraphBudget:
         self.compiled_late += 0 if self.warming else count
         self.compile_s += seconds
         if self.on_graph is not None:
-            self.on_graph(
-                f"{self._describe_progress(seconds)}: {describe_purpose(function, shape)}"
-            )
+            self.on_graph(f"{self._describe_progress(seconds)}: {describe_purpose(function, shape)}")
         if self.compiled[function] > self.announced[function]:
             self._report_unannounced(
                 function,
@@ -124,9 +118,7 @@ class GraphBudget:
 
     def _report_unannounced(self, function: str, reason: str) -> None:
         """Raise UnannouncedGraphError in a strict run; else warn once per function."""
-        message = (
-            f"graphs: {function} has {self.announced[function]} announced, got one more: {reason}"
-        )
+        message = f"graphs: {function} has {self.announced[function]} announced, got one more: {reason}"
         if self.strict:
             raise UnannouncedGraphError(message)
         if function not in self.warned:
@@ -198,9 +190,7 @@ class GraphLedger:
         return call
 
 
-def call_shape(
-    args: dict[str, Any], constants: dict[int, tuple[Any, str]], unread: tuple[str, ...] = ()
-) -> CallShape:
+def call_shape(args: dict[str, Any], constants: dict[int, tuple[Any, str]], unread: tuple[str, ...] = ()) -> CallShape:
     """Return everything in a call's arguments that graphs depend on, by name.
 
     Parts named `unread` are left out. Arguments whose parts cannot change, such as a model, a cache

@@ -4,17 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 # Types in /proc/mounts whose files several machines share; EFS is nfs4, FSx is lustre or nfs4.
-NETWORK_FILESYSTEMS = {
-    "nfs",
-    "nfs4",
-    "efs",
-    "lustre",
-    "cifs",
-    "smb3",
-    "ceph",
-    "glusterfs",
-    "fuse.glusterfs",
-}
+NETWORK_FILESYSTEMS = {"nfs", "nfs4", "efs", "lustre", "cifs", "smb3", "ceph", "glusterfs", "fuse.glusterfs"}
 
 
 @dataclass(frozen=True, kw_only=True)

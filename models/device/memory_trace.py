@@ -39,8 +39,10 @@ def count_attention(count: Callable[..., int], query_index: int) -> Callable[...
 
     def count_grouped(*args: Any, **kwargs: Any) -> int:
         before, (query, *states), rest = (
-            args[:query_index], args[query_index : query_index + 3], args[query_index + 3 :]
-        )  # fmt: skip
+            args[:query_index],
+            args[query_index : query_index + 3],
+            args[query_index + 3 :],
+        )
         repeated = [state[:, :1].expand(-1, query.shape[1], -1, -1) for state in states]
         return count(*before, query, *repeated, *rest, **kwargs)
 
@@ -54,11 +56,13 @@ def count_experts(rows: Tensor, experts: Tensor, *_: Any, **__: Any) -> int:
 
 MATMUL_FLOPS = flop_registry | {  # PyTorch counts attention only on accelerators, and no experts
     aten._grouped_mm: count_experts,
-    aten._scaled_dot_product_flash_attention_for_cpu:
-        count_attention(flop_registry[aten._scaled_dot_product_flash_attention], 0),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        count_attention(flop_registry[aten._scaled_dot_product_flash_attention_backward], 1),
-}  # fmt: skip
+    aten._scaled_dot_product_flash_attention_for_cpu: count_attention(
+        flop_registry[aten._scaled_dot_product_flash_attention], 0
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: count_attention(
+        flop_registry[aten._scaled_dot_product_flash_attention_backward], 1
+    ),
+}
 
 
 @dataclass(kw_only=True)
@@ -124,9 +128,7 @@ class MemoryTracer(TorchDispatchMode):
             if tensor is not None:
                 self._record_tensor(tensor, part)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is aten._local_scalar_dense.default:  # a number that the host reads
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.nonzero.default:  # as if no element was zero
@@ -139,9 +141,7 @@ class MemoryTracer(TorchDispatchMode):
         outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
         if count := MATMUL_FLOPS.get(func._overloadpacket):
             # the type of the first output: attention has others for its backward pass
-            self._phase.flops_by_dtype[outputs[0].dtype] += count(
-                *args, **(kwargs or {}), out_val=result
-            )
+            self._phase.flops_by_dtype[outputs[0].dtype] += count(*args, **(kwargs or {}), out_val=result)
             inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
             self._phase.bytes_moved += sum(tensor.nbytes for tensor in inputs + outputs)
             for tensor in inputs:

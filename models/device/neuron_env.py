@@ -28,9 +28,7 @@ NEURON_VARIABLES = {
     "NEURON_RT_VISIBLE_CORES": "visible_cores",
     "NEURON_RT_NUM_CORES": "num_cores",
 }
-CORE_GROUPS = Rule(
-    "must be 1 or 2", lambda cores: cores in (1, 2), "null leaves it to the hardware"
-)
+CORE_GROUPS = Rule("must be 1 or 2", lambda cores: cores in (1, 2), "null leaves it to the hardware")
 CORE_NUMBERS = Rule(
     "must be core numbers such as 0-3 or 0,2",
     lambda cores: re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", cores) is not None,
@@ -49,8 +47,7 @@ class NeuronEnv:
     num_cores: int | None = None  # how many free cores this process takes
 
     def __post_init__(self) -> None:
-        check_values(self, "device", logical_cores=CORE_GROUPS, visible_cores=CORE_NUMBERS,
-                     num_cores=at_least(1))  # fmt: skip
+        check_values(self, "device", logical_cores=CORE_GROUPS, visible_cores=CORE_NUMBERS, num_cores=at_least(1))
         require(
             self.visible_cores is None or self.num_cores is None,
             f"device.num_cores: must be null beside device.visible_cores={self.visible_cores}, "
@@ -95,15 +92,8 @@ class NeuronEnv:
         By default the XLA route's compiler multiplies fp32 matrices in bfloat16. Runtime and
         compiler must group physical cores alike; both default to 2.
         """
-        flags = {
-            "--logical-nc-config": self.logical_cores,
-            "--auto-cast": "none" if route == "xla" else None,
-        }
-        missing = [
-            f"{flag}={value}"
-            for flag, value in flags.items()
-            if value is not None and _read_flag(flag) is None
-        ]
+        flags = {"--logical-nc-config": self.logical_cores, "--auto-cast": "none" if route == "xla" else None}
+        missing = [f"{flag}={value}" for flag, value in flags.items() if value is not None and _read_flag(flag) is None]
         if missing:
             os.environ[CC_FLAGS] = " ".join([*os.environ.get(CC_FLAGS, "").split(), *missing])
         runtime, compiler = os.environ.get(LOGICAL_CORES), _read_flag("--logical-nc-config")

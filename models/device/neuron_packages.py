@@ -16,14 +16,7 @@ PIP_INDEX = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
 PLACEHOLDERS = {"torch-neuronx": "1.0", "neuronx-distributed": "0.1", "vllm-neuron": "0.1"}
 NATIVE_VERSIONS = ("2.13", "2.14")
 XLA_VERSION = "2.9"
-PACKAGES = (
-    "torch",
-    "torch-neuronx",
-    "neuronx-cc",
-    "torch_xla",
-    "libneuronxla",
-    "neuronx-distributed",
-)
+PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "torch_xla", "libneuronxla", "neuronx-distributed")
 XLA_PACKAGES = ("torch_xla", "libneuronxla", "neuronx-distributed")
 
 

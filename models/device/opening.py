@@ -11,12 +11,7 @@ import torch
 from models.device.config import DeviceConf, Precision
 from models.device.device import Device
 from models.device.host import Host
-from models.device.neuron_packages import (
-    PACKAGES,
-    check_native,
-    check_package_mix,
-    installed_version,
-)
+from models.device.neuron_packages import PACKAGES, check_native, check_package_mix, installed_version
 from models.device.xla.device import XlaDevice, open_xla_device
 from models.device.xla.requirements import check_xla
 from models.io.errors import require
@@ -134,9 +129,7 @@ def _detect_route(host: Host) -> RouteChoice:
         )
     if accelerator is None:
         return RouteChoice("cpu", "PyTorch sees no accelerator")
-    log.warning(
-        "device=auto takes CUDA, Neuron or the CPU, not %s: running on the CPU", accelerator
-    )
+    log.warning("device=auto takes CUDA, Neuron or the CPU, not %s: running on the CPU", accelerator)
     return RouteChoice("cpu", f"{accelerator} is not supported")
 
 
@@ -153,7 +146,4 @@ def _check_available(route: str, host: Host) -> None:
         if route == "neuron" and not host.has_neuron
         else "use device=auto"
     )
-    require(
-        route in ("cpu", "xla", accelerator),
-        f"device.name: PyTorch sees {devices} here, got {route}; {remedy}",
-    )
+    require(route in ("cpu", "xla", accelerator), f"device.name: PyTorch sees {devices} here, got {route}; {remedy}")

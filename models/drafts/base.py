@@ -124,9 +124,7 @@ class Draft(nn.Module):
         """
         return {}
 
-    def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
-    ) -> Extras:
+    def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return further arguments of `loss`: random numbers and values that change with the step.
 
         Each row has its own generator, keyed by (seed, step, row), so that it gets the same numbers
@@ -177,9 +175,13 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
-        count: Int[Tensor, " batch"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "batch path"],
+        *,
+        count: Int[Tensor, " batch"],
+        target_output: TargetOutput,
+    ) -> DraftState:
         """Return the state after the target emitted the first `count` of `input_ids`.
 
         `target_output` holds, for each emitted token, the target's outputs one position before it.
@@ -191,19 +193,22 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def write_checkpoint(
-        self, directory: Path, target: Target, tensors: Mapping[str, Tensor], *,
-        config: dict[str, Any], metadata: dict[str, str] | None = None,
+        self,
+        directory: Path,
+        target: Target,
+        tensors: Mapping[str, Tensor],
+        *,
+        config: dict[str, Any],
+        metadata: dict[str, str] | None = None,
         write_extra_files: Callable[[Path], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write a checkpoint: `tensors` in the target's dtype, config, target hashes and seed."""
         dtype = target.head.weight.dtype
         checkpoint.save_checkpoint(
             directory,
             {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
             config=config | {"dtype": str(dtype).removeprefix("torch.")},
-            metadata=checkpoint.build_metadata(target)
-            | {"seed": str(self.seed)}
-            | (metadata or {}),
+            metadata=checkpoint.build_metadata(target) | {"seed": str(self.seed)} | (metadata or {}),
             write_extra_files=write_extra_files,
         )
 
@@ -223,11 +228,7 @@ class Draft(nn.Module):
 def read_origin(directory: Path, target: Target) -> tuple[dict[str, str], int | None]:
     """Return the metadata and the seed of a checkpoint; raise UserError for a different target."""
     metadata = checkpoint_files.read_metadata(directory)
-    checkpoint.check_metadata(
-        metadata,
-        target_hash=target.fingerprint,
-        tokenizer_hash=target.tokenizer_fingerprint,
-    )
+    checkpoint.check_metadata(metadata, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint)
     return metadata, int(metadata["seed"]) if "seed" in metadata else None
 
 
@@ -239,6 +240,4 @@ def with_last_hidden(
     Rows whose count is 0 keep the one that they have.
     """
     last = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-    return state | {
-        "hidden": torch.where((count > 0)[:, None], hidden.gather(1, last)[:, 0], state["hidden"])
-    }
+    return state | {"hidden": torch.where((count > 0)[:, None], hidden.gather(1, last)[:, 0], state["hidden"])}

@@ -33,9 +33,15 @@ class CachedDecoding:
     target_vocab: int  # size of the target's vocabulary
 
     def forward_step(
-        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
-        positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
-    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        self,
+        state: DraftState,
+        tokens: Int[Tensor, "b t"],
+        hidden: Tensor,
+        *,
+        positions: Int[Tensor, "b t"],
+        slots: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b 1 t s"],
+    ) -> Float[Tensor, "b t h"]:
         """Run one pass: write at `slots`, attend through `mask`, and return the outputs.
 
         `hidden` is the target's feature before each token, or the output of its parent node.
@@ -55,9 +61,13 @@ class CachedDecoding:
         return state["keys"].shape[2]
 
     def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "b path"], *,
-        count: Int[Tensor, " b"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "b path"],
+        *,
+        count: Int[Tensor, " b"],
+        target_output: TargetOutput,
+    ) -> DraftState:
         """Run a pass over the emitted tokens; return the state after the first `count` of them.
 
         It overwrites the nodes of the last round. Later passes overwrite what this one writes for
@@ -93,19 +103,25 @@ class CachedDecoding:
             visible = visible | (scratch == new_nodes[:, None])
             hidden = hidden.gather(1, parent_index[:, :, None].expand(-1, -1, hidden.shape[-1]))
             hidden = self.forward_step(
-                state, tokens, hidden,
+                state,
+                tokens,
+                hidden,
                 # The root's children, at level 1, take the first position after the known tokens.
                 positions=(lengths + level - 1)[:, None].expand_as(tokens),
                 slots=(lengths[:, None] + new_nodes).clamp_max(slots - 1),
                 mask=tree_mask(lengths, visible, slots),
-            )  # fmt: skip
+            )
             used += tokens.shape[1]
             return self.logits(hidden)
 
         return grow(
-            tree, sampler, self.logits(hidden)[:, 0], expand,
-            kept_ids=cast(Draft, self).kept_ids, vocab_size=self.target_vocab,
-        )  # fmt: skip
+            tree,
+            sampler,
+            self.logits(hidden)[:, 0],
+            expand,
+            kept_ids=cast(Draft, self).kept_ids,
+            vocab_size=self.target_vocab,
+        )
 
 
 def new_layer_state(config: Any, weight: Tensor, batch: int, slots: int) -> DraftState:
@@ -121,9 +137,14 @@ def new_layer_state(config: Any, weight: Tensor, batch: int, slots: int) -> Draf
 
 
 def attend_cached(
-    state: DraftState, query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv t d"],
-    value: Float[Tensor, "b kv t d"], *, slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
-) -> Float[Tensor, "b h t d"]:  # fmt: skip
+    state: DraftState,
+    query: Float[Tensor, "b h t d"],
+    key: Float[Tensor, "b kv t d"],
+    value: Float[Tensor, "b kv t d"],
+    *,
+    slots: Int[Tensor, "b t"],
+    mask: Bool[Tensor, "b 1 t s"],
+) -> Float[Tensor, "b h t d"]:
     """Write keys and values at `slots` of the cache, and return the attention through `mask`."""
     index = slot_index(state["keys"], slots)
     state["keys"][index], state["values"][index] = key, value

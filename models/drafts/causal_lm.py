@@ -53,9 +53,14 @@ class CausalLMDraft(CachedDecoding, Draft):
     conf_class = CausalLMConf
 
     def __init__(
-        self, conf: CausalLMConf, model: Any, target: LanguageModel, *,
-        loss: LossConf | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        conf: CausalLMConf,
+        model: Any,
+        target: LanguageModel,
+        *,
+        loss: LossConf | None = None,
+        seed: int | None = None,
+    ):
         super().__init__(loss=loss, seed=seed)
         self.conf, self.method = conf, conf.method
         self.needs = Needs(layers=[], hidden=False, context=conf.needs_context)
@@ -68,9 +73,7 @@ class CausalLMDraft(CachedDecoding, Draft):
         self.target_vocab = target.vocab_size
 
     @classmethod
-    def build(
-        cls, conf: CausalLMConf, target: Target, *, loss: LossConf, seed: int
-    ) -> "CausalLMDraft":
+    def build(cls, conf: CausalLMConf, target: Target, *, loss: LossConf, seed: int) -> "CausalLMDraft":
         """Build the draft before distillation, in fp32; raise UserError for a wrong tokenizer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -122,16 +125,10 @@ class CausalLMDraft(CachedDecoding, Draft):
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
         """Return the loss of every answer token, given all tokens before it."""
         hidden = self.lm.forward_hidden(
-            self._clamp_ids(batch.input_ids),
-            positions=batch.positions,
-            mask=batch.attention_mask(),
-            layers=[],
+            self._clamp_ids(batch.input_ids), positions=batch.positions, mask=batch.attention_mask(), layers=[]
         ).hidden
         weight, total_weight = token_weights(
-            batch.answer_mask,
-            batch.document_ids,
-            conf=self.loss_conf,
-            context_mask=batch.context_mask,
+            batch.answer_mask, batch.document_ids, conf=self.loss_conf, context_mask=batch.context_mask
         )
         total, metrics = chunked_distillation_loss(
             hidden.flatten(0, 1),
@@ -168,9 +165,14 @@ class CausalLMDraft(CachedDecoding, Draft):
         return state["cache"].garbage_slot + 1
 
     def start(
-        self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
-        lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "b prompt"],
+        *,
+        lengths: Int[Tensor, " b"],
+        first_token: Int[Tensor, " b"],
+        target_output: TargetOutput,
+    ) -> DraftState:
         """Run a pass over the prompts and their first new tokens; return the state after them."""
         tokens = torch.cat([input_ids, torch.zeros_like(input_ids[:, :1])], 1)
         tokens = tokens.scatter(1, lengths[:, None], first_token[:, None])
@@ -178,9 +180,15 @@ class CausalLMDraft(CachedDecoding, Draft):
         return self.advance(empty, tokens, count=lengths + 1, target_output=target_output)
 
     def forward_step(
-        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
-        positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
-    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        self,
+        state: DraftState,
+        tokens: Int[Tensor, "b t"],
+        hidden: Tensor,
+        *,
+        positions: Int[Tensor, "b t"],
+        slots: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b 1 t s"],
+    ) -> Float[Tensor, "b t h"]:
         """Run the model over its cache: write at `slots`, attend through `mask`."""
         return self.lm.forward_hidden(
             self._clamp_ids(tokens),
@@ -201,9 +209,7 @@ class CausalLMDraft(CachedDecoding, Draft):
         tensors = merge_adapters(self.model)
         if self.model.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
-        origin = {name: getattr(self.conf, name) for name in RECORDED_FIELDS} | {
-            "start": self.conf.init_from.name
-        }
+        origin = {name: getattr(self.conf, name) for name in RECORDED_FIELDS} | {"start": self.conf.init_from.name}
 
         def write_extra_files(folder: Path) -> None:
             self.model.generation_config.save_pretrained(folder)
@@ -258,18 +264,13 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not copy_weights:
         return model
-    prefix = next(
-        name for name, module in target.model.named_modules() if module is target.decoder.layers
-    )
+    prefix = next(name for name, module in target.model.named_modules() if module is target.decoder.layers)
     layer_index = re.compile(rf"(?<=^{re.escape(prefix)}\.)\d+")
     target_weights = target.model.state_dict()
     target_names = {
-        name: layer_index.sub(lambda match: str(layers[int(match[0])]), name)
-        for name in model.state_dict()
+        name: layer_index.sub(lambda match: str(layers[int(match[0])]), name) for name in model.state_dict()
     }
-    model.load_state_dict(
-        {name: full_tensor(target_weights[origin]) for name, origin in target_names.items()}
-    )
+    model.load_state_dict({name: full_tensor(target_weights[origin]) for name, origin in target_names.items()})
     return model
 
 
@@ -291,6 +292,5 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
             )
     require(
         read_model_config(source).get_text_config().vocab_size > max(target_tokens),
-        f"{rule}, got {source.location!r}, whose embeddings end before token "
-        f"{max(target_tokens)}; {remedy}",
+        f"{rule}, got {source.location!r}, whose embeddings end before token {max(target_tokens)}; {remedy}",
     )

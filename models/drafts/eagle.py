@@ -54,9 +54,14 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     backprop_through_outputs: ClassVar[bool]  # whether gradients flow back through the features
 
     def __init__(
-        self, conf: EagleConf, config: LlamaConfig, target: Target, *,
-        loss: LossConf | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        conf: EagleConf,
+        config: LlamaConfig,
+        target: Target,
+        *,
+        loss: LossConf | None = None,
+        seed: int | None = None,
+    ):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         self.trained_depth = conf.ttt_steps
         self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
@@ -65,10 +70,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     @classmethod
     def default_keys(cls, target: Target) -> dict[str, Any]:
         """Return the keys of config.json that only this project writes, with their defaults."""
-        return {
-            cls.config_keys[option]: getattr(cls.conf_class, option)
-            for option in ("ttt_steps", "max_depth")
-        }
+        return {cls.config_keys[option]: getattr(cls.conf_class, option) for option in ("ttt_steps", "max_depth")}
 
     @property
     def layer(self) -> DecoderLayer:
@@ -77,26 +79,25 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     # --- the layer ---------------------------------------------------------------------------
 
     def project_inputs(
-        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        embedded: Float[Tensor, "b t h"],
+        hidden: Float[Tensor, "b t h"],
+        rope: tuple[Tensor, Tensor],
+        kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the residual stream that enters the layer, and its queries, keys and values.
 
         `kept` are the inputs that dropout keeps, embedding and feature side by side.
         """
         raise NotImplementedError
 
-    def finish(
-        self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
-    ) -> Float[Tensor, "b t h"]:
+    def finish(self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]) -> Float[Tensor, "b t h"]:
         """Return the output of the layer, which the next step reads."""
         return self.layer.finish(stream, attended)
 
     # --- training ---------------------------------------------------------------------------
 
-    def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
-    ) -> Extras:
+    def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return the inputs that dropout keeps, the same ones at all steps of a position."""
         if not self.conf.dropout:
             return {}
@@ -104,9 +105,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         return {"kept": draw_kept_inputs(generators, shape, dropout=self.conf.dropout)}
 
     def unroll_steps(
-        self, batch: Batch, hidden: Float[Tensor, "b t h"],
-        kept: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> list[Float[Tensor, "b t h"]]:  # fmt: skip
+        self, batch: Batch, hidden: Float[Tensor, "b t h"], kept: Bool[Tensor, "b t inputs"] | None = None
+    ) -> list[Float[Tensor, "b t h"]]:
         """Return the layer's output at each of the steps that decoding performs.
 
         Each step reads the output of the step before, and the keys and values of all earlier
@@ -131,9 +131,14 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         return new_layer_state(self.config, self.embed_tokens.weight, batch, slots)
 
     def start(
-        self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
-        lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "b prompt"],
+        *,
+        lengths: Int[Tensor, " b"],
+        first_token: Int[Tensor, " b"],
+        target_output: TargetOutput,
+    ) -> DraftState:
         """Run a pass over the prompts, and return the state after them.
 
         Position t pairs the feature of position t with the token at t+1.
@@ -144,9 +149,15 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         return self.advance(empty, tokens, count=lengths, target_output=target_output)
 
     def forward_step(
-        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], *,
-        positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
-    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        self,
+        state: DraftState,
+        tokens: Int[Tensor, "b t"],
+        hidden: Float[Tensor, "b t h"],
+        *,
+        positions: Int[Tensor, "b t"],
+        slots: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b 1 t s"],
+    ) -> Float[Tensor, "b t h"]:
         """Run the layer over cached keys: write at `slots`, attend through `mask`."""
         stream, query, key, value = self.project_inputs(
             self.embed_tokens(tokens), hidden, self.rotary(hidden, positions)
@@ -162,9 +173,14 @@ class Eagle1Draft(EagleDraft):
     backprop_through_outputs = False
 
     def __init__(
-        self, conf: Eagle1Conf, config: LlamaConfig, target: Target, *,
-        loss: LossConf | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        conf: Eagle1Conf,
+        config: LlamaConfig,
+        target: Target,
+        *,
+        loss: LossConf | None = None,
+        seed: int | None = None,
+    ):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         self.embed_tokens.requires_grad_(False)
         # There is no bias, unlike in the authors' code, because vLLM's loader supports none.
@@ -181,9 +197,12 @@ class Eagle1Draft(EagleDraft):
         return target_output.hidden.to(self.fc.weight.dtype)
 
     def project_inputs(
-        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        embedded: Float[Tensor, "b t h"],
+        hidden: Float[Tensor, "b t h"],
+        rope: tuple[Tensor, Tensor],
+        kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Project embedding and feature to the residual stream, then to queries, keys, values."""
         inputs = torch.cat([embedded, hidden], -1)
         stream = self.fc(drop_inputs(inputs, kept, dropout=self.conf.dropout))
@@ -193,17 +212,11 @@ class Eagle1Draft(EagleDraft):
         """Apply the target's head."""
         return self.head(hidden.to(self.head.weight.dtype))
 
-    def copy_target_weights(
-        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
-    ) -> None:
+    def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         """Copy the target's embeddings into the draft."""
-        self.embed_tokens.load_state_dict(
-            {"weight": full_tensor(target.model.get_input_embeddings().weight)}
-        )
+        self.embed_tokens.load_state_dict({"weight": full_tensor(target.model.get_input_embeddings().weight)})
 
-    def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
-    ) -> Extras:
+    def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return uniform noise for the features, which are not exact when the draft unrolls.
 
         A longer document gets less noise, in inverse proportion to its length in the row
@@ -220,9 +233,12 @@ class Eagle1Draft(EagleDraft):
         return extras | {"noise": width * (torch.from_numpy(np.stack(uniform)) - 0.5)}
 
     def loss(
-        self, batch: Batch, target_output: TargetOutput,
-        noise: Float[Tensor, "b t h"] | None = None, kept: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> Loss:  # fmt: skip
+        self,
+        batch: Batch,
+        target_output: TargetOutput,
+        noise: Float[Tensor, "b t h"] | None = None,
+        kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> Loss:
         """Return the weighted sum of the feature loss (smooth L1) and the token distillation loss.
 
         `noise` is added to the features that the draft reads, not to those that it predicts.
@@ -231,9 +247,7 @@ class Eagle1Draft(EagleDraft):
         outputs = self.unroll_steps(batch, features if noise is None else features + noise, kept)
         head = full_tensor(self.head.weight)
         # In evaluations no autocast brings fp32 outputs to the dtype of the target's head.
-        token_loss = self.distill(
-            [output.to(head.dtype) for output in outputs], batch, target_output, heads=[head]
-        )
+        token_loss = self.distill([output.to(head.dtype) for output in outputs], batch, target_output, heads=[head])
         weights, _ = position_weights(
             batch.answer_mask, batch.document_ids, steps=self.trained_depth, conf=self.loss_conf
         )

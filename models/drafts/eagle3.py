@@ -44,9 +44,14 @@ class Eagle3Draft(EagleDraft):
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 
     def __init__(
-        self, conf: Eagle3Conf, config: LlamaConfig, target: Target, *,
-        loss: LossConf | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        conf: Eagle3Conf,
+        config: LlamaConfig,
+        target: Target,
+        *,
+        loss: LossConf | None = None,
+        seed: int | None = None,
+    ):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         layers = list(self.config.eagle_aux_hidden_state_layer_ids)
         self.needs = Needs(layers=layers, hidden=False, context=True)
@@ -73,10 +78,7 @@ class Eagle3Draft(EagleDraft):
             draft_vocab_size=min(conf.vocab_size or target.vocab_size, target.vocab_size),
             eagle_aux_hidden_state_layer_ids=layers,
             num_aux_hidden_states=len(layers),
-            eagle_config={
-                "eagle_aux_hidden_state_layer_ids": layers,
-                "use_aux_hidden_state": True,
-            },
+            eagle_config={"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
             **overrides,
         )
 
@@ -107,9 +109,7 @@ class Eagle3Draft(EagleDraft):
         return {"coverage": draft_vocab.token_coverage(counts, kept_ids)}
 
     @torch.no_grad()
-    def copy_target_weights(
-        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
-    ) -> None:
+    def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         """Copy the target's embeddings and its head for `kept_ids`, by default the first ids."""
         if target.head.weight.is_meta:
             return  # a meta tensor has a shape but no values
@@ -142,9 +142,12 @@ class Eagle3Draft(EagleDraft):
         return self.fc(self.input_norm(captured) if self.config.norm_before_fc else captured)
 
     def project_inputs(
-        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        embedded: Float[Tensor, "b t h"],
+        hidden: Float[Tensor, "b t h"],
+        rope: tuple[Tensor, Tensor],
+        kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the feature as the residual stream, and queries, keys and values.
 
         Attention reads the embedding and the feature side by side.
@@ -153,9 +156,7 @@ class Eagle3Draft(EagleDraft):
         inputs = drop_inputs(pair, kept, dropout=self.conf.dropout)
         return stream, *self.midlayer.self_attn.project_qkv(inputs, rope)
 
-    def finish(
-        self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
-    ) -> Float[Tensor, "b t h"]:
+    def finish(self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]) -> Float[Tensor, "b t h"]:
         """Return the output of the layer, with `norm_output` after the final norm."""
         output = super().finish(stream, attended)
         return self.norm(output) if self.config.norm_output else output
@@ -168,17 +169,11 @@ class Eagle3Draft(EagleDraft):
         """Apply the final norm and the head."""
         return self.lm_head(self.head_inputs(hidden))
 
-    def loss(
-        self, batch: Batch, target_output: TargetOutput,
-        kept: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> Loss:  # fmt: skip
+    def loss(self, batch: Batch, target_output: TargetOutput, kept: Bool[Tensor, "b t inputs"] | None = None) -> Loss:
         """Return the loss of `trained_depth` drafting steps at every supervised position."""
         outputs = self.unroll_steps(batch, self.target_features(target_output), kept)
         return self.distill(
-            [self.head_inputs(output) for output in outputs],
-            batch,
-            target_output,
-            heads=[self.lm_head.weight],
+            [self.head_inputs(output) for output in outputs], batch, target_output, heads=[self.lm_head.weight]
         )
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:

@@ -27,10 +27,8 @@ from models.targets.target import Target
 # The types of rotary positions that engines read of a draft, and the keys of each.
 ROPE_KEYS = {
     "default": (),
-    "llama3": (
-        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
-    ),
-}  # fmt: skip
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 DEFAULT_ROPE_THETA = 10_000.0  # Llama's
 
 
@@ -44,9 +42,8 @@ class FeatureDraft(Draft):
     config_keys: ClassVar[dict[str, str]]  # for each option of a checkpoint its key in config.json
 
     def __init__(
-        self, conf: DraftConf, config: Any, target: Target, *,
-        loss: LossConf | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self, conf: DraftConf, config: Any, target: Target, *, loss: LossConf | None = None, seed: int | None = None
+    ):
         super().__init__(loss=loss, seed=seed)
         self.conf: Any = conf
         self.method = conf.method
@@ -55,10 +52,7 @@ class FeatureDraft(Draft):
         self.config = config  # the content of config.json
         self.target_vocab: int = config.vocab_size
         # The target owns these and they stay frozen; inside a tuple they are not submodules.
-        self._frozen: tuple[nn.Embedding, nn.Linear] = (
-            target.model.get_input_embeddings(),
-            target.head,
-        )
+        self._frozen: tuple[nn.Embedding, nn.Linear] = (target.model.get_input_embeddings(), target.head)
 
     @classmethod
     def engine_config(cls, conf: Any, target: Target, **overrides: Any) -> Any:
@@ -92,9 +86,7 @@ class FeatureDraft(Draft):
         Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
         """
         _, seed = read_origin(directory, target)
-        config = cls.config_class(
-            **(cls.default_keys(target) | checkpoint_files.read_config(directory))
-        )
+        config = cls.config_class(**(cls.default_keys(target) | checkpoint_files.read_config(directory)))
         require(
             config.hidden_size == target.hidden_size,
             f"checkpoint: hidden size must be the target's {target.hidden_size}, "
@@ -125,15 +117,17 @@ class FeatureDraft(Draft):
         """Return the frozen head of the target."""
         return self._frozen[1]
 
-    def copy_target_weights(
-        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
-    ) -> None:
+    def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         """Copy what a new draft takes from the target; `kept_ids` is the draft's vocabulary."""
 
     def distill(
-        self, outputs: list[Float[Tensor, "b t width"]], batch: Batch,
-        target_output: TargetOutput, *, heads: list[Tensor],
-    ) -> Loss:  # fmt: skip
+        self,
+        outputs: list[Float[Tensor, "b t width"]],
+        batch: Batch,
+        target_output: TargetOutput,
+        *,
+        heads: list[Tensor],
+    ) -> Loss:
         """Return the loss of all steps: step i of position t proposes token t+2+i.
 
         It is compared with the target's distribution at position t+1+i. `outputs` are the inputs of
@@ -176,9 +170,7 @@ class FeatureDraft(Draft):
 
     def save(self, directory: Path, target: Target) -> None:
         """Save what `restore` loads."""
-        self.write_checkpoint(
-            directory, target, self.checkpoint_tensors(), config=self.config.to_dict()
-        )
+        self.write_checkpoint(directory, target, self.checkpoint_tensors(), config=self.config.to_dict())
 
     def restore(self, directory: Path, target: Target) -> None:
         """Load the tensors that `save` wrote, and move the draft to the target's device.
@@ -202,9 +194,7 @@ class HeadsDraft(FeatureDraft):
     def dtype(self) -> torch.dtype:
         return self.heads[0].weight.dtype
 
-    def copy_target_weights(
-        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
-    ) -> None:
+    def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         """Copy the target's head to all heads."""
         for head in self.heads:
             head.load_state_dict({"weight": full_tensor(target.head.weight)})

@@ -62,9 +62,11 @@ class PrefixLayer(nn.Module):
         init_normal(self.layers)
 
     def forward(
-        self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor],
+        self,
+        hidden: Float[Tensor, "b t h"],
+        rope: tuple[Tensor, Tensor],
         run_attention: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+    ) -> Float[Tensor, "b t h"]:
         """Return the normed output; `run_attention` takes the layer's queries, keys and values."""
         layer = cast(DecoderLayer, self.layers[0])
         return self.norm(layer.finish(hidden, run_attention(*layer.project_qkv(hidden, rope))))
@@ -81,15 +83,18 @@ class HydraDraft(CachedDecoding, HeadsDraft):
     }
 
     def __init__(
-        self, conf: HydraConf, config: LlamaConfig, target: Target, *,
-        loss: LossConf | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        conf: HydraConf,
+        config: LlamaConfig,
+        target: Target,
+        *,
+        loss: LossConf | None = None,
+        seed: int | None = None,
+    ):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         size, blocks = self.config.hidden_size, self.config.hydra_num_layers
         self.hydra_mlp = nn.ModuleList(
-            nn.Sequential(
-                ConditionedBlock(size, 1 + i), *(ConditionedBlock(size) for _ in range(blocks - 1))
-            )
+            nn.Sequential(ConditionedBlock(size, 1 + i), *(ConditionedBlock(size) for _ in range(blocks - 1)))
             for i in range(self.max_depth)
         )
         self.hydra_lm_head = nn.ModuleList(
@@ -129,9 +134,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         """Return the target's final hidden states in the dtype of the heads."""
         return target_output.hidden.to(self.dtype)
 
-    def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
-    ) -> Extras:
+    def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return the inputs that dropout keeps: of the first block, the later ones, the head.
 
         All heads have the same choices, a shorter first block the first of its columns.
@@ -142,10 +145,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         shape = (batch.input_ids.shape[1], columns)
         return {"kept": draw_kept_inputs(generators, shape, dropout=self.conf.dropout)}
 
-    def loss(
-        self, batch: Batch, target_output: TargetOutput,
-        kept: Bool[Tensor, "b t columns"] | None = None,
-    ) -> Loss:  # fmt: skip
+    def loss(self, batch: Batch, target_output: TargetOutput, kept: Bool[Tensor, "b t columns"] | None = None) -> Loss:
         """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i.
 
         `kept` is what `prepare_batch` drew.
@@ -153,22 +153,17 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:
             hidden = self.prefix_embeding_layer(
-                hidden,
-                self.rotary(hidden, batch.positions),
-                partial(attend, mask=batch.attention_mask()),
+                hidden, self.rotary(hidden, batch.positions), partial(attend, mask=batch.attention_mask())
             )
         embedded, outputs = self.embed(batch.input_ids), []
         for i, blocks in enumerate(self.hydra_mlp):
             hidden = torch.cat([hidden, shift_left(embedded, 1 + i)], -1)
             outputs.append(self.run_blocks(cast(nn.Sequential, blocks), hidden, kept))
-        return self.distill(
-            outputs, batch, target_output, heads=[head.weight for head in self.heads]
-        )
+        return self.distill(outputs, batch, target_output, heads=[head.weight for head in self.heads])
 
     def run_blocks(
-        self, blocks: nn.Sequential, x: Float[Tensor, "b t width"],
-        kept: Bool[Tensor, "b t columns"] | None,
-    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        self, blocks: nn.Sequential, x: Float[Tensor, "b t width"], kept: Bool[Tensor, "b t columns"] | None
+    ) -> Float[Tensor, "b t h"]:
         """Return what a head's vocabulary matrix reads, with dropout before each block and it."""
         size = self.config.hidden_size
         longest = (1 + self.max_depth) * size  # columns of the first block of the last head
@@ -189,9 +184,14 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         return state | {"token": weight.new_zeros(batch, dtype=torch.int64)}  # the root
 
     def start(
-        self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
-        lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "b prompt"],
+        *,
+        lengths: Int[Tensor, " b"],
+        first_token: Int[Tensor, " b"],
+        target_output: TargetOutput,
+    ) -> DraftState:
         """Return the state with the first token and the hidden state before it."""
         state = state | {"token": first_token}
         if self.prefix_embeding_layer is None:
@@ -200,9 +200,13 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         return super().advance(empty, input_ids, count=lengths, target_output=target_output)
 
     def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "b path"], *,
-        count: Int[Tensor, " b"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "b path"],
+        *,
+        count: Int[Tensor, " b"],
+        target_output: TargetOutput,
+    ) -> DraftState:
         """Return the state with the last emitted token and the hidden state before it."""
         last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         state = state | {"token": torch.where(count > 0, last, state["token"])}
@@ -211,15 +215,19 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         return super().advance(state, input_ids, count=count, target_output=target_output)
 
     def forward_step(
-        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
-        positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
-    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        self,
+        state: DraftState,
+        tokens: Int[Tensor, "b t"],
+        hidden: Tensor,
+        *,
+        positions: Int[Tensor, "b t"],
+        slots: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b 1 t s"],
+    ) -> Float[Tensor, "b t h"]:
         """Run the prefix layer over its cache; it reads hidden states only, no tokens."""
         assert self.prefix_embeding_layer is not None
         return self.prefix_embeding_layer(
-            hidden,
-            self.rotary(hidden, positions),
-            partial(attend_cached, state, slots=slots, mask=mask),
+            hidden, self.rotary(hidden, positions), partial(attend_cached, state, slots=slots, mask=mask)
         )
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:

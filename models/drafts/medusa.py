@@ -57,26 +57,24 @@ class MedusaDraft(HeadsDraft):
 
     conf_class = MedusaConf
     config_class: ClassVar[Callable[..., Any]] = MedusaConfig
-    config_keys: ClassVar[dict[str, str]] = {
-        "heads": "num_heads",
-        "num_layers": "num_hidden_layers",
-    }
+    config_keys: ClassVar[dict[str, str]] = {"heads": "num_heads", "num_layers": "num_hidden_layers"}
 
     def __init__(
-        self, conf: MedusaConf, config: MedusaConfig, target: Target, *,
-        loss: LossConf | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        conf: MedusaConf,
+        config: MedusaConfig,
+        target: Target,
+        *,
+        loss: LossConf | None = None,
+        seed: int | None = None,
+    ):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         size, vocab = config.hidden_size, config.vocab_size
-        self.blocks = nn.ModuleList(
-            ResidualBlock(size, config.num_hidden_layers) for _ in range(config.num_heads)
-        )
+        self.blocks = nn.ModuleList(ResidualBlock(size, config.num_hidden_layers) for _ in range(config.num_heads))
         if config.original_lm_head:
             self.lm_head = nn.Linear(size, vocab, bias=False).requires_grad_(False)
         else:
-            self.lm_heads = nn.ModuleList(
-                nn.Linear(size, vocab, bias=False) for _ in range(config.num_heads)
-            )
+            self.lm_heads = nn.ModuleList(nn.Linear(size, vocab, bias=False) for _ in range(config.num_heads))
 
     @classmethod
     def engine_config(cls, conf: MedusaConf, target: Target, **overrides: Any) -> MedusaConfig:
@@ -112,21 +110,28 @@ class MedusaDraft(HeadsDraft):
         """Return the loss of all heads."""
         hidden = target_output.hidden.to(self.dtype)
         outputs = [block(hidden) for block in self.blocks]
-        return self.distill(
-            outputs, batch, target_output, heads=[head.weight for head in self.heads]
-        )
+        return self.distill(outputs, batch, target_output, heads=[head.weight for head in self.heads])
 
     def start(
-        self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
-        lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "b prompt"],
+        *,
+        lengths: Int[Tensor, " b"],
+        first_token: Int[Tensor, " b"],
+        target_output: TargetOutput,
+    ) -> DraftState:
         """Return the state with the hidden state of each prompt's last token."""
         return with_last_hidden(state, target_output.hidden.to(self.dtype), lengths)
 
     def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "b path"], *,
-        count: Int[Tensor, " b"], target_output: TargetOutput,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "b path"],
+        *,
+        count: Int[Tensor, " b"],
+        target_output: TargetOutput,
+    ) -> DraftState:
         """Return the state with the hidden state before the last emitted token of each row."""
         return with_last_hidden(state, target_output.hidden.to(self.dtype), count)
 

@@ -47,18 +47,21 @@ class Medusa2Draft(MedusaDraft):
     conf_class = Medusa2Conf
 
     def __init__(
-        self, conf: Medusa2Conf, config: MedusaConfig, target: Target, *,
-        loss: LossConf | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        conf: Medusa2Conf,
+        config: MedusaConfig,
+        target: Target,
+        *,
+        loss: LossConf | None = None,
+        seed: int | None = None,
+    ):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         self.needs = replace(self.needs, storable=False)  # training changes the outputs
         self.adapted_target: Target | None = None  # loaded from a checkpoint
         self.lm: LanguageModel | None = None  # the adapted target during training
 
     @classmethod
-    def build(
-        cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int
-    ) -> "Medusa2Draft":
+    def build(cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
         """Build heads that predict what the target's head does; the adapters change nothing yet."""
         draft = cls.build_heads(conf, target, loss=loss, seed=seed)
         with torch.random.fork_rng(devices=[]):
@@ -67,9 +70,7 @@ class Medusa2Draft(MedusaDraft):
         return draft.to(target.head.weight.device)
 
     @classmethod
-    def build_heads(
-        cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int
-    ) -> "Medusa2Draft":
+    def build_heads(cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
         """Build the heads alone, which predict what the target's head does."""
         return cast(Medusa2Draft, super().build(conf, target, loss=loss, seed=seed))
 
@@ -105,9 +106,7 @@ class Medusa2Draft(MedusaDraft):
         super().restore(directory, target)
         folder = directory / getattr(self.config, TARGET_FOLDER_KEY)
         self.adapted_target = load_target(
-            TargetConf(path=str(folder)),
-            target.device,
-            name=f"{target.name}, adapted in {directory}",
+            TargetConf(path=str(folder)), target.device, name=f"{target.name}, adapted in {directory}"
         )
 
     def start_from_first_stage(self, directory: Path, target: Target) -> None:
@@ -117,9 +116,7 @@ class Medusa2Draft(MedusaDraft):
         assert not unexpected
         assert all(name.startswith("adapters.") for name in missing)
 
-    def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
-    ) -> Extras:
+    def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return the ramp of the heads' loss: a quarter of a sine wave, from 0 to 1.
 
         Without a ramp, the gradients of untrained heads would distort the target.
@@ -136,19 +133,19 @@ class Medusa2Draft(MedusaDraft):
         return torch.stack([keep_sum, heads_sum])
 
     def loss(
-        self, batch: Batch, target_output: TargetOutput, ramp: Tensor | float = 1.0,
+        self,
+        batch: Batch,
+        target_output: TargetOutput,
+        ramp: Tensor | float = 1.0,
         step_weights: Float[Tensor, " terms"] | None = None,
-    ) -> Loss:  # fmt: skip
+    ) -> Loss:
         """Return the sum of both terms; without `step_weights` the batch is the whole step."""
         assert self.lm is not None
         adapted = self.lm.forward_hidden(
             batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=[]
         )
         weight, total_weight = token_weights(
-            batch.answer_mask,
-            batch.document_ids,
-            conf=self.loss_conf,
-            context_mask=batch.context_mask,
+            batch.answer_mask, batch.document_ids, conf=self.loss_conf, context_mask=batch.context_mask
         )
         keep_loss, metrics = chunked_distillation_loss(
             adapted.hidden.flatten(0, 1),
@@ -172,8 +169,7 @@ class Medusa2Draft(MedusaDraft):
         keep_sum, heads_sum = self.term_weights(batch) if step_weights is None else step_weights
         ratio = torch.where(heads_sum > 0, keep_sum / heads_sum, 0.0)
         return Loss(
-            total=self.conf.keep_weight * keep_loss
-            + self.conf.heads_weight * ramp * ratio * heads_loss.total,
+            total=self.conf.keep_weight * keep_loss + self.conf.heads_weight * ramp * ratio * heads_loss.total,
             weight=total_weight,
             metrics=heads_loss.metrics | {f"kept_{name}": pair for name, pair in metrics.items()},
         )
@@ -187,9 +183,7 @@ class Medusa2Draft(MedusaDraft):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the heads only: those of a Medusa-1 checkpoint."""
         return {
-            name: tensor
-            for name, tensor in super().checkpoint_tensors().items()
-            if not name.startswith("adapters.")
+            name: tensor for name, tensor in super().checkpoint_tensors().items() if not name.startswith("adapters.")
         }
 
     def save(self, directory: Path, target: Target) -> None:
@@ -198,20 +192,12 @@ class Medusa2Draft(MedusaDraft):
         Subfolders of earlier saves are deleted.
         """
         assert self.lm is not None
-        tensors = {
-            name: tensor.to(target.head.weight.dtype)
-            for name, tensor in merge_adapters(self.lm.model).items()
-        }
+        tensors = {name: tensor.to(target.head.weight.dtype) for name, tensor in merge_adapters(self.lm.model).items()}
         target_folder = directory / f"target-{checkpoint.hash_tensors(tensors)[:12]}"
         if not target_folder.exists():
-            with (
-                report_disk_errors(directory),
-                atomic_directory(target_folder) as partial,
-            ):
+            with report_disk_errors(directory), atomic_directory(target_folder) as partial:
                 target.model.save_pretrained(partial, state_dict=tensors)
-                checkpoint.write_config(
-                    partial / checkpoint_files.CONFIG_FILE, checkpoint_files.read_config(partial)
-                )
+                checkpoint.write_config(partial / checkpoint_files.CONFIG_FILE, checkpoint_files.read_config(partial))
                 target.save_tokenizer(partial)
         setattr(self.config, TARGET_FOLDER_KEY, target_folder.name)
         super().save(directory, target)

@@ -56,17 +56,19 @@ class NgramDraft(Draft):
     ) -> DraftState:
         """Return the state with the prompts and their first new tokens; free slots hold -1."""
         slot = torch.arange(state["ids"].shape[1], device=input_ids.device)
-        token_ids = torch.nn.functional.pad(
-            input_ids, (0, len(slot) - input_ids.shape[1]), value=-1
-        )
+        token_ids = torch.nn.functional.pad(input_ids, (0, len(slot) - input_ids.shape[1]), value=-1)
         token_ids = torch.where(slot < lengths[:, None], token_ids, -1)
         token_ids = torch.where(slot == lengths[:, None], first_token[:, None], token_ids)
         return {"ids": token_ids, "lengths": lengths + 1}
 
     def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
-        count: Int[Tensor, " batch"], target_output: TargetOutput | None,
-    ) -> DraftState:  # fmt: skip
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "batch path"],
+        *,
+        count: Int[Tensor, " batch"],
+        target_output: TargetOutput | None,
+    ) -> DraftState:
         """Return the state with the emitted tokens appended."""
         token_ids, lengths = state["ids"], state["lengths"]
         new = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -75,13 +77,7 @@ class NgramDraft(Draft):
         slots = (lengths[:, None] + new).clamp_max(token_ids.shape[1] - 1)
         return {"ids": token_ids.scatter(1, slots, input_ids), "lengths": lengths + count}
 
-    def propose(
-        self,
-        state: DraftState,
-        *,
-        tree: Tree,
-        sampler: Sampler,
-    ) -> Proposal:
+    def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Return a chain of `tree.depth` tokens: a copy of those after the best match."""
         token_ids, lengths = state["ids"], state["lengths"]
         start = self._find_match(token_ids, lengths)
@@ -132,22 +128,15 @@ class MixedDraft(Draft):
         return self.draft.passes(depth)
 
     def new_state(self, batch: int, slots: int) -> DraftState:
-        return {
-            "draft": self.draft.new_state(batch, slots),
-            "lookup": self.lookup.new_state(batch, slots),
-        }
+        return {"draft": self.draft.new_state(batch, slots), "lookup": self.lookup.new_state(batch, slots)}
 
-    def start(
-        self, state: DraftState, input_ids: Int[Tensor, "batch prompt"], **prompts: Any
-    ) -> DraftState:
+    def start(self, state: DraftState, input_ids: Int[Tensor, "batch prompt"], **prompts: Any) -> DraftState:
         return {
             name: draft.start(state[name], input_ids, **prompts)
             for name, draft in (("draft", self.draft), ("lookup", self.lookup))
         }
 
-    def advance(
-        self, state: DraftState, input_ids: Int[Tensor, "batch path"], **emitted: Any
-    ) -> DraftState:
+    def advance(self, state: DraftState, input_ids: Int[Tensor, "batch path"], **emitted: Any) -> DraftState:
         return {
             name: draft.advance(state[name], input_ids, **emitted)
             for name, draft in (("draft", self.draft), ("lookup", self.lookup))
@@ -179,6 +168,5 @@ def graft_chain(grown: Proposal, chain: Int[Tensor, "batch copied"]) -> Proposal
         is_same_token = (grown.parents == node[:, None]) & (grown.ids == token[:, None])
         node = torch.where(is_same_token.any(1), is_same_token.float().argmax(1), nodes + depth)
     return Proposal(
-        ids=torch.cat([grown.ids, chain], 1),
-        parents=torch.cat([grown.parents, torch.stack(parents, 1)], 1),
+        ids=torch.cat([grown.ids, chain], 1), parents=torch.cat([grown.parents, torch.stack(parents, 1)], 1)
     )

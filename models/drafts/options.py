@@ -69,10 +69,7 @@ class LoraConf:
 
     def __post_init__(self) -> None:
         check_values(
-            self,
-            "draft.lora",
-            rank=at_least(0, "0 trains every weight"),
-            alpha=replace(POSITIVE, remedy="e.g. 32"),
+            self, "draft.lora", rank=at_least(0, "0 trains every weight"), alpha=replace(POSITIVE, remedy="e.g. 32")
         )
 
 
@@ -186,8 +183,7 @@ class Eagle3Conf(EagleConf):
         super().__post_init__()
         require(
             self.layers is None or all(a < b for a, b in pairwise(self.layers)),
-            f"draft.layers: must be strictly increasing, got {self.layers}; "
-            "null takes low, middle and high",
+            f"draft.layers: must be strictly increasing, got {self.layers}; null takes low, middle and high",
         )
 
     def describe_engine_limits(self) -> str | None:
@@ -284,15 +280,8 @@ class Medusa2Conf(MedusaConf):
         """Return the training of the heads alone on the target as it is, or None without one."""
         if self.heads_steps is None and self.heads_epochs is None:
             return None
-        heads = MedusaConf(
-            heads=self.heads, num_layers=self.num_layers, separate_lm_heads=self.separate_lm_heads
-        )
-        return FirstStage(
-            draft=heads,
-            steps=self.heads_steps,
-            epochs=self.heads_epochs,
-            lr_scale=self.heads_lr_scale,
-        )
+        heads = MedusaConf(heads=self.heads, num_layers=self.num_layers, separate_lm_heads=self.separate_lm_heads)
+        return FirstStage(draft=heads, steps=self.heads_steps, epochs=self.heads_epochs, lr_scale=self.heads_lr_scale)
 
 
 METHODS: dict[str, type[DraftConf]] = {

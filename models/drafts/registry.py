@@ -32,6 +32,5 @@ def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
         return matching[-1].load(directory, target)  # the last match is the most specific
     known = ", ".join(conf.architecture for conf in METHODS.values())
     raise UserError(
-        f"checkpoint: architecture must be one of {known}, "
-        f"got {config.get('architectures')} in {directory}"
+        f"checkpoint: architecture must be one of {known}, got {config.get('architectures')} in {directory}"
     )

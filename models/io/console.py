@@ -30,28 +30,23 @@ PACKAGES = ("conf", "data", "infer", "models", "train")
 
 
 def build_aligned_table(
-    columns: list[str],
-    rows: list[list[str]],
-    *,
-    ruled: bool,
-    label_columns: int = 1,
-    no_wrap: bool = False,
+    columns: list[str], rows: list[list[str]], *, ruled: bool, label_columns: int = 1, no_wrap: bool = False
 ) -> Table:
     """Build a table whose first `label_columns` columns are text and whose others are numbers.
 
     `no_wrap` keeps each number on one line.
     """
     table = Table(
-        box=box.SIMPLE_HEAD if ruled else None, pad_edge=False, show_edge=False,
-        collapse_padding=ruled, show_header=any(columns),
-    )  # fmt: skip
+        box=box.SIMPLE_HEAD if ruled else None,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=ruled,
+        show_header=any(columns),
+    )
     for index, column in enumerate(columns):
         is_number = index >= label_columns
         table.add_column(
-            column,
-            justify="right" if is_number else "left",
-            overflow="fold",
-            no_wrap=no_wrap and is_number,
+            column, justify="right" if is_number else "left", overflow="fold", no_wrap=no_wrap and is_number
         )
     for row in rows:
         table.add_row(*map(Text, row))
@@ -64,9 +59,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     console.print(build_aligned_table(columns, rows, ruled=CONSOLE.is_terminal), crop=False)
 
 
-def track_progress(
-    items: Iterable[Item], description: str, *, total: int | None = None
-) -> Iterable[Item]:
+def track_progress(items: Iterable[Item], description: str, *, total: int | None = None) -> Iterable[Item]:
     """Return the items, and show on the main process how far the work on them is.
 
     A terminal shows a bar. Elsewhere work that takes longer than LOG_INTERVAL_S prints lines, with
@@ -106,9 +99,7 @@ def setup_logging() -> None:
     Call it before anything is built, so that the warning of a missing compiler is shown.
     """
     if CONSOLE.is_terminal:
-        handler: logging.Handler = RichHandler(
-            console=CONSOLE, show_time=False, show_level=False, show_path=False
-        )
+        handler: logging.Handler = RichHandler(console=CONSOLE, show_time=False, show_level=False, show_path=False)
     else:
         handler = logging.StreamHandler(sys.stdout)
         # The bars of downloads and of loading weights would become long lines. huggingface_hub

@@ -16,9 +16,7 @@ PARTIAL_SUFFIX = ".partial"  # suffix of unfinished files and folders, which may
 
 
 @contextmanager
-def report_disk_errors(
-    directory: Path, *, remedy: str = "free some space or choose another folder"
-) -> Iterator[None]:
+def report_disk_errors(directory: Path, *, remedy: str = "free some space or choose another folder") -> Iterator[None]:
     """Turn an OSError that the block raises into a one-line UserError about `directory`."""
     try:
         yield
@@ -36,9 +34,7 @@ def open_output_file(name: str) -> Iterator[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         yield file
     except OSError as error:
-        raise UserError(
-            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
-        ) from error
+        raise UserError(f"output: must be a writable file, got {file} ({error.strerror}); choose another") from error
 
 
 @contextmanager

@@ -90,8 +90,7 @@ def try_lock(file: IO | int) -> bool:
         if error.errno not in UNSUPPORTED_ERRNOS:
             raise
         log.warning(
-            "the run's folder cannot be locked on this file system (%s): do not start a second run "
-            "there",
+            "the run's folder cannot be locked on this file system (%s): do not start a second run there",
             error.strerror,
         )
     return True

@@ -10,9 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def render_markdown_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, label_columns: int = 1
-) -> str:
+def render_markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, label_columns: int = 1) -> str:
     """Return a table whose first `label_columns` columns are text and whose others are numbers.
 
     >>> print(render_markdown_table(["a|b", "c"], [["d", "1"]]))
@@ -25,9 +23,7 @@ def render_markdown_table(
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def render_html(
-    template: Path, *, filters: dict[str, Callable[..., Any]] | None = None, **values: Any
-) -> str:
+def render_html(template: Path, *, filters: dict[str, Callable[..., Any]] | None = None, **values: Any) -> str:
     """Return the page of a template; all text in it is escaped, and an unknown name is an error."""
     environment = Environment(
         loader=FileSystemLoader(template.parent),

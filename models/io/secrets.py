@@ -29,9 +29,7 @@ def find_secrets(settings: Any, path: str) -> Iterator[str]:
     elif isinstance(settings, list):
         for index, value in enumerate(settings):
             yield from find_secrets(value, f"{path}[{index}]")
-    elif isinstance(settings, str) and (
-        SECRET_VALUE.match(settings) or redact(settings) != settings
-    ):
+    elif isinstance(settings, str) and (SECRET_VALUE.match(settings) or redact(settings) != settings):
         yield path
 
 

@@ -97,9 +97,7 @@ def upload_results(
     import wandb
 
     if training is None:
-        place: dict[str, Any] = {
-            "project": conf.project, "entity": conf.entity, "name": folder.name
-        }  # fmt: skip
+        place: dict[str, Any] = {"project": conf.project, "entity": conf.entity, "name": folder.name}
     else:  # whose console output and description of the machine stay its own
         settings = wandb.Settings(console="off", x_disable_meta=True, x_disable_stats=True)
         place = {**asdict(training), "resume": "allow", "settings": settings}

@@ -32,9 +32,7 @@ def at_most(maximum: int | float, remedy: str = "") -> Rule:
 def each_at_least(minimum: int | float, remedy: str = "") -> Rule:
     """Return the rule that a list is not empty and that none of its numbers is below `minimum`."""
     return Rule(
-        f"must list numbers of at least {minimum}",
-        lambda values: bool(values) and min(values) >= minimum,
-        remedy,
+        f"must list numbers of at least {minimum}", lambda values: bool(values) and min(values) >= minimum, remedy
     )
 
 

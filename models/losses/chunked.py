@@ -61,18 +61,17 @@ def chunked_distillation_loss(
     # `conf.logits_chunk` counts the drafted tokens of all steps, which share the target's.
     chunk_size = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
     total = weight.new_zeros(())
-    head_grads = [
-        torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
-        for head in draft_heads
-    ]
+    head_grads = [torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None for head in draft_heads]
     evaluate_chunk = partial(
-        _evaluate_chunk, draft_heads=draft_heads, head_grads=head_grads, target_head=target_head,
-        kept_ids=kept_ids, conf=conf,
-    )  # fmt: skip
+        _evaluate_chunk,
+        draft_heads=draft_heads,
+        head_grads=head_grads,
+        target_head=target_head,
+        kept_ids=kept_ids,
+        conf=conf,
+    )
     with torch.no_grad():
-        chunks = _split_chunks(
-            draft_hidden.detach(), target_hidden_or_topk, weight, labels, size=chunk_size
-        )
+        chunks = _split_chunks(draft_hidden.detach(), target_hidden_or_topk, weight, labels, size=chunk_size)
         losses, sums, hidden_grads = zip(*_chunk_maps[-1](evaluate_chunk, chunks), strict=True)
         for loss in losses:
             total = total + loss
@@ -87,9 +86,12 @@ def chunked_distillation_loss(
 
 
 def build_target_distribution(
-    head: TargetHead, target_hidden_or_topk: Tensor | TopKLogits, labels: Tensor | None,
-    kept_ids: Tensor | None, conf: LossConf,
-) -> TargetDistribution:  # fmt: skip
+    head: TargetHead,
+    target_hidden_or_topk: Tensor | TopKLogits,
+    labels: Tensor | None,
+    kept_ids: Tensor | None,
+    conf: LossConf,
+) -> TargetDistribution:
     """Return the target's distribution, from hidden states and its head or from top-k logits.
 
     `labels` are used only by `loss.name=ce`.
@@ -97,14 +99,11 @@ def build_target_distribution(
     labels = labels if conf.name is LossName.ce else None
     if isinstance(target_hidden_or_topk, TopKLogits):
         assert conf.temperature == 1, "loss.temperature: must be 1 for top-k logits"
-        return target_distribution_from_topk(
-            target_hidden_or_topk, labels=labels, kept_ids=kept_ids
-        )
+        return target_distribution_from_topk(target_hidden_or_topk, labels=labels, kept_ids=kept_ids)
     apply_head = partial(linear, weight=head) if isinstance(head, Tensor) else head
     return target_distribution(
-        apply_head(target_hidden_or_topk).detach(), labels=labels, kept_ids=kept_ids,
-        temperature=conf.temperature,
-    )  # fmt: skip
+        apply_head(target_hidden_or_topk).detach(), labels=labels, kept_ids=kept_ids, temperature=conf.temperature
+    )
 
 
 def apply_heads(heads: list[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:
@@ -118,16 +117,18 @@ def sum_metrics(scores: dict[str, Tensor], weight: Float[Tensor, "*steps tokens"
     """Return each score's unweighted (sum, count) over the tokens that count: [*steps, 2]."""
     is_counted = weight != 0
     count = is_counted.sum(-1).float()
-    return {
-        name: torch.stack([score.float().mul(is_counted).sum(-1), count], -1)
-        for name, score in scores.items()
-    }
+    return {name: torch.stack([score.float().mul(is_counted).sum(-1), count], -1) for name, score in scores.items()}
 
 
 def _evaluate_chunk(
-    chunk: Chunk, *, draft_heads: list[Tensor], head_grads: list[Tensor | None],
-    target_head: TargetHead, kept_ids: Tensor | None, conf: LossConf,
-) -> tuple[Float[Tensor, ""], Metrics, Tensor]:  # fmt: skip
+    chunk: Chunk,
+    *,
+    draft_heads: list[Tensor],
+    head_grads: list[Tensor | None],
+    target_head: TargetHead,
+    kept_ids: Tensor | None,
+    conf: LossConf,
+) -> tuple[Float[Tensor, ""], Metrics, Tensor]:
     """Return the loss, its metrics and its gradient for the draft's hidden states.
 
     The gradients of the heads are added to `head_grads`, in place; a frozen head has None there.
@@ -144,34 +145,36 @@ def _evaluate_chunk(
     return (scores["loss"] * weight).sum(), sum_metrics(scores, weight), hidden_grad
 
 
-def _map_tensors(
-    hidden_or_topk: Tensor | TopKLogits, change: Callable[[Tensor], Tensor]
-) -> Tensor | TopKLogits:
+def _map_tensors(hidden_or_topk: Tensor | TopKLogits, change: Callable[[Tensor], Tensor]) -> Tensor | TopKLogits:
     if isinstance(hidden_or_topk, TopKLogits):
         return hidden_or_topk.map_tensors(change)
     return change(hidden_or_topk)
 
 
 def _split_chunks(
-    draft_hidden: Tensor, target_hidden_or_topk: Tensor | TopKLogits, weight: Tensor,
-    labels: Tensor | None, *, size: int,
-) -> list[Chunk]:  # fmt: skip
+    draft_hidden: Tensor,
+    target_hidden_or_topk: Tensor | TopKLogits,
+    weight: Tensor,
+    labels: Tensor | None,
+    *,
+    size: int,
+) -> list[Chunk]:
     """Return the arguments in chunks of `size` target positions; pad the last chunk with 0.
 
     All chunks have one shape, so that they share a graph.
     """
     padding = -weight.shape[-1] % size
     weights = pad(weight, (0, padding)).split(size, -1)
-    return list(zip(
-        pad(draft_hidden, (0, 0, 0, padding)).split(size, -2),
-        # The first axis is padded; the list of pads starts with the last one.
-        _map_tensors(
-            target_hidden_or_topk, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, padding))
-        ).split(size),
-        weights,
-        [None] * len(weights) if labels is None else pad(labels, (0, padding)).split(size),
-        strict=True,
-    ))  # fmt: skip
+    return list(
+        zip(
+            pad(draft_hidden, (0, 0, 0, padding)).split(size, -2),
+            # The first axis is padded; the list of pads starts with the last one.
+            _map_tensors(target_hidden_or_topk, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, padding))).split(size),
+            weights,
+            [None] * len(weights) if labels is None else pad(labels, (0, padding)).split(size),
+            strict=True,
+        )
+    )
 
 
 def _attach_grad(value: Tensor, variable: Tensor, grad: Tensor | None) -> Tensor:

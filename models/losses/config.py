@@ -50,9 +50,7 @@ class LossConf:
             lk_eta=at_least(0, "the default is 3"),
             top_k=at_least(1, "the default is 10"),
             temperature=replace(POSITIVE, remedy="the default is 1"),
-            step_decay=Rule(
-                "must be in (0, 1]", lambda value: 0 < value <= 1, "1 weighs steps equally"
-            ),
+            step_decay=Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 weighs steps equally"),
             half_life=at_least(1, "null weighs all tokens alike"),
             logits_chunk=at_least(1, "the default is 1024"),
         )

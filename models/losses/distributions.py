@@ -46,9 +46,8 @@ class TopKLogits:
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "TopKLogits":
         """Return a copy whose tensors are `change` of these."""
         return TopKLogits(
-            ids=change(self.ids), log_probs=change(self.log_probs), rest=change(self.rest),
-            vocab_size=self.vocab_size,
-        )  # fmt: skip
+            ids=change(self.ids), log_probs=change(self.log_probs), rest=change(self.rest), vocab_size=self.vocab_size
+        )
 
     def split(self, size: int) -> Iterator["TopKLogits"]:
         """Yield consecutive parts of `size` positions; the last may have fewer."""
@@ -80,9 +79,12 @@ class TargetDistribution:
 
 
 def target_distribution(
-    logits: Float[Tensor, "tokens vocab"], *, labels: Int[Tensor, " tokens"] | None,
-    kept_ids: Int[Tensor, " draft_vocab"] | None, temperature: float,
-) -> TargetDistribution:  # fmt: skip
+    logits: Float[Tensor, "tokens vocab"],
+    *,
+    labels: Int[Tensor, " tokens"] | None,
+    kept_ids: Int[Tensor, " draft_vocab"] | None,
+    temperature: float,
+) -> TargetDistribution:
     """Return the target's distribution over the draft's vocabulary.
 
     With `labels` (target ids), `covered` tells whether the draft has the label of each token
@@ -97,18 +99,25 @@ def target_distribution(
         log_probs = logits.log_softmax(-1)
         probs = log_probs.exp()
         return TargetDistribution(
-            probs=probs, soft=probs, log_soft=log_probs, top_token=top_token, label=labels,
+            probs=probs,
+            soft=probs,
+            log_soft=log_probs,
+            top_token=top_token,
+            label=labels,
             covered=torch.ones_like(top_token).bool(),
-        )  # fmt: skip
+        )
     draft_ids = _draft_id_lookup(kept_ids, logits.shape[-1])
     supervised_id = draft_ids[top_token if labels is None else labels]
     kept_logits = logits.index_select(-1, kept_ids)
     log_soft = kept_logits.log_softmax(-1)
     return TargetDistribution(
         probs=(kept_logits - logits.logsumexp(-1, keepdim=True)).exp(),
-        soft=log_soft.exp(), log_soft=log_soft, top_token=top_token,
-        label=None if labels is None else supervised_id.clamp_min(0), covered=supervised_id >= 0,
-    )  # fmt: skip
+        soft=log_soft.exp(),
+        log_soft=log_soft,
+        top_token=top_token,
+        label=None if labels is None else supervised_id.clamp_min(0),
+        covered=supervised_id >= 0,
+    )
 
 
 def _draft_id_lookup(kept_ids: Int[Tensor, " draft_vocab"], vocab: int) -> Int[Tensor, " vocab"]:
@@ -118,9 +127,8 @@ def _draft_id_lookup(kept_ids: Int[Tensor, " draft_vocab"], vocab: int) -> Int[T
 
 
 def target_distribution_from_topk(
-    top: TopKLogits, *, labels: Int[Tensor, " tokens"] | None,
-    kept_ids: Int[Tensor, " draft_vocab"] | None,
-) -> TargetDistribution:  # fmt: skip
+    top: TopKLogits, *, labels: Int[Tensor, " tokens"] | None, kept_ids: Int[Tensor, " draft_vocab"] | None
+) -> TargetDistribution:
     """Return the target's coarse distribution over the draft's vocabulary.
 
     A reduced vocabulary is assumed to hold all tokens of the bucket.
@@ -133,10 +141,14 @@ def target_distribution_from_topk(
     probs = torch.cat([top_probs, top.rest.float()[:, None]], -1)
     soft = probs / probs.sum(-1, keepdim=True).clamp_min(TINY)
     return TargetDistribution(
-        probs=probs, soft=soft, log_soft=soft.clamp_min(TINY).log(), top_token=ids[:, 0],
-        label=None if labels is None else supervised_id.clamp_min(0), covered=supervised_id >= 0,
+        probs=probs,
+        soft=soft,
+        log_soft=soft.clamp_min(TINY).log(),
+        top_token=ids[:, 0],
+        label=None if labels is None else supervised_id.clamp_min(0),
+        covered=supervised_id >= 0,
         column_ids=torch.where(columns < 0, len(kept_ids), columns),
-    )  # fmt: skip
+    )
 
 
 @dataclass(kw_only=True)
@@ -164,9 +176,8 @@ class DraftDistribution:
 
 
 def draft_distribution(
-    logits: Float[Tensor, "*steps tokens draft_vocab"], target: TargetDistribution, *,
-    temperature: float,
-) -> DraftDistribution:  # fmt: skip
+    logits: Float[Tensor, "*steps tokens draft_vocab"], target: TargetDistribution, *, temperature: float
+) -> DraftDistribution:
     """Return the draft's distribution in the columns of the target's, given the draft's logits."""
     logits = logits.float()
     top_token = logits.max(-1).indices
@@ -192,9 +203,13 @@ def draft_distribution(
         label = target.label.expand(top_token.shape)[..., None]
         label_log_prob = logits.gather(-1, label)[..., 0] - column_logits.logsumexp(-1)
     return DraftDistribution(
-        log_probs=log_probs, probs=probs, alpha=smaller.sum(-1), top_token=top_token,
-        label_log_prob=label_log_prob, bucket_logits=bucket_logits,
-    )  # fmt: skip
+        log_probs=log_probs,
+        probs=probs,
+        alpha=smaller.sum(-1),
+        top_token=top_token,
+        label_log_prob=label_log_prob,
+        bucket_logits=bucket_logits,
+    )
 
 
 def _bucket_logit(bucket_logits: Tensor) -> Tensor:

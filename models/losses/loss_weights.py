@@ -16,9 +16,13 @@ from models.losses.config import LossConf, Reduction
 
 
 def position_weights(
-    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"], *,
-    steps: int, conf: LossConf, context_mask: Bool[Tensor, "rows length"] | None = None,
-) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
+    answer_mask: Bool[Tensor, "rows length"],
+    document_ids: Int[Tensor, "rows length"],
+    *,
+    steps: int,
+    conf: LossConf,
+    context_mask: Bool[Tensor, "rows length"] | None = None,
+) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:
     """Return the loss weight of each position at each step, and the divisor of the loss.
 
     For drafts that read features: from the feature of token t and from token t+1, position t drafts
@@ -38,9 +42,12 @@ def position_weights(
 
 
 def token_weights(
-    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"], *,
-    conf: LossConf, context_mask: Bool[Tensor, "rows length"] | None = None,
-) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:  # fmt: skip
+    answer_mask: Bool[Tensor, "rows length"],
+    document_ids: Int[Tensor, "rows length"],
+    *,
+    conf: LossConf,
+    context_mask: Bool[Tensor, "rows length"] | None = None,
+) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:
     """Return the loss weight of each position, and their sum, which divides the loss.
 
     For drafts that are language models: position t predicts token t+1, and counts if that is an
@@ -50,32 +57,29 @@ def token_weights(
     """
     is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
     is_counted = shift_left(is_answer, 1) & (shift_left(document_ids, 1, fill=-1) == document_ids)
-    weight = is_counted * shift_left(
-        _answer_token_weights(is_answer, document_ids, context_mask, conf), 1
-    )
+    weight = is_counted * shift_left(_answer_token_weights(is_answer, document_ids, context_mask, conf), 1)
     (weight,), total = _apply_reduction(weight[None], document_ids, conf)
     return weight, total
 
 
 def _find_learned_tokens(
-    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"],
-    conf: LossConf,
-) -> Bool[Tensor, "rows length"]:  # fmt: skip
+    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"], conf: LossConf
+) -> Bool[Tensor, "rows length"]:
     # All padding has the document id -1, so it would pass for one document.
     return (answer_mask | conf.on_prompts) & (document_ids >= 0)
 
 
 def _answer_token_weights(
-    is_answer: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"],
-    context_mask: Bool[Tensor, "rows length"] | None, conf: LossConf,
-) -> Float[Tensor, "rows length"]:  # fmt: skip
+    is_answer: Bool[Tensor, "rows length"],
+    document_ids: Int[Tensor, "rows length"],
+    context_mask: Bool[Tensor, "rows length"] | None,
+    conf: LossConf,
+) -> Float[Tensor, "rows length"]:
     """Return each answer token's weight by its place in the answer; other entries are arbitrary."""
     is_trained = torch.ones_like(is_answer) if context_mask is None else ~context_mask
     if conf.half_life is None:
         return is_trained.float()
-    starts = is_answer & ~(
-        shift_right(is_answer, 1) & (shift_right(document_ids, 1) == document_ids)
-    )
+    starts = is_answer & ~(shift_right(is_answer, 1) & (shift_right(document_ids, 1) == document_ids))
     position = torch.arange(is_answer.shape[1], device=is_answer.device)
     # `starts.cumsum` numbers the answers, and each has one start: the sum is the start's position.
     age = position - _sum_by_group(starts.cumsum(1), (starts * position).float())
@@ -83,9 +87,8 @@ def _answer_token_weights(
 
 
 def _apply_reduction(
-    weight: Float[Tensor, "steps rows length"], document_ids: Int[Tensor, "rows length"],
-    conf: LossConf,
-) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
+    weight: Float[Tensor, "steps rows length"], document_ids: Int[Tensor, "rows length"], conf: LossConf
+) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:
     """Return the weights under `loss.reduction`, and their sum at step 0."""
     if conf.reduction is Reduction.sequence:
         # A document never spans rows, so each row is summed on its own. The total of a document
@@ -95,9 +98,7 @@ def _apply_reduction(
     return weight, weight[0].sum()
 
 
-def _sum_by_group(
-    group: Int[Tensor, "rows length"], x: Float[Tensor, "rows length"]
-) -> Float[Tensor, "rows length"]:
+def _sum_by_group(group: Int[Tensor, "rows length"], x: Float[Tensor, "rows length"]) -> Float[Tensor, "rows length"]:
     """Return at each position the sum of x over the positions of its row in the same group."""
     return ((group[:, :, None] == group[:, None, :]) * x[:, None, :]).sum(-1)
 

@@ -20,13 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from models.losses.config import LossConf, LossName
-from models.losses.distributions import (
-    LOG_ZERO,
-    TINY,
-    DraftDistribution,
-    TargetDistribution,
-    draft_distribution,
-)
+from models.losses.distributions import LOG_ZERO, TINY, DraftDistribution, TargetDistribution, draft_distribution
 
 # --- values ---------------------------------------------------------------------------------------
 
@@ -107,17 +101,13 @@ LOSSES: dict[LossName, Callable[..., Tensor]] = {name: globals()[name.value] for
 Scale = Float[Tensor, "*steps tokens"]
 
 
-def forward_kl_grad(
-    draft: DraftDistribution, target: TargetDistribution, _conf: LossConf, scale: Scale
-) -> Tensor:
+def forward_kl_grad(draft: DraftDistribution, target: TargetDistribution, _conf: LossConf, scale: Scale) -> Tensor:
     """Return the gradient of `forward_kl` and of `soft_ce`, which differ by a constant."""
     grad = (draft.probs * scale[..., None]).addcmul_(target.soft, -scale[..., None])
     return draft.expand_grad(grad, target)
 
 
-def ce_grad(
-    draft: DraftDistribution, target: TargetDistribution, _conf: LossConf, scale: Scale
-) -> Tensor:
+def ce_grad(draft: DraftDistribution, target: TargetDistribution, _conf: LossConf, scale: Scale) -> Tensor:
     """Return the gradient of `ce`."""
     assert target.label is not None
     grad = draft.expand_grad(draft.probs * scale[..., None], target)
@@ -125,9 +115,7 @@ def ce_grad(
     return grad.scatter_add_(-1, label, -scale[..., None])
 
 
-def lk_hybrid_grad(
-    draft: DraftDistribution, target: TargetDistribution, conf: LossConf, scale: Scale
-) -> Tensor:
+def lk_hybrid_grad(draft: DraftDistribution, target: TargetDistribution, conf: LossConf, scale: Scale) -> Tensor:
     """Return the gradient of `lk_hybrid`; alpha rises with probabilities below the target's."""
     kl_weight = torch.exp(-conf.lk_eta * draft.alpha)
     below = torch.where(draft.probs < target.probs, draft.probs, 0.0)
@@ -158,18 +146,16 @@ def score_tokens(
     value = LOSSES[conf.name](draft, target, conf)
     top_token = draft.top_token if kept_ids is None else kept_ids[draft.top_token]
     covered = target.covered.expand(top_token.shape)
-    return {
-        "loss": value * covered,
-        "alpha": draft.alpha,
-        "hit": top_token == target.top_token,
-        "covered": covered,
-    }
+    return {"loss": value * covered, "alpha": draft.alpha, "hit": top_token == target.top_token, "covered": covered}
 
 
 def score_with_grad(
-    logits: Float[Tensor, "*steps tokens draft_vocab"], target: TargetDistribution,
-    kept_ids: Tensor | None, conf: LossConf, weight: Float[Tensor, "*steps tokens"],
-) -> tuple[dict[str, Tensor], Float[Tensor, "*steps tokens draft_vocab"]]:  # fmt: skip
+    logits: Float[Tensor, "*steps tokens draft_vocab"],
+    target: TargetDistribution,
+    kept_ids: Tensor | None,
+    conf: LossConf,
+    weight: Float[Tensor, "*steps tokens"],
+) -> tuple[dict[str, Tensor], Float[Tensor, "*steps tokens draft_vocab"]]:
     """Return the scores of the draft's logits, and the gradient of their weighted loss."""
 
     def score(logits: Tensor) -> tuple[DraftDistribution, dict[str, Tensor]]:

@@ -78,19 +78,13 @@ class ParallelLayers:
         options: dict[str, Any] = {"dtype": weight.dtype, "device": torch.device("meta")}
         with torch.device("meta"):  # some classes read this, and others the argument
             if isinstance(layer, nn.Embedding):
-                return self.embedding(
-                    *weight.shape, shard_across_embedding=style.axis == 1, **options
-                )
+                return self.embedding(*weight.shape, shard_across_embedding=style.axis == 1, **options)
             size_out, size_in = weight.shape
             bias = layer.bias is not None
             if style.axis == OUTPUT_AXIS:
                 size_out *= shard.repeats
-                return self.column(
-                    size_in, size_out, bias=bias, gather_output=style.full_features, **options
-                )
-            return self.row(
-                size_in, size_out, bias=bias, input_is_parallel=not style.full_features, **options
-            )
+                return self.column(size_in, size_out, bias=bias, gather_output=style.full_features, **options)
+            return self.row(size_in, size_out, bias=bias, input_is_parallel=not style.full_features, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +110,7 @@ class LayerShard:
         return full.narrow(axis, rank // self.repeats * size, size).clone()
 
 
-def plan_shards(
-    model: Any, ranks: int, *, replicated: Collection[str] = ()
-) -> dict[str, LayerShard]:
+def plan_shards(model: Any, ranks: int, *, replicated: Collection[str] = ()) -> dict[str, LayerShard]:
     """Return by name how each sharded layer of a model is divided. The model may be on `meta`.
 
     Layers named in `replicated` stay full, as do embedding and head if `ranks` does not divide
@@ -137,10 +129,12 @@ def plan_shards(
             shards[name] = LayerShard(style=allowed[style])
         else:  # a subclass of an embedding, which does more than look up rows, stays full
             _check_support(
-                model, ranks, isinstance(layer, nn.Embedding),
+                model,
+                ranks,
+                isinstance(layer, nn.Embedding),
                 "layers that are linear or an embedding",
                 f"{name} ({type(layer).__name__}, {style})",
-            )  # fmt: skip
+            )
     for name, attention in model.named_modules():
         if hasattr(attention, "num_key_value_groups"):
             shards |= _plan_kv_heads(model, name, attention, shards, ranks)
@@ -161,9 +155,7 @@ def _plan_kv_heads(
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     _check_support(model, ranks, heads % ranks == 0, f"a divisor of its {heads} attention heads")
     divides = kv_heads % ranks == 0 or ranks % kv_heads == 0
-    _check_support(
-        model, ranks, divides, f"a divisor or a multiple of its {kv_heads} key-value heads"
-    )
+    _check_support(model, ranks, divides, f"a divisor or a multiple of its {kv_heads} key-value heads")
     for inner, parameter in attention.named_parameters():
         fits = f"{name}.{inner.rpartition('.')[0]}" in shards or parameter.numel() == size
         _check_support(model, ranks, fits, "weights of a single head", f"{name}.{inner}")
@@ -171,17 +163,14 @@ def _plan_kv_heads(
     return {keys: shard, values: shard}
 
 
-def _drop_indivisible(
-    model: Any, shards: Mapping[str, LayerShard], ranks: int
-) -> dict[str, LayerShard]:
+def _drop_indivisible(model: Any, shards: Mapping[str, LayerShard], ranks: int) -> dict[str, LayerShard]:
     """Return `shards` without embedding and head if these are indivisible by `ranks`.
 
     Raise UserError for other layers that are indivisible.
     """
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     sizes = {
-        name: model.get_submodule(name).weight.shape[shard.style.axis] * shard.repeats
-        for name, shard in shards.items()
+        name: model.get_submodule(name).weight.shape[shard.style.axis] * shard.repeats for name, shard in shards.items()
     }
     for name, size in sizes.items():
         fits = size % ranks == 0 or model.get_submodule(name) in tables
@@ -193,15 +182,10 @@ def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "")
     """Raise UserError unless the model has what tensor parallelism needs."""
     kind = model.config.get_text_config().model_type
     remedy = "use parallel.tensor=1" if got else "choose another parallel.tensor"
-    require(
-        bool(holds),
-        f"parallel.tensor: a target of {kind} needs {rule}, got {got or ranks}; {remedy}",
-    )
+    require(bool(holds), f"parallel.tensor: a target of {kind} needs {rule}, got {got or ranks}; {remedy}")
 
 
-def parallelize_model(
-    model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()
-) -> None:
+def parallelize_model(model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()) -> None:
     """Replace layers in place by sharded ones with this rank's share.
 
     It also sets the numbers of this rank's heads, which the cache and the attention modules read.
@@ -222,9 +206,7 @@ def parallelize_model(
         keys = shards.get(f"{name}.k_proj")
         if keys is not None and not keys.style.full_features:
             model.key_value_heads = max(1, config.num_key_value_heads // layers.ranks)
-            attention.num_key_value_groups = (
-                config.num_attention_heads // layers.ranks // model.key_value_heads
-            )
+            attention.num_key_value_groups = config.num_attention_heads // layers.ranks // model.key_value_heads
 
 
 def count_kv_heads(model: Any) -> int:

@@ -16,10 +16,7 @@ MASK_BY_TYPE_MODELS = ("gemma3_text", "gpt_oss", "ministral", "olmo3", "qwen2", 
 SINK_MODELS = ("gpt_oss",)  # only eager attention adds the sink logit to each softmax
 SOFTCAP_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
 # What families call the number that keeps a norm from dividing by zero.
-EPSILON_KEYS = (
-    "rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon",
-    "layernorm_epsilon",
-)  # fmt: skip
+EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon", "layernorm_epsilon")
 # Under these types a token's rotation depends on the longest row of the batch.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -59,9 +56,11 @@ def dequantize_kwargs(config: Any) -> dict[str, Any]:
 
 
 def build_layer_masks(
-    config: Any, full: Bool[Tensor, "batch 1 seq keys"],
-    in_window: Bool[Tensor, "batch 1 seq keys"] | None, dtype: torch.dtype,
-) -> Tensor | dict[str, Tensor]:  # fmt: skip
+    config: Any,
+    full: Bool[Tensor, "batch 1 seq keys"],
+    in_window: Bool[Tensor, "batch 1 seq keys"] | None,
+    dtype: torch.dtype,
+) -> Tensor | dict[str, Tensor]:
     """Build the attention masks in the form that the model family takes.
 
     `full` marks the keys that a query may attend to, `in_window` those in its sliding window (None

@@ -18,10 +18,14 @@ GROUPED_SDPA = "grouped_sdpa"  # its name among the attention implementations of
 
 
 def attend_grouped(
-    module: nn.Module, query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
-    value: Float[Tensor, "b kv s v"], attention_mask: Shaped[Tensor, "#b masks t s"] | None,
-    scaling: float | None = None, **options: Any,
-) -> tuple[Float[Tensor, "b t h v"], None]:  # fmt: skip
+    module: nn.Module,
+    query: Float[Tensor, "b h t d"],
+    key: Float[Tensor, "b kv s d"],
+    value: Float[Tensor, "b kv s v"],
+    attention_mask: Shaped[Tensor, "#b masks t s"] | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Float[Tensor, "b t h v"], None]:
     """Return softmax attention with grouped heads.
 
     A mask of numbers is added to the scores, one of bools lets a query attend where it is True. The
@@ -33,17 +37,15 @@ def attend_grouped(
     groups = heads // key.shape[1]
     has_options = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     has_options = has_options or options.get("dropout", 0.0) > 0
-    if (
-        attention_mask is None or attention_mask.shape[1] != 1
-        or groups == 1 or tokens > key.shape[-1] or has_options
-    ):  # fmt: skip
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **options
-        )
+    if attention_mask is None or attention_mask.shape[1] != 1 or groups == 1 or tokens > key.shape[-1] or has_options:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     output = F.scaled_dot_product_attention(
-        query.reshape(batch, -1, groups * tokens, query.shape[-1]), key, value,
-        attention_mask.repeat(1, 1, groups, 1), scale=scaling,
-    )  # fmt: skip
+        query.reshape(batch, -1, groups * tokens, query.shape[-1]),
+        key,
+        value,
+        attention_mask.repeat(1, 1, groups, 1),
+        scale=scaling,
+    )
     return output.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous(), None
 
 

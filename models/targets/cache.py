@@ -58,9 +58,16 @@ class StaticCache:
     """Keys and values of all layers, whose write position differs from row to row."""
 
     def __init__(
-        self, *, layers: int, batch: int, heads: int, slots: int, head_size: int,
-        dtype: torch.dtype, device: torch.device,
-    ):  # fmt: skip
+        self,
+        *,
+        layers: int,
+        batch: int,
+        heads: int,
+        slots: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
         shape = (batch, heads, slots + 1, head_size)  # the last is the garbage slot
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -73,9 +80,7 @@ class StaticCache:
         rows, slots = self.positions.shape
         return f"{rows} rows of {slots} slots, {self.keys[0].dtype}"
 
-    def record_positions(
-        self, positions: Int[Tensor, "batch new"], write: CacheWrite
-    ) -> Int[Tensor, "batch slots"]:
+    def record_positions(self, positions: Int[Tensor, "batch new"], write: CacheWrite) -> Int[Tensor, "batch slots"]:
         """Record the positions of new tokens and return those of all slots.
 
         Call it once per pass, with the `write` of its keys. Positions of empty slots are arbitrary.
@@ -103,9 +108,7 @@ class StaticCache:
     def scatter_rows(self, other: "StaticCache", rows: Int[Tensor, " rows"]) -> None:
         """Overwrite these rows with the rows of `other`, in the same order."""
         theirs = (*other.keys, *other.values, other.positions)
-        for tensor, other_tensor in zip(
-            (*self.keys, *self.values, self.positions), theirs, strict=True
-        ):
+        for tensor, other_tensor in zip((*self.keys, *self.values, self.positions), theirs, strict=True):
             tensor.index_copy_(0, rows, other_tensor)
 
     def first_slots(self, count: int) -> "StaticCache":
@@ -139,9 +142,7 @@ def write_layer(
     return keys, values
 
 
-def slot_index(
-    stored: Float[Tensor, "b h s d"], slots: Int[Tensor, "b t"]
-) -> tuple[Tensor, Tensor, Tensor]:
+def slot_index(stored: Float[Tensor, "b h s d"], slots: Int[Tensor, "b t"]) -> tuple[Tensor, Tensor, Tensor]:
     """Return an index of `slots` in every head.
 
     Inductor writes through it in place, whereas it would copy the whole cache for a scatter.
@@ -169,9 +170,7 @@ def tree_mask(
     return ((node < 0)[:, None, :] | node_mask)[:, None]
 
 
-def prompt_mask(
-    lengths: Int[Tensor, " batch"], new: int, slots: int
-) -> Bool[Tensor, "batch 1 new slots"]:
+def prompt_mask(lengths: Int[Tensor, " batch"], new: int, slots: int) -> Bool[Tensor, "batch 1 new slots"]:
     """Return a causal mask over the first `new` slots, the same for all rows.
 
     Padding follows a row's last token, so that no token of the row attends to it.

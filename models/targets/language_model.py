@@ -133,9 +133,12 @@ class LanguageModel:
         return TargetOutput(hidden=hidden, captured=torch.cat(captured, -1) if captured else None)
 
     def _layer_masks(
-        self, mask: Bool[Tensor, "b 1 t s"], positions: Int[Tensor, "b t"],
-        cache: StaticCache | None, write: CacheWrite | None,
-    ) -> Any:  # fmt: skip
+        self,
+        mask: Bool[Tensor, "b 1 t s"],
+        positions: Int[Tensor, "b t"],
+        cache: StaticCache | None,
+        write: CacheWrite | None,
+    ) -> Any:
         """Build the attention masks of all layers.
 
         A window counts positions, not slots: siblings of a tree have slots of their own but share a
@@ -143,10 +146,6 @@ class LanguageModel:
         """
         in_window = None
         if self.sliding_window is not None:
-            keys = (
-                positions
-                if cache is None or write is None
-                else cache.record_positions(positions, write)
-            )
+            keys = positions if cache is None or write is None else cache.record_positions(positions, write)
             in_window = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
         return architectures.build_layer_masks(self.config, mask, in_window, self.head.weight.dtype)

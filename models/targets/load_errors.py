@@ -10,9 +10,7 @@ from pathlib import Path
 from models.io.errors import UserError
 from models.targets.config import ModelSource
 
-CONFIG_FILE, TOKENIZER_FILE, ADAPTER_FILE = (
-    "config.json", "tokenizer.json", "adapter_config.json"
-)  # fmt: skip
+CONFIG_FILE, TOKENIZER_FILE, ADAPTER_FILE = ("config.json", "tokenizer.json", "adapter_config.json")
 LFS_POINTER_START = b"version "  # of the text that a clone without Git LFS holds for a large file
 
 
@@ -76,9 +74,7 @@ def _describe_cause(error: Exception, path: Path) -> str:
 def _find_remedy(source: ModelSource, file: str, error: Exception) -> str:
     key, folder = source.config_key, Path(source.location)
     if (folder / ADAPTER_FILE).exists() and not any(folder.glob("model*.safetensors")):
-        return (
-            "merge the adapter into its base model (merge_and_unload in PEFT) and give the result"
-        )
+        return "merge the adapter into its base model (merge_and_unload in PEFT) and give the result"
     if "trust_remote_code" in str(error):
         return f"read the code that comes with the model, then set {key}.trust_remote_code=true"
     if isinstance(error, ImportError):

@@ -11,9 +11,8 @@ from models.targets.target import Target
 
 
 def load_target(
-    conf: TargetConf, device: Device, *, name: str | None = None,
-    load_part: Callable[[ModelSource], Any] | None = None,
-) -> Target:  # fmt: skip
+    conf: TargetConf, device: Device, *, name: str | None = None, load_part: Callable[[ModelSource], Any] | None = None
+) -> Target:
     """Load the model, freeze it and move it to the device; return it with its tokenizer.
 
     `load_part` loads a model that is divided among several devices, and leaves it there. Raise

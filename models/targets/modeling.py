@@ -60,9 +60,12 @@ class LayerCache(Cache):
         self.args = args
 
     def update(
-        self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
-        *_args: object, **_kwargs: object,
-    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
+        self,
+        key_states: Float[Tensor, "b h t d"],
+        value_states: Float[Tensor, "b h t d"],
+        *_args: object,
+        **_kwargs: object,
+    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
         """Write the new keys and values, and return every slot."""
         return write_layer(self.args, key_states, value_states)
 
@@ -95,16 +98,19 @@ class HookedDecoder:
         self.state = _ForwardState()
         region = compile_region(_run_layer)
         for i, layer in enumerate(self.decoder.layers):
-            layer.hook = _LayerHook(
-                index=i, cache_name=self.cache_name, forward_state=self.state, region=region
-            )
+            layer.hook = _LayerHook(index=i, cache_name=self.cache_name, forward_state=self.state, region=region)
             # a method bound to the layer, so that a copy of the model runs its own layers
             layer.forward = MethodType(_hooked_forward, layer)
 
     def __call__(
-        self, input_ids: Int[Tensor, "batch seq"], *, positions: Int[Tensor, "batch seq"],
-        masks: Any, layers: list[int], cache_write: tuple[StaticCache, CacheWrite] | None,
-    ) -> tuple[Float[Tensor, "batch seq hidden"], list[Tensor]]:  # fmt: skip
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        *,
+        positions: Int[Tensor, "batch seq"],
+        masks: Any,
+        layers: list[int],
+        cache_write: tuple[StaticCache, CacheWrite] | None,
+    ) -> tuple[Float[Tensor, "batch seq hidden"], list[Tensor]]:
         """Return the normed hidden states, and the inputs of these layers."""
         # A new dict: graphs must not depend on what an earlier pass left in it.
         self.state.layer_inputs = {}
@@ -152,9 +158,8 @@ def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
 
 
 def _run_layer(
-    layer: nn.Module, hidden_states: Tensor, cache_name: str, cache_args: LayerArgs,
-    kwargs: dict[str, Any],
-) -> Any:  # fmt: skip
+    layer: nn.Module, hidden_states: Tensor, cache_name: str, cache_args: LayerArgs, kwargs: dict[str, Any]
+) -> Any:
     """Run one layer. As its inputs are only tensors and constants, it is traced once for all."""
     if cache_args:
         kwargs = kwargs | {cache_name: LayerCache(cache_args)}
@@ -208,9 +213,7 @@ def build_thin_model(config: Any, *, trust_remote_code: bool = False) -> Any:
         text.layer_types = text.layer_types[:1]
     with torch.device("meta"):
         # Fused experts multiply in no other precision on this device.
-        return AutoModelForCausalLM.from_config(
-            thin, dtype=torch.bfloat16, trust_remote_code=trust_remote_code
-        )
+        return AutoModelForCausalLM.from_config(thin, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
 
 
 @torch.no_grad()
@@ -219,9 +222,14 @@ def _run_thin_model(config: Any, *, trust_remote_code: bool) -> None:
     text = model.config.get_text_config()
     ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
     cache = StaticCache(
-        layers=1, batch=1, heads=text.num_key_value_heads, slots=4,
-        head_size=architectures.get_head_size(text), dtype=model.dtype, device=ids.device,
-    )  # fmt: skip
+        layers=1,
+        batch=1,
+        heads=text.num_key_value_heads,
+        slots=4,
+        head_size=architectures.get_head_size(text),
+        dtype=model.dtype,
+        device=ids.device,
+    )
     full = torch.ones((1, 1, 2, 5), dtype=torch.bool, device="meta")
     in_window = None if architectures.get_sliding_window(text) is None else full
     hidden, captured = HookedDecoder(model, lambda function: function)(

@@ -34,14 +34,13 @@ def build_device(conf: DeviceConf, target: ModelSource) -> Device:
     log.info(
         "precision: bfloat16, because this CPU has matrix units for it and the %s has %d million "
         "weights; device.precision=float32 overrides",
-        target.config_key, weights // 10**6,
-    )  # fmt: skip
+        target.config_key,
+        weights // 10**6,
+    )
     return replace(device, dtype=torch.bfloat16)
 
 
-def resolve_machine(
-    machine: MachineConf, conf: DeviceConf, target: ModelSource
-) -> tuple[MachineConf, torch.dtype]:
+def resolve_machine(machine: MachineConf, conf: DeviceConf, target: ModelSource) -> tuple[MachineConf, torch.dtype]:
     """Return a machine, measured if it is `here`, with the target's number type on it.
 
     `device.memory_gib` replaces the memory of its cores.
@@ -63,6 +62,4 @@ def count_weights(source: ModelSource) -> int:
 
 def _has_bf16_units(device: Device) -> bool:
     """Return whether the device is a CPU with matrix units for bf16."""
-    return (
-        device.name == "cpu" and torch.cpu._is_amx_tile_supported()
-    )  # no public name in torch 2.9
+    return device.name == "cpu" and torch.cpu._is_amx_tile_supported()  # no public name in torch 2.9

@@ -12,12 +12,7 @@ from models.device.rank_files import find_rank_files, load_rank_files
 from models.io.errors import UserError, require
 from models.targets import architectures
 from models.targets.config import ModelSource, as_id_list
-from models.targets.load_errors import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    check_hub,
-    report_load_errors,
-)
+from models.targets.load_errors import CONFIG_FILE, TOKENIZER_FILE, check_hub, report_load_errors
 from models.targets.modeling import build_thin_model, check_modeling
 from models.targets.stored_weights import check_load_report, check_stored_weights, quiet_loading
 
@@ -69,10 +64,15 @@ def load_model(source: ModelSource, dtype: torch.dtype, **layout: Any) -> Any:
     check_pretrained(source)
     with quiet_loading(keeps_progress=True):
         model, report = _from_pretrained(
-            source, AutoModelForCausalLM, file="weights", output_loading_info=True,
-            ignore_mismatched_sizes=True, dtype=dtype, **architectures.dequantize_kwargs(config),
+            source,
+            AutoModelForCausalLM,
+            file="weights",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            dtype=dtype,
+            **architectures.dequantize_kwargs(config),
             **layout,
-        )  # fmt: skip
+        )
     check_load_report(source, report)
     return model
 
@@ -134,6 +134,5 @@ def _from_pretrained(source: ModelSource, auto_class: Any, *, file: str, **kwarg
     with report_load_errors(source, file):
         check_hub(source)
         return auto_class.from_pretrained(
-            source.location, revision=source.revision, trust_remote_code=source.trust_remote_code,
-            **kwargs,
-        )  # fmt: skip
+            source.location, revision=source.revision, trust_remote_code=source.trust_remote_code, **kwargs
+        )

@@ -17,13 +17,7 @@ import transformers
 from torch import Tensor
 from transformers.modeling_utils import load_state_dict
 from transformers.quantizers.auto import AutoHfQuantizer, get_hf_quantizer
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    logging,
-)
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME, logging
 
 from models.io.errors import require
 from models.targets import architectures
@@ -44,9 +38,14 @@ def check_stored_weights(source: ModelSource, model: Any) -> None:
     _check_types(source, stored)
     with report_load_errors(source, "weights"), quiet_loading():
         _, report = type(model).from_pretrained(
-            None, config=model.config, state_dict=stored, device_map="meta", dtype=model.dtype,
-            ignore_mismatched_sizes=True, output_loading_info=True,
-        )  # fmt: skip
+            None,
+            config=model.config,
+            state_dict=stored,
+            device_map="meta",
+            dtype=model.dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
     check_load_report(source, report)
 
 
@@ -120,10 +119,7 @@ def find_weight_files(source: ModelSource) -> list[Path]:
     if not folder.is_dir():
         return []
     with report_load_errors(source, SAFE_WEIGHTS_NAME):
-        for single, index in (
-            (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME),
-            (WEIGHTS_NAME, WEIGHTS_INDEX_NAME),
-        ):
+        for single, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
             if (folder / single).exists():
                 return [folder / single]
             if (folder / index).exists():

@@ -60,13 +60,11 @@ class Target(LanguageModel):
         """Raise UserError unless `layers` are inputs of existing layers, in increasing order."""
         valid = f"null takes {default}"
         require(
-            all(a < b for a, b in pairwise(layers)),
-            f"draft.layers: must be strictly increasing, got {layers}; {valid}",
+            all(a < b for a, b in pairwise(layers)), f"draft.layers: must be strictly increasing, got {layers}; {valid}"
         )
         require(
             bool(layers) and layers[0] >= 0 and layers[-1] < self.num_layers,
-            f"draft.layers: must lie in 0..{self.num_layers - 1} for target {self.name}, "
-            f"got {layers}; {valid}",
+            f"draft.layers: must lie in 0..{self.num_layers - 1} for target {self.name}, got {layers}; {valid}",
         )
 
     @torch.no_grad()

@@ -11,9 +11,7 @@ from models.trees.tree_formats import read_fields
 
 SAMPLING_RULES = {
     "temperature": Rule(
-        "must be finite and at least 0",
-        lambda value: 0 <= value < math.inf,
-        "0 takes the likeliest token",
+        "must be finite and at least 0", lambda value: 0 <= value < math.inf, "0 takes the likeliest token"
     ),
     "top_k": at_least(0, "0 keeps every token"),
     "top_p": Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),
@@ -118,14 +116,14 @@ class TreeConf:
             return self.read().build()
         if self.kind is TreeKind.dynamic:
             return Tree(
-                kind=self.kind, depth=self.depth, nodes=self.nodes, beam_width=self.expanded,
-                children=self.children, ngram_tokens=self.ngram_tokens,
-            )  # fmt: skip
-        paths = (
-            [[0] * d for d in range(1, self.depth + 1)]
-            if self.kind is TreeKind.chain
-            else self.paths or []
-        )
+                kind=self.kind,
+                depth=self.depth,
+                nodes=self.nodes,
+                beam_width=self.expanded,
+                children=self.children,
+                ngram_tokens=self.ngram_tokens,
+            )
+        paths = [[0] * d for d in range(1, self.depth + 1)] if self.kind is TreeKind.chain else self.paths or []
         return replace(tree_from_paths(paths, kind=self.kind), ngram_tokens=self.ngram_tokens)
 
 

@@ -37,8 +37,7 @@ def choose_kept_ids(
     size = vocab_size if size is None else size
     require(
         size <= vocab_size,
-        f"draft.vocab_size: must be at most the target's {vocab_size} tokens, got {size}; "
-        "null keeps them all",
+        f"draft.vocab_size: must be at most the target's {vocab_size} tokens, got {size}; null keeps them all",
     )
     # Gemma 3's head lacks one of its tokenizer's special tokens.
     required_ids = [token for token in required_ids if token < vocab_size]

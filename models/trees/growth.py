@@ -21,9 +21,7 @@ from models.trees.tree import Tree, TreeKind
 ExpandFn = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def ancestor_mask(
-    parents_BN: Int[Tensor, "batch nodes"],
-) -> Bool[Tensor, "batch verified verified"]:
+def ancestor_mask(parents_BN: Int[Tensor, "batch nodes"]) -> Bool[Tensor, "batch verified verified"]:
     """Return the nodes that each node attends to: itself and its ancestors; the root is node 0.
 
     >>> ancestor_mask(torch.tensor([[-1, -1, 0]])).int()[0]  # root, two children, one grandchild
@@ -63,9 +61,14 @@ class Proposal:
 
 
 def grow(
-    tree: Tree, sampler: Sampler, first: Float[Tensor, "batch draft_vocab"], expand: ExpandFn, *,
-    kept_ids: Int[Tensor, " draft_vocab"] | None = None, vocab_size: int | None = None,
-) -> Proposal:  # fmt: skip
+    tree: Tree,
+    sampler: Sampler,
+    first: Float[Tensor, "batch draft_vocab"],
+    expand: ExpandFn,
+    *,
+    kept_ids: Int[Tensor, " draft_vocab"] | None = None,
+    vocab_size: int | None = None,
+) -> Proposal:
     """Return a proposal of the shape of `tree`, grown from the root's raw logits `first`.
 
     `expand` returns the raw logits after each chosen node, or the same ones for all of them.
@@ -73,12 +76,7 @@ def grow(
     target's.
     """
     grow_kind = _grow_dynamic if tree.kind is TreeKind.dynamic else _grow_static
-    return grow_kind(
-        tree,
-        _CandidateScorer(sampler, kept_ids, vocab_size or first.shape[-1]),
-        first[:, None],
-        expand,
-    )
+    return grow_kind(tree, _CandidateScorer(sampler, kept_ids, vocab_size or first.shape[-1]), first[:, None], expand)
 
 
 class _CandidateScorer:
@@ -104,9 +102,7 @@ class _CandidateScorer:
         return full.index_copy(2, self.kept_ids, log_probs)
 
 
-def _grow_static(
-    tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn
-) -> Proposal:
+def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn) -> Proposal:
     expanded = [0]  # indices in the level above of the nodes whose children are drafted
     ids, parents = [], []
     offset = -1  # number of the first node of the level above; -1 is the root
@@ -118,9 +114,7 @@ def _grow_static(
         if scorer.sampler.draws:
             log_probs = scorer.target_log_probs(warped).expand(-1, len(expanded), -1)
             drawn_from |= {offset + 1 + p: log_probs[:, i] for i, p in enumerate(expanded)}
-        tokens = scorer.target_ids(
-            torch.stack([top[:, expanded.index(p), rank] for p, rank in level], 1)
-        )
+        tokens = scorer.target_ids(torch.stack([top[:, expanded.index(p), rank] for p, rank in level], 1))
         ids.append(tokens)
         parents += [p + offset if depth else -1 for p, _ in level]
         offset = len(parents) - len(level)
@@ -140,9 +134,7 @@ def _grow_static(
     )
 
 
-def _grow_dynamic(
-    tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn
-) -> Proposal:
+def _grow_dynamic(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn) -> Proposal:
     def children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
         _, scores = scorer.score_candidates(logits, level)
         # Values above 0, which rounding may cause, would let a child outrank its parent.

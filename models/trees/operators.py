@@ -9,9 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def gather_mask(
-    mask: Bool[Tensor, "*source"], dim: int, index: Int[Tensor, "*result"]
-) -> Bool[Tensor, "*result"]:
+def gather_mask(mask: Bool[Tensor, "*source"], dim: int, index: Int[Tensor, "*result"]) -> Bool[Tensor, "*result"]:
     """Return `mask.gather(dim, index)`."""
     return mask.int().gather(dim, index).bool()
 

@@ -37,17 +37,13 @@ class History:
         in_prompt = counts.scatter_add(1, input_ids, is_prompt.long()) > 0
         return cls(in_text=in_prompt, in_answer=torch.zeros_like(in_prompt))
 
-    def on_path(
-        self, node_ids: Int[Tensor, "batch nodes"], ancestors: Bool[Tensor, "batch nodes nodes"]
-    ) -> "History":
+    def on_path(self, node_ids: Int[Tensor, "batch nodes"], ancestors: Bool[Tensor, "batch nodes nodes"]) -> "History":
         """Return the histories of the texts that end in each tree node: [batch, nodes, vocab].
 
         `ancestors` is the mask of each node's ancestors and itself.
         """
         on_path = ancestors.float() @ one_hot(node_ids, self.in_text.shape[-1]).float() > 0
-        return History(
-            in_text=self.in_text[:, None] | on_path, in_answer=self.in_answer[:, None] | on_path
-        )
+        return History(in_text=self.in_text[:, None] | on_path, in_answer=self.in_answer[:, None] | on_path)
 
     def add(self, input_ids: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]) -> "History":
         """Return the history extended by the first `count` of `input_ids`."""
@@ -110,10 +106,7 @@ def drop_margins(rule: SamplingConf, scores: Float[Tensor, " vocab"]) -> Float[T
         odds = (math.log(rule.top_p / (1 - rule.top_p)) - mass.logit()).to(scores.dtype)
         odds = torch.cat([odds, odds[-1:].expand(len(scores) - num_top_k)])
         ranks = _cutoff_distances(ordered, num_top_p)
-        closer = [
-            odds[:num_top_p].minimum(ranks[:num_top_p]),
-            odds[num_top_p:].maximum(ranks[num_top_p:]),
-        ]
+        closer = [odds[:num_top_p].minimum(ranks[:num_top_p]), odds[num_top_p:].maximum(ranks[num_top_p:])]
         by_rank = by_rank.minimum(torch.cat(closer))
     margin[order] = by_rank
     if rule.min_p:
@@ -129,9 +122,7 @@ def apply_penalties(
         return scores
     penalty = rule.repetition_penalty
     penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
-    return torch.where(history.in_text, penalized, scores) - (
-        rule.presence_penalty * history.in_answer
-    )
+    return torch.where(history.in_text, penalized, scores) - (rule.presence_penalty * history.in_answer)
 
 
 def _cutoff_distances(ordered: Float[Tensor, " vocab"], num_kept: int) -> Float[Tensor, " vocab"]:
@@ -160,24 +151,19 @@ class Sampler:
     draws: bool = False
 
     def warp(
-        self, logits: Float[Tensor, "batch nodes draft_vocab"],
-        kept_ids: Int[Tensor, " draft_vocab"] | None,
-    ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
+        self, logits: Float[Tensor, "batch nodes draft_vocab"], kept_ids: Int[Tensor, " draft_vocab"] | None
+    ) -> Float[Tensor, "batch nodes draft_vocab"]:
         """Return raw logits under the rule, with the history of each row's root."""
         if self.history is None:
             return warp_logits(self.rule, logits)
         in_text, in_answer = (
-            mask if kept_ids is None else mask[:, kept_ids]
-            for mask in (self.history.in_text, self.history.in_answer)
+            mask if kept_ids is None else mask[:, kept_ids] for mask in (self.history.in_text, self.history.in_answer)
         )
-        return warp_logits(
-            self.rule, logits, History(in_text=in_text[:, None], in_answer=in_answer[:, None])
-        )
+        return warp_logits(self.rule, logits, History(in_text=in_text[:, None], in_answer=in_answer[:, None]))
 
     def perturb(
-        self, warped: Float[Tensor, "batch nodes draft_vocab"], level: int,
-        kept_ids: Int[Tensor, " draft_vocab"] | None,
-    ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
+        self, warped: Float[Tensor, "batch nodes draft_vocab"], level: int, kept_ids: Int[Tensor, " draft_vocab"] | None
+    ) -> Float[Tensor, "batch nodes draft_vocab"]:
         """Return warped logits plus the noise of the position `level + 1` after the root."""
         if self.noise is None:
             return warped
@@ -214,10 +200,7 @@ def uniform_noise(
 def _hash_uniform(
     seed: int, row_ids: Tensor, turn: int | Tensor, positions: Tensor, vocab_ids: Tensor
 ) -> Float[Tensor, "batch positions vocab"]:
-    outer, inner = (
-        _hash_key(start, seed, row_ids, turn, positions)[..., None]
-        for start in (0x9E3779B9, 0x85EBCA6B)
-    )
+    outer, inner = (_hash_key(start, seed, row_ids, turn, positions)[..., None] for start in (0x9E3779B9, 0x85EBCA6B))
     # Two keys of 32 bits avoid collisions.
     bits = _mix_bits(outer ^ _mix_bits(inner ^ (vocab_ids & UINT32_MASK)))
     # The middles of 2^32 equal intervals; fp32 rounds the last ones to 1, so the clamp takes the

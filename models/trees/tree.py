@@ -83,11 +83,9 @@ def tree_from_paths(paths: list[list[int]], *, kind: TreeKind = TreeKind.static)
     for path in unique:
         require(
             path[:-1] in index and min(path) >= 0,
-            f"tree.paths: every path needs its prefix, got {list(path)} without "
-            f"{list(path[:-1])}; add it",
+            f"tree.paths: every path needs its prefix, got {list(path)} without {list(path[:-1])}; add it",
         )
         level = levels[len(path) - 1]
         index[path] = len(level)
         level.append((index[path[:-1]], path[-1]))
-    return Tree(kind=kind, depth=len(levels), nodes=len(unique),
-                levels=tuple(tuple(level) for level in levels))  # fmt: skip
+    return Tree(kind=kind, depth=len(levels), nodes=len(unique), levels=tuple(tuple(level) for level in levels))

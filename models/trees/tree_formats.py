@@ -57,9 +57,7 @@ def read_paths(file: Path) -> RankPaths:
     if not isinstance(paths, list) or not all(
         isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths
     ):
-        raise UserError(
-            f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]"
-        )
+        raise UserError(f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]")
     return paths
 
 
@@ -71,9 +69,8 @@ def _load_json(file: Path) -> Any:
 
 
 def write_paths(
-    paths: RankPaths, file: Path, *, tree_format: TreeFormat = TreeFormat.own,
-    metadata: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
+    paths: RankPaths, file: Path, *, tree_format: TreeFormat = TreeFormat.own, metadata: dict[str, Any] | None = None
+) -> None:
     """Write a tree file; only our own format also holds `metadata`."""
     contents = {
         TreeFormat.own: lambda: {"paths": paths} | (metadata or {}),
@@ -110,10 +107,7 @@ def _paths_from_adjacency(children: dict[str, Any], file: Path) -> RankPaths:
     for number, path in enumerate(paths):  # this also visits the paths that the loop appends
         child_ids = children.get(str(number), [])
         expected = [str(len(paths) + rank) for rank in range(len(child_ids))]
-        require(
-            child_ids == expected,
-            f"{rule} with {child_ids} below node {number}; expected {expected}",
-        )
+        require(child_ids == expected, f"{rule} with {child_ids} below node {number}; expected {expected}")
         paths += [[*path, rank] for rank in range(len(child_ids))]
     if unknown := [key for key in children if not key.isdecimal() or int(key) >= len(paths)]:
         raise UserError(f"{rule} with children of {unknown[0]}, which is not a node; remove them")

@@ -35,9 +35,7 @@ PARTS = ("ar", "lookup", "engines", "loss", "train")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, joined by commas")
     parser.add_argument("--target", default="demo", help="a model that transformers can load")
     parser.add_argument("--checkpoint", type=Path, help="default: the newest finished run")
@@ -46,15 +44,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="default: PyTorch's choice")
     parser.add_argument("--limit", type=int, default=3, help="prompts per category")
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument(
-        "--steps", type=int, default=4, help="timed training steps per configuration"
-    )
-    parser.add_argument(
-        "--eager", action="store_true", help="compile nothing, neither ours nor theirs"
-    )
-    parser.add_argument(
-        "--wrapped", action="store_true", help="also dynamic caches under torch.compile (minutes)"
-    )
+    parser.add_argument("--steps", type=int, default=4, help="timed training steps per configuration")
+    parser.add_argument("--eager", action="store_true", help="compile nothing, neither ours nor theirs")
+    parser.add_argument("--wrapped", action="store_true", help="also dynamic caches under torch.compile (minutes)")
     parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
     for name, value in asdict(loss.Size()).items():
         parser.add_argument(f"--loss-{name}", type=int, default=value)
@@ -91,9 +83,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     with raised_limit, device.cpu_threads_for(target.num_parameters // target.num_layers):
         setting = f"target `{args.target}`, {machine(device)}"
         if "ar" in parts:
-            table = decoding.autoregressive(
-                target, copies, prompts, new_tokens=new, wrapped=args.wrapped
-            )
+            table = decoding.autoregressive(target, copies, prompts, new_tokens=new, wrapped=args.wrapped)
             yield "ar", table, setting
         if draft is not None:
             tree = conf.tree.build()

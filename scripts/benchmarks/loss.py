@@ -33,10 +33,16 @@ from models.losses.token_losses import score_tokens
 
 
 def distillation_loss(
-    draft_hidden: Tensor, target_hidden_or_topk: Any, *, draft_heads: list[Tensor],
-    target_head: Any, weight: Tensor, labels: Tensor | None, kept_ids: Tensor | None,
+    draft_hidden: Tensor,
+    target_hidden_or_topk: Any,
+    *,
+    draft_heads: list[Tensor],
+    target_head: Any,
+    weight: Tensor,
+    labels: Tensor | None,
+    kept_ids: Tensor | None,
     conf: LossConf,
-) -> tuple[Tensor, Metrics]:  # fmt: skip
+) -> tuple[Tensor, Metrics]:
     """Return what `chunked_distillation_loss` does: all logits at once, gradients by autograd."""
     target = build_target_distribution(target_head, target_hidden_or_topk, labels, kept_ids, conf)
     logits = apply_heads(draft_heads, draft_hidden)
@@ -128,19 +134,25 @@ def compare(size: Size, *, threads: int, order: tuple[str, ...] = ORDER) -> Tabl
     for form in order:
         process = subprocess.run(
             [sys.executable, "-m", "scripts.benchmarks.loss", form, *options],
-            cwd=ROOT, check=True, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         costs[form].append(Cost(**json.loads(process.stdout)))
     seconds = {form: sum(cost.seconds for cost in costs[form]) / len(costs[form]) for form in FORMS}
     peak = {form: max(cost.peak_mib for cost in costs[form]) for form in FORMS}
     rows = [
         [
-            form, f"{seconds[form]:.2f}", f"{seconds[form] / seconds['plain']:.2f}",
-            f"{peak[form]:.0f}", f"{peak[form] / peak['plain']:.2f}",
+            form,
+            f"{seconds[form]:.2f}",
+            f"{seconds[form] / seconds['plain']:.2f}",
+            f"{peak[form]:.0f}",
+            f"{peak[form] / peak['plain']:.2f}",
             f"{costs[form][0].loss:.6f}",
         ]
         for form in FORMS
-    ]  # fmt: skip
+    ]
     return Table(
         title="Chunked loss beside the plain loss",
         note=f"Forward and backward over {size.tokens} tokens, vocabulary {size.vocab:,}, hidden "

@@ -87,14 +87,8 @@ def main() -> None:
     read_peak, began = peak_bytes(), time.process_time()
     _, report = pack_documents(documents, args.length)
     print(report)
-    print(
-        f"read: {(read_peak - start_peak) / tokens:.2f} bytes per token at most, "
-        f"of {tokens:,} tokens"
-    )
-    print(
-        f"pack: {time.process_time() - began:.2f} s, "
-        f"{(peak_bytes() - read_peak) / 1e6:.0f} MB more at most"
-    )
+    print(f"read: {(read_peak - start_peak) / tokens:.2f} bytes per token at most, of {tokens:,} tokens")
+    print(f"pack: {time.process_time() - began:.2f} s, {(peak_bytes() - read_peak) / 1e6:.0f} MB more at most")
     for way in ways(sizes, args.length):
         fill = tokens / (way.rows * args.length)
         print(f"{way.name:<26} {fill:7.2%} filled  {way.rows:>8,} rows  {way.seconds:7.2f} s")

@@ -57,32 +57,64 @@ class Timed:
 
 def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> list[str]:
     """Return one row of the table."""
-    conf = compose("capture", CaptureConf, [
-        f"draft={name}", "data=jsonl", f"data.path={folder}/documents.jsonl",
-        f"data.row_length={LENGTH}", f"dtype={dtype}", "batch=32", "shard_mb=4", "device=cpu",
-        "device.compile=false", f"run_name={name}-{dtype}", f"output_dir={folder}/capture",
-    ])  # fmt: skip
+    conf = compose(
+        "capture",
+        CaptureConf,
+        [
+            f"draft={name}",
+            "data=jsonl",
+            f"data.path={folder}/documents.jsonl",
+            f"data.row_length={LENGTH}",
+            f"dtype={dtype}",
+            "batch=32",
+            "shard_mb=4",
+            "device=cpu",
+            "device.compile=false",
+            f"run_name={name}-{dtype}",
+            f"output_dir={folder}/capture",
+        ],
+    )
     timed, store_folder = captured(conf, target)
-    train = compose("train", TrainConf, [
-        f"draft={name}", "data=captured", f"data.path={store_folder}", f"data.row_length={LENGTH}",
-        "device=cpu", "device.compile=false", f"optim.steps={steps}", f"log.interval={LOGGED}",
-        f"run_name={name}-{dtype}", f"output_dir={folder}/train",
-    ])  # fmt: skip
+    train = compose(
+        "train",
+        TrainConf,
+        [
+            f"draft={name}",
+            "data=captured",
+            f"data.path={store_folder}",
+            f"data.row_length={LENGTH}",
+            "device=cpu",
+            "device.compile=false",
+            f"optim.steps={steps}",
+            f"log.interval={LOGGED}",
+            f"run_name={name}-{dtype}",
+            f"output_dir={folder}/train",
+        ],
+    )
     draft = build_draft(train.draft, target, loss=train.loss, seed=0)
     store = FeatureStore.open(
-        store_folder, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint,
-        needs=draft.needs, dtype=target.device.dtype,
-    )  # fmt: skip
+        store_folder,
+        target_hash=target.fingerprint,
+        tokenizer_hash=target.tokenizer_fingerprint,
+        needs=draft.needs,
+        dtype=target.device.dtype,
+    )
     rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
     read_s, spec = epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.spec
     trained, wait = learn(train, target, draft, store, rows)
     size = sum(file.stat().st_size for file in store_folder.iterdir()) / spec.tokens
     return [
-        train.draft.method, dtype, f"{size:.0f}", f"{size / (8 * target.hidden_size):.3f}",
-        f"{spec.supervised / spec.tokens:.0%}", f"{spec.tokens / timed.capture_s:,.0f}",
-        f"{spec.tokens / timed.target_pass_s:,.0f}", f"{spec.tokens / read_s:,.0f}",
-        f"{trained:,.0f}", f"{wait:.2%}",
-    ]  # fmt: skip
+        train.draft.method,
+        dtype,
+        f"{size:.0f}",
+        f"{size / (8 * target.hidden_size):.3f}",
+        f"{spec.supervised / spec.tokens:.0%}",
+        f"{spec.tokens / timed.capture_s:,.0f}",
+        f"{spec.tokens / timed.target_pass_s:,.0f}",
+        f"{spec.tokens / read_s:,.0f}",
+        f"{trained:,.0f}",
+        f"{wait:.2%}",
+    ]
 
 
 def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
@@ -119,17 +151,21 @@ def epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:
     return (time.perf_counter() - began) / share
 
 
-def learn(
-    conf: TrainConf, target: Target, draft: Draft, store: FeatureStore, rows: Packed
-) -> tuple[float, float]:
+def learn(conf: TrainConf, target: Target, draft: Draft, store: FeatureStore, rows: Packed) -> tuple[float, float]:
     """Return the tokens/s of training steps and the share of their time spent waiting for data."""
     parallel = build_run_parallel(conf, trackers=[])
     run = open_run(conf, parallel)
     Trainer(
-        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
-        state=run, log=MetricLogger(conf.log, run, parallel.accelerator),
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=rows,
+        store=store,
+        state=run,
+        log=MetricLogger(conf.log, run, parallel.accelerator),
         evaluate=lambda _: {"delivered_per_round": 0.0},
-    ).run()  # fmt: skip
+    ).run()
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
     warm = lines[1:]  # nothing is prefetched before the first step
     means = [sum(line[f"train/{name}"] for line in warm) for name in ("tokens_per_s", "data_wait")]
@@ -140,9 +176,10 @@ def table(args: argparse.Namespace, target: Target) -> Table:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prompts = training_prompts(args.prompts, seed=0)
-        sides = [target.tokenizer(side)["input_ids"] for side in (
-            [prompt.text for prompt in prompts], [prompt.continuation for prompt in prompts]
-        )]  # fmt: skip
+        sides = [
+            target.tokenizer(side)["input_ids"]
+            for side in ([prompt.text for prompt in prompts], [prompt.continuation for prompt in prompts])
+        ]
         with (folder / "documents.jsonl").open("w") as file:
             for prompt, rest in zip(*sides, strict=True):
                 document = document_from_pair(prompt, rest[:ANSWER])
@@ -155,18 +192,24 @@ def table(args: argparse.Namespace, target: Target) -> Table:
         "checksums and writing) and the pass alone take turns, shard by shard. Read: one thread, a "
         "whole epoch in a run's order, as the target's own precision, files in the page cache.",
         columns=[
-            "draft", "dtype", "bytes/token", "of 4 H", "supervised", "capture tokens/s",
-            "pass alone", "read tokens/s", "training tokens/s", "data wait",
+            "draft",
+            "dtype",
+            "bytes/token",
+            "of 4 H",
+            "supervised",
+            "capture tokens/s",
+            "pass alone",
+            "read tokens/s",
+            "training tokens/s",
+            "data wait",
         ],
         rows=rows,
         label_columns=2,
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=128, help="number of documents")
     parser.add_argument("--steps", type=int, default=6, help="training steps")
     parser.add_argument("--write", action="store_true", help="update docs/features.md")

@@ -56,49 +56,66 @@ def documents() -> Documents:
     return Documents.from_documents(documents)
 
 
-def write_random_store(
-    needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden: int, folder: Path
-) -> Manifest:
+def write_random_store(needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden: int, folder: Path) -> Manifest:
     """Write a complete store of random features into a folder, and return its manifest."""
     schema = FeatureSchema(
-        layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=dtype,
-        teacher=teacher, top_k=TOP_K, hidden_size=hidden, vocab_size=VOCAB,
-    )  # fmt: skip
-    plan, _ = CapturePlan.from_documents(
-        documents(), schema, length=LENGTH, overlap=None, batch=8, shard_mb=512.0
+        layers=needs.layers,
+        hidden=needs.hidden,
+        context=needs.context,
+        dtype=dtype,
+        teacher=teacher,
+        top_k=TOP_K,
+        hidden_size=hidden,
+        vocab_size=VOCAB,
     )
+    plan, _ = CapturePlan.from_documents(documents(), schema, length=LENGTH, overlap=None, batch=8, shard_mb=512.0)
     tokens, supervised = plan.shard_token_counts.sum(0).tolist()
     manifest = Manifest(
         spec=StoreSpec(
-            tokenizer_sha256="", computed_in="bfloat16", schema=schema, length=LENGTH,
-            overlap=None, batch=8, documents=DOCUMENTS_READ, tokens=tokens, supervised=supervised,
-            documents_xxh3="", shards=len(plan.shard_token_counts),
+            tokenizer_sha256="",
+            computed_in="bfloat16",
+            schema=schema,
+            length=LENGTH,
+            overlap=None,
+            batch=8,
+            documents=DOCUMENTS_READ,
+            tokens=tokens,
+            supervised=supervised,
+            documents_xxh3="",
+            shards=len(plan.shard_token_counts),
         ),
-        target="", method="", command="", categories=[""], languages=[""],
-    )  # fmt: skip
+        target="",
+        method="",
+        command="",
+        categories=[""],
+        languages=[""],
+    )
     write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
     for number, (tokens, supervised) in enumerate(plan.shard_token_counts.tolist()):
-        write_store_file(manifest, folder, shard_name(number), {
-            spec.name: torch.randint(
-                100, (tokens if spec.per_token else supervised, *spec.shape), dtype=torch.uint8
-            ).to(spec.dtype)
-            for spec in schema.tensor_specs
-        }, {})  # fmt: skip
+        write_store_file(
+            manifest,
+            folder,
+            shard_name(number),
+            {
+                spec.name: torch.randint(
+                    100, (tokens if spec.per_token else supervised, *spec.shape), dtype=torch.uint8
+                ).to(spec.dtype)
+                for spec in schema.tensor_specs
+            },
+            {},
+        )
     return manifest
 
 
-def measure(
-    draft: str, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hidden: int
-) -> list[str]:
+def measure(draft: str, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hidden: int) -> list[str]:
     """Return one row of the table."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         spec = write_random_store(needs, dtype, teacher, hidden, folder).spec
         size = sum(file.stat().st_size for file in folder.iterdir()) / spec.tokens
         store = FeatureStore.open(
-            folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16,
-            checksums=False,
-        )  # fmt: skip
+            folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16, checksums=False
+        )
         rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
         seconds, cpu_seconds = [], []
         for _ in range(EPOCHS):
@@ -110,16 +127,19 @@ def measure(
             cpu_seconds.append(time.process_time() - cpu_began)
     kind = f"{TOP_K} likeliest" if teacher is TeacherKind.topk else "hidden state"
     return [
-        draft, dtype.value, kind, f"{size:,.0f}", f"{size / (8 * hidden):.3f}",
-        f"{spec.supervised / spec.tokens:.0%}", f"{spec.tokens / min(seconds):,.0f}",
+        draft,
+        dtype.value,
+        kind,
+        f"{size:,.0f}",
+        f"{size / (8 * hidden):.3f}",
+        f"{spec.supervised / spec.tokens:.0%}",
+        f"{spec.tokens / min(seconds):,.0f}",
         f"{spec.tokens / min(cpu_seconds):,.0f}",
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=4096, help="size of a hidden state")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="update docs/features.md")
@@ -130,13 +150,10 @@ def main() -> None:
         note=f"Random features, H = {args.hidden}, {DOCUMENTS_READ} documents in rows of {LENGTH}, "
         f"in bfloat16 as read. The best of {EPOCHS} epochs, row by row in a run's order, files in "
         "the page cache; `a CPU-second` is what is left on a machine that does nothing else.",
-        columns=[
-            "draft", "dtype", "teacher", "bytes/token", "of 4 H", "supervised", "read tokens/s",
-            "a CPU-second",
-        ],
+        columns=["draft", "dtype", "teacher", "bytes/token", "of 4 H", "supervised", "read tokens/s", "a CPU-second"],
         rows=[measure(*store, hidden=args.hidden) for store in STORES],
         label_columns=3,
-    )  # fmt: skip
+    )
     show(table)
     if args.write:
         write("read", table, setting=machine(device), page=PAGE)

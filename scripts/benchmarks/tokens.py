@@ -100,9 +100,11 @@ def open_data(file: str, output_dir: str, processes: str) -> None:
     began, busy = time.perf_counter(), sum(os.times()[:4])
     documents = document_cache.read_cached_documents(conf, tokenizer, len(tokenizer), output_dir)
     report = {
-        "wall_s": time.perf_counter() - began, "busy_s": sum(os.times()[:4]) - busy,
-        "tokenized": times_tokenized, "tokens": len(documents.ids),
-    }  # fmt: skip
+        "wall_s": time.perf_counter() - began,
+        "busy_s": sum(os.times()[:4]) - busy,
+        "tokenized": times_tokenized,
+        "tokens": len(documents.ids),
+    }
     print(json.dumps(report))
 
 
@@ -112,9 +114,7 @@ def start_ranks(count: int, *arguments: str) -> tuple[list[dict[str, Any]], list
     Return what each reports, its peak memory and that of each process that it started, in bytes.
     """
     command = [sys.executable, "-c", RANK, *arguments]
-    ranks = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)
-    ]
+    ranks = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     peaks: Counter[int] = Counter()
     while any(rank.poll() is None for rank in ranks):
         for process in psutil.Process().children(recursive=True):
@@ -132,17 +132,22 @@ def measure(file: Path, folder: Path, ranks: int, processes: int) -> list[list[s
     """Return two rows of the table: the first start and the second."""
     rows = []
     for name in ("first", "second"):
-        reports, rank_peaks, helper_peaks = start_ranks(
-            ranks, str(file), str(folder), str(processes)
-        )
+        reports, rank_peaks, helper_peaks = start_ranks(ranks, str(file), str(folder), str(processes))
         wall_s = max(report["wall_s"] for report in reports)
         busy_s = sum(report["busy_s"] for report in reports)
-        rows.append([
-            f"{ranks}", f"{processes}", name, f"{wall_s:,.1f}", f"{busy_s:,.1f}",
-            f"{sum(report['tokenized'] for report in reports)}", f"{max(rank_peaks) / 1e6:,.0f}",
-            f"{min(rank_peaks) / 1e6:,.0f}" if ranks > 1 else "",
-            f"{max(helper_peaks) / 1e6:,.0f}" if helper_peaks else "",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{ranks}",
+                f"{processes}",
+                name,
+                f"{wall_s:,.1f}",
+                f"{busy_s:,.1f}",
+                f"{sum(report['tokenized'] for report in reports)}",
+                f"{max(rank_peaks) / 1e6:,.0f}",
+                f"{min(rank_peaks) / 1e6:,.0f}" if ranks > 1 else "",
+                f"{max(helper_peaks) / 1e6:,.0f}" if helper_peaks else "",
+            ]
+        )
         print(*rows[-1], sep="\t", file=sys.stderr, flush=True)
     return rows
 
@@ -152,11 +157,7 @@ def build_table(count: int) -> Table:
         file = Path(temporary) / "rows.jsonl"
         write_conversations(file, count)
         megabytes = file.stat().st_size / 1e6
-        rows = [
-            row
-            for case in CASES
-            for row in measure(file, Path(temporary) / "-".join(map(str, case)), *case)
-        ]
+        rows = [row for case in CASES for row in measure(file, Path(temporary) / "-".join(map(str, case)), *case)]
     return Table(
         title="Tokenization",
         note=f"{count:,} made-up conversations of two turns ({megabytes:,.0f} MB), Qwen3's "
@@ -164,18 +165,23 @@ def build_table(count: int) -> Table:
         "seconds of all processes together, without imports. Peaks are resident memory, in MB: of "
         "the largest rank, the smallest rank and the largest of the processes that tokenize.",
         columns=[
-            "ranks", "processes", "start", "seconds", "busy seconds", "tokenized by",
-            "largest rank", "smallest rank", "tokenizing process",
+            "ranks",
+            "processes",
+            "start",
+            "seconds",
+            "busy seconds",
+            "tokenized by",
+            "largest rank",
+            "smallest rank",
+            "tokenizing process",
         ],
         rows=rows,
         label_columns=3,
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000, help="number of conversations")
     parser.add_argument("--write", action="store_true", help="update docs/prepare.md")
     args = parser.parse_args()

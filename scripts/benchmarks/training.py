@@ -51,9 +51,7 @@ def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     if target.device.compiles:
         learners.insert(0, Learner(compiled=True, plain=False, loss=compile_(draft.loss)))
         learners.insert(1, Learner(compiled=True, plain=True, loss=compile_(draft.loss)))
-        learners.append(
-            Learner(compiled=True, plain=False, loss=compile_(draft.loss), features=features)
-        )
+        learners.append(Learner(compiled=True, plain=False, loss=compile_(draft.loss), features=features))
     optimizers, _ = build_optimizers(conf.optim, draft)
     for learner in learners:
         learn(learner, draft, target, batch, optimizers)  # compiles; not timed
@@ -72,29 +70,20 @@ def rows(target: Target, *, number: int, length: int) -> Batch:
     ids = torch.randint(target.vocab_size, (number, length), generator=generator)
     positions = torch.arange(length).expand_as(ids)
     document_ids = torch.zeros_like(ids)
-    batch = Batch(
-        input_ids=ids,
-        answer_mask=positions >= PROMPT,
-        document_ids=document_ids,
-        positions=positions,
-    )
+    batch = Batch(input_ids=ids, answer_mask=positions >= PROMPT, document_ids=document_ids, positions=positions)
     return batch.to(target.device.torch_device)
 
 
 @torch.no_grad()
 def target_features(target: Target, batch: Batch, draft: Draft) -> TargetOutput:
     return target.forward_hidden(
-        batch.input_ids,
-        positions=batch.positions,
-        mask=batch.attention_mask(),
-        layers=draft.needs.layers,
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
     )
 
 
 def learn(
-    learner: Learner, draft: Draft, target: Target, batch: Batch,
-    optimizers: list[torch.optim.Optimizer],
-) -> Tensor:  # fmt: skip
+    learner: Learner, draft: Draft, target: Target, batch: Batch, optimizers: list[torch.optim.Optimizer]
+) -> Tensor:
     """Take one step like the training loop: target, loss, gradient, optimizer."""
     target_output = learner.features or target_features(target, batch, draft)
     with loss_form(plain=learner.plain):
@@ -123,12 +112,14 @@ def _table(learners: list[Learner], *, tokens: int, steps: int, conf: TrainConf)
     first_speed = learners[0].tokens_per_s(tokens)
     table_rows = [
         [
-            "yes" if learner.compiled else "no", "plain" if learner.plain else "chunked",
-            "kept" if learner.features else "live", f"{learner.tokens_per_s(tokens):.0f}",
+            "yes" if learner.compiled else "no",
+            "plain" if learner.plain else "chunked",
+            "kept" if learner.features else "live",
+            f"{learner.tokens_per_s(tokens):.0f}",
             f"{first_speed / learner.tokens_per_s(tokens):.2f}",
         ]
         for learner in learners
-    ]  # fmt: skip
+    ]
     return Table(
         title="Training",
         note=f"Whole steps of {tokens} tokens: target, {conf.draft.method} draft with its unroll, "

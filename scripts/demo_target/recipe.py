@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PretrainedConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from data.demo.corpus import (
     LIBRARY,
@@ -129,23 +123,33 @@ class TargetShape:
 SHAPES = {
     # The demo's target is deep and narrow, so that one layer is a small share of its cost.
     "deep": TargetShape(
-        config=Qwen3Config, num_layers=NUM_LAYERS,
+        config=Qwen3Config,
+        num_layers=NUM_LAYERS,
         settings={
-            "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
-            "intermediate_size": 256, "tie_word_embeddings": True,
+            "hidden_size": 64,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "intermediate_size": 256,
+            "tie_word_embeddings": True,
         },
         growth=((0.0, NUM_LAYERS // 4), (0.2, NUM_LAYERS // 2), (0.45, NUM_LAYERS)),
     ),
     # A second target for studies: shallow and wide, of 9.6 million parameters.
     "wide": TargetShape(
-        config=LlamaConfig, num_layers=6,
+        config=LlamaConfig,
+        num_layers=6,
         settings={
-            "hidden_size": 320, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 64,
-            "intermediate_size": 784, "tie_word_embeddings": False,
+            "hidden_size": 320,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "head_dim": 64,
+            "intermediate_size": 784,
+            "tie_word_embeddings": False,
         },
         growth=((0.0, 6),),
     ),
-}  # fmt: skip
+}
 
 
 def build_model(shape: TargetShape = SHAPES["deep"], num_layers: int | None = None) -> Any:
@@ -193,7 +197,5 @@ def deepen_model(model: Any, shape: TargetShape, num_layers: int) -> Any:
 def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> np.ndarray:
     """Encode the texts as one stream of uint16 ids, with <|endoftext|> after each text."""
     encodings = tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
-    ids = [
-        np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.uint16) for encoding in encodings
-    ]
+    ids = [np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.uint16) for encoding in encodings]
     return np.concatenate(ids)

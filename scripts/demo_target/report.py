@@ -63,9 +63,7 @@ def plot(log: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="the target")
-    parser.add_argument(
-        "--log", type=Path, help="of its training; the loss curve is written next to it"
-    )
+    parser.add_argument("--log", type=Path, help="of its training; the loss curve is written next to it")
     args = parser.parse_args()
     report(args.folder)
     if args.log:

@@ -109,9 +109,7 @@ def lr_scale(step: int, used_share: float) -> float:
     return min(1.0, (step + 1) / WARM_UP_STEPS, max(0.0, (1 - used_share) / 0.3))
 
 
-def batches(
-    streams: dict[str, np.ndarray], args: argparse.Namespace, seed: int
-) -> Iterator[Tensor]:
+def batches(streams: dict[str, np.ndarray], args: argparse.Namespace, seed: int) -> Iterator[Tensor]:
     """Yield batches of random windows of the streams, in the proportions of the mixture."""
     rng = np.random.default_rng([seed, dist.get_rank()])
     names = [name for name in SOURCE_SHARES if name in streams]
@@ -211,9 +209,8 @@ def prepare(folder: Path, seed: int) -> Data:
     sizes = {source: len(ids) for source, ids in streams.items()}
     print(f"tokens: {sizes}, held out: {len(held_out)}", flush=True)
     return Data(
-        AutoTokenizer.from_pretrained(folder), streams, held_out=held_out,
-        bytes_per_token=num_bytes / len(held_out),
-    )  # fmt: skip
+        AutoTokenizer.from_pretrained(folder), streams, held_out=held_out, bytes_per_token=num_bytes / len(held_out)
+    )
 
 
 def start_worker(rank: int, args: argparse.Namespace) -> torch.device:
@@ -300,12 +297,7 @@ def compile_all(loss_of, ids: Tensor) -> None:
 
 
 def log(
-    args: argparse.Namespace,
-    step: int,
-    minutes: float,
-    train_loss: float,
-    unseen_loss: float,
-    bytes_per_token: float,
+    args: argparse.Namespace, step: int, minutes: float, train_loss: float, unseen_loss: float, bytes_per_token: float
 ) -> None:
     tokens = step * args.workers * args.batch * args.length
     bits = unseen_loss / math.log(2) / bytes_per_token
@@ -331,10 +323,12 @@ def side_file(args: argparse.Namespace, suffix: str) -> Path:
 
 def save_state(args, model, optimizers, step: int, minutes: float) -> None:
     state = {
-        "model": model.state_dict(), "layers": model.config.num_hidden_layers,
+        "model": model.state_dict(),
+        "layers": model.config.num_hidden_layers,
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        "step": step, "minutes": minutes,
-    }  # fmt: skip
+        "step": step,
+        "minutes": minutes,
+    }
     torch.save(state, side_file(args, ".state.new"))
     side_file(args, ".state.new").replace(side_file(args, ".state"))
 
@@ -350,14 +344,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=52, help="budget, compilation not counted")
     parser.add_argument("--out", type=Path, default=Path("outputs/demo_target"))
+    parser.add_argument("--shape", choices=SHAPES, default="deep", help="deep: the demo's; wide: for studies")
     parser.add_argument(
-        "--shape", choices=SHAPES, default="deep", help="deep: the demo's; wide: for studies"
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=3,
-        help="processes of one thread each; 1 takes a GPU if there is one",
+        "--workers", type=int, default=3, help="processes of one thread each; 1 takes a GPU if there is one"
     )
     parser.add_argument("--batch", type=int, default=8, help="windows per worker and step")
     parser.add_argument("--length", type=int, default=256)

@@ -18,14 +18,7 @@ from torch import multiprocessing as mp
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scripts.demo_target.train import (
-    average_gradients,
-    batches,
-    make_loss,
-    prepare,
-    save_snapshot,
-    start_worker,
-)
+from scripts.demo_target.train import average_gradients, batches, make_loss, prepare, save_snapshot, start_worker
 
 PEAK_LR = 3e-4
 WARM_UP_STEPS = 10
@@ -70,9 +63,7 @@ def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
 def continue_greedily(model: nn.Module, prompts: Tensor) -> Tensor:
     with torch.autocast(model.device.type, torch.bfloat16):
         mask = torch.ones_like(prompts)
-        return model.generate(
-            prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False
-        )
+        return model.generate(prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False)
 
 
 def unlikelihood_loss(model: nn.Module, written: Tensor) -> tuple[Tensor, float]:
@@ -108,12 +99,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--data", type=Path, help="the folder of token ids from the first stage")
     parser.add_argument("--workers", type=int, default=3, help="as in the first stage")
-    parser.add_argument(
-        "--batch",
-        type=int,
-        default=12,
-        help="texts per worker and step, for each of the two losses",
-    )
+    parser.add_argument("--batch", type=int, default=12, help="texts per worker and step, for each of the two losses")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--weight", type=float, default=1.0, help="of the unlikelihood loss")
     parser.add_argument("--seed", type=int, default=1)

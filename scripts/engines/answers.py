@@ -37,17 +37,13 @@ def answer_here(target: Target, prompts: list[list[int]], conf: AnswersConf) -> 
 
     async def answer_all() -> int:
         backend = TargetAnswerBackend(target, conf)
-        answers = await asyncio.gather(
-            *(backend.generate_answer(ids, key=key) for key, ids in enumerate(prompts))
-        )
+        answers = await asyncio.gather(*(backend.generate_answer(ids, key=key) for key, ids in enumerate(prompts)))
         return sum(len(answer.ids) for answer in answers)
 
     return asyncio.run(answer_all())
 
 
-def answer_by_generate(
-    model: torch.nn.Module, prompts: list[list[int]], conf: AnswersConf, *, eos: int
-) -> int:
+def answer_by_generate(model: torch.nn.Module, prompts: list[list[int]], conf: AnswersConf, *, eos: int) -> int:
     """Answer the prompts in batches of their order, padded on the left; return the tokens."""
     tokens = 0
     for first in range(0, len(prompts), conf.batch):
@@ -56,9 +52,13 @@ def answer_by_generate(
         ids = torch.tensor([[eos] * (longest - len(row)) + row for row in batch])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in batch])
         output = model.generate(  # pyright: ignore[reportCallIssue]
-            ids, attention_mask=mask, max_new_tokens=conf.max_new_tokens, do_sample=False,
-            eos_token_id=eos, pad_token_id=eos,
-        )  # fmt: skip
+            ids,
+            attention_mask=mask,
+            max_new_tokens=conf.max_new_tokens,
+            do_sample=False,
+            eos_token_id=eos,
+            pad_token_id=eos,
+        )
         ends = (output[:, longest:] == eos).int()
         # An answer counts up to its end, which `generate` repeats as padding.
         tokens += int(((ends.cumsum(1) - ends) == 0).sum())
@@ -95,11 +95,10 @@ def main() -> None:
     lines = args.prompts.read_text().splitlines()[: args.limit]
     prompts = [
         target.tokenizer.apply_chat_template(
-            [{"role": "user", "content": json.loads(line)["prompt"]}],
-            add_generation_prompt=True, return_dict=False,
+            [{"role": "user", "content": json.loads(line)["prompt"]}], add_generation_prompt=True, return_dict=False
         )
         for line in lines
-    ]  # fmt: skip
+    ]
     model = AutoModelForCausalLM.from_pretrained(args.target, dtype=target.head.weight.dtype)
     generate = partial(answer_by_generate, model, conf=conf, eos=target.eos_ids[0])
     here = partial(answer_here, target, prompts, conf)
@@ -111,9 +110,7 @@ def main() -> None:
         "`generate`, prompts sorted by length": partial(generate, sorted(prompts, key=len)),
     }
     totals = measure(ways, args.turns)
-    best = max(
-        tokens / seconds for name, (tokens, seconds) in totals.items() if name != "this process"
-    )
+    best = max(tokens / seconds for name, (tokens, seconds) in totals.items() if name != "this process")
     compiled = "compiled" if args.compile else "eager"
     table = Table(
         title="Answers in this process",

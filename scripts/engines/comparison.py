@@ -75,9 +75,12 @@ class Engine:
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
         self.process = subprocess.Popen(
             [environment() / "bin" / "python", ROOT / "scripts" / "vllm_answers.py", *arguments],
-            env=os.environ | SETTINGS | threading, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-        )  # fmt: skip
+            env=os.environ | SETTINGS | threading,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+        )
 
     def request(self, prompt: Prompt, count: int, *, stop: Sequence[int] = ()) -> dict:
         """Return the answer of up to `count` tokens, which an id of `stop` may end."""
@@ -113,9 +116,14 @@ class Served(Contender):
 
 
 def compare(
-    target: Target, drafts: dict[Path, Draft], tree: Tree, copies: dict[str, nn.Module],
-    prompts: list[Prompt], *, new_tokens: int,
-) -> Table:  # fmt: skip
+    target: Target,
+    drafts: dict[Path, Draft],
+    tree: Tree,
+    copies: dict[str, nn.Module],
+    prompts: list[Prompt],
+    *,
+    new_tokens: int,
+) -> Table:
     """Build the table of all contenders of each draft; `drafts` maps folders to drafts."""
     model, slots = copies[precision(target)], slots_of(prompts, new_tokens)
     groups = [without_draft(target, model, prompts, new_tokens=new_tokens)]
@@ -129,13 +137,9 @@ def compare(
     return table(groups, version=version, prompts=len(prompts), new_tokens=new_tokens)
 
 
-def without_draft(
-    target: Target, model: nn.Module, prompts: list[Prompt], *, new_tokens: int
-) -> Group:
+def without_draft(target: Target, model: nn.Module, prompts: list[Prompt], *, new_tokens: int) -> Group:
     """Build the group without a draft: our loop and `generate` in its compiled setting."""
-    loop = decoding(
-        target, prompts=prompts, new_tokens=new_tokens, settings=["none", "ours", "0"]
-    )  # fmt: skip
+    loop = decoding(target, prompts=prompts, new_tokens=new_tokens, settings=["none", "ours", "0"])
     slots = slots_of(prompts, new_tokens)
     copies = {precision(target): model}
     *_, static = generate_settings(copies, target.device, slots=slots, wrapped=False)
@@ -144,9 +148,8 @@ def without_draft(
 
 
 def with_draft(
-    target: Target, model: nn.Module, folder: Path, draft: Draft, tree: Tree,
-    prompts: list[Prompt], *, new_tokens: int,
-) -> Group:  # fmt: skip
+    target: Target, model: nn.Module, folder: Path, draft: Draft, tree: Tree, prompts: list[Prompt], *, new_tokens: int
+) -> Group:
     """Build the group of a draft: our chain and tree, and the engines that can serve it."""
     ours = _ours(target, draft, tree, prompts, new_tokens=new_tokens)
     others = []
@@ -159,17 +162,14 @@ def with_draft(
     return Group(draft=draft.method, ours=ours, others=others, serve=serve)
 
 
-def _ours(
-    target: Target, draft: Draft, tree: Tree, prompts: list[Prompt], *, new_tokens: int
-) -> list[Contender]:
+def _ours(target: Target, draft: Draft, tree: Tree, prompts: list[Prompt], *, new_tokens: int) -> list[Contender]:
     chain = TreeConf(kind=TreeKind.chain, depth=min(DRAFTED, draft.max_depth)).build()
     return [
         decoding(
-            target, draft, shape, prompts=prompts, new_tokens=new_tokens,
-            settings=[draft.method, name, str(shape.size)],
+            target, draft, shape, prompts=prompts, new_tokens=new_tokens, settings=[draft.method, name, str(shape.size)]
         )
         for name, shape in [("ours, chain", chain), ("ours, tree", tree)]
-    ]  # fmt: skip
+    ]
 
 
 def assisted(draft: str, model: Any, assistant: Any) -> list[Contender]:
@@ -227,11 +227,16 @@ def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens:
     """Build the table: tokens/s of every contender, and our speed with the same draft over it."""
     reference = groups[0].ours[0].answers
     rows = [
-        [*c.settings, f"{c.tokens_per_s:.1f}", *_ratios(group, c),
-         f"{sum(map(list.__eq__, c.answers, reference))} of {len(reference)}", str(c.late_graphs)]
+        [
+            *c.settings,
+            f"{c.tokens_per_s:.1f}",
+            *_ratios(group, c),
+            f"{sum(map(list.__eq__, c.answers, reference))} of {len(reference)}",
+            str(c.late_graphs),
+        ]
         for group in groups
         for c in [*group.ours, *group.others]
-    ]  # fmt: skip
+    ]
     if version is None:
         rows.append(["all", MISSING, *["-"] * 6])
     return Table(
@@ -240,11 +245,19 @@ def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens:
         "from ids to ids; brackets: 95 % interval over prompts; ours: with the same draft, our "
         "chain, or our loop if there is no draft; same answers: as our loop gives; graphs: "
         f"compiled while measuring{f'; vLLM {version}' if version else ''}.",
-        columns=["draft", "decoding", "proposed", "tokens/s", "ours / this",
-                 "our tree / this", "same answers", "graphs"],
+        columns=[
+            "draft",
+            "decoding",
+            "proposed",
+            "tokens/s",
+            "ours / this",
+            "our tree / this",
+            "same answers",
+            "graphs",
+        ],
         rows=rows,
         label_columns=3,
-    )  # fmt: skip
+    )
 
 
 def _ratios(group: Group, contender: Contender) -> list[str]:
@@ -260,8 +273,6 @@ def _words(groups: list[Group]) -> str:
         if group.others:
             best = max(group.others, key=lambda other: other.tokens_per_s)
             first, tree = _ratios(group, best)
-            ours = (
-                f"our loop is {first}" if tree == "-" else f"our chain is {first}, our tree {tree}"
-            )
+            ours = f"our loop is {first}" if tree == "-" else f"our chain is {first}, our tree {tree}"
             text += f"Draft {group.draft}: {ours} times the fastest other ({best.settings[1]}). "
     return text

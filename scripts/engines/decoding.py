@@ -51,9 +51,7 @@ class Contender:
         """Continue a prompt by `count` tokens and record the time."""
         compiled, began = Device.count_graphs(), time.perf_counter()
         answer = self.run(prompt, count)
-        self.note(
-            answer, seconds=time.perf_counter() - began, graphs=Device.count_graphs() - compiled
-        )
+        self.note(answer, seconds=time.perf_counter() - began, graphs=Device.count_graphs() - compiled)
 
     def note(self, answer: list[int], *, seconds: float, graphs: int) -> None:
         self.seconds.append(seconds)
@@ -61,9 +59,7 @@ class Contender:
         self.answers.append(answer)
 
 
-def race(
-    contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int, turns: int = 1
-) -> None:
+def race(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int, turns: int = 1) -> None:
     """Warm up every contender, then time all of them on each prompt before the next.
 
     Every second turn runs in reverse: with two turns per prompt, two contenders alternate ABBA.
@@ -82,9 +78,7 @@ def warm_up(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: i
             contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
 
 
-def take_turns(
-    contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int
-) -> None:
+def take_turns(contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int) -> None:
     """Let every contender continue the prompt, in an order that depends on its number."""
     offset = number // 2 % len(contenders)
     order = contenders[offset:] + contenders[:offset]
@@ -94,18 +88,27 @@ def take_turns(
 
 
 def decoding(
-    target: Target, draft: Draft | None = None, tree: Tree = NO_TREE, *,
-    prompts: list[Prompt], new_tokens: int, settings: list[str],
-) -> Contender:  # fmt: skip
+    target: Target,
+    draft: Draft | None = None,
+    tree: Tree = NO_TREE,
+    *,
+    prompts: list[Prompt],
+    new_tokens: int,
+    settings: list[str],
+) -> Contender:
     """Build a contender that runs our decoder; without a draft it is the baseline of the reports.
 
     The baseline captures three layers too, like every mode of an evaluation.
     """
     n = target.num_layers
     decoder = Decoder(
-        target, draft, tree, sampling=SamplingConf(), slots=slots_of(prompts, new_tokens),
+        target,
+        draft,
+        tree,
+        sampling=SamplingConf(),
+        slots=slots_of(prompts, new_tokens),
         layers=None if draft else sorted({2, n // 2, n - 3}),
-    )  # fmt: skip
+    )
 
     def run(prompt: Prompt, count: int) -> list[int]:
         (generation,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=count)
@@ -120,9 +123,7 @@ def models(path: str | Path, device: Device) -> dict[str, nn.Module]:
 
     return {
         str(dtype).removeprefix("torch."): endless(
-            AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa").to(
-                device.torch_device
-            )
+            AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa").to(device.torch_device)
         )
         for dtype in (torch.float32, torch.bfloat16)
     }
@@ -145,9 +146,8 @@ def generate(model: nn.Module, *, forward: Callable | None = None, **options: An
             model.forward = forward
         try:
             output = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
-                **options,
-            )  # fmt: skip
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **options
+            )
         finally:
             model.__dict__.pop("forward", None)
         return output[0, len(prompt) :].tolist()
@@ -155,9 +155,7 @@ def generate(model: nn.Module, *, forward: Callable | None = None, **options: An
     return run
 
 
-def generate_settings(
-    copies: dict[str, nn.Module], device: Device, *, slots: int, wrapped: bool
-) -> list[Contender]:
+def generate_settings(copies: dict[str, nn.Module], device: Device, *, slots: int, wrapped: bool) -> list[Contender]:
     """Build a contender for every setting of `generate`: precision x cache x compiled or not.
 
     `generate` compiles nothing with a dynamic cache; `wrapped` adds torch.compile around the model,
@@ -166,19 +164,13 @@ def generate_settings(
     contenders = []
     for precision, model in copies.items():
         static = {"cache_implementation": "static", "max_cache_len": slots}
-        runs = {
-            ("dynamic", "no"): generate(model),
-            ("static", "no"): generate(model, disable_compile=True, **static),
-        }
+        runs = {("dynamic", "no"): generate(model), ("static", "no"): generate(model, disable_compile=True, **static)}
         if device.compiles:
             runs["static", "yes"] = generate(model, compile_config=_compiles_here(), **static)
         if device.compiles and wrapped:
             compiled_forward = torch.compile(model.forward, dynamic=True)
             runs["dynamic", "wrapped"] = generate(model, forward=compiled_forward)
-        contenders += [
-            Contender(settings=["generate", precision, *setting], run=runs[setting])
-            for setting in runs
-        ]
+        contenders += [Contender(settings=["generate", precision, *setting], run=runs[setting]) for setting in runs]
     return contenders
 
 
@@ -198,8 +190,7 @@ def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
     """
     return [
         Contender(
-            settings=["prompt lookup", precision, str(count)],
-            run=generate(model, prompt_lookup_num_tokens=count),
+            settings=["prompt lookup", precision, str(count)], run=generate(model, prompt_lookup_num_tokens=count)
         )
         for precision, model in copies.items()
         for count in LOOKUPS
@@ -212,18 +203,21 @@ def speedup(ours: Contender, other: Contender, *, turns: int = 1) -> Estimate | 
     return bootstrap_t(seconds.reshape(-1, turns, 2).sum(1), support=(0.0, np.inf))
 
 
-def table(
-    ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int
-) -> Table:
+def table(ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int) -> Table:
     """Build the table: tokens/s, our speed over theirs, and the number of answers equal to ours."""
     best = max(others, key=lambda other: other.tokens_per_s)
     rows = []
     for contender in [ours, *others]:
         same = sum(map(list.__eq__, contender.answers, ours.answers))
-        rows.append([
-            *contender.settings, f"{contender.tokens_per_s:.1f}", shown(speedup(ours, contender)),
-            f"{same} of {len(ours.answers)}", str(contender.late_graphs),
-        ])  # fmt: skip
+        rows.append(
+            [
+                *contender.settings,
+                f"{contender.tokens_per_s:.1f}",
+                shown(speedup(ours, contender)),
+                f"{same} of {len(ours.answers)}",
+                str(contender.late_graphs),
+            ]
+        )
     return Table(
         title=title,
         note=f"Ours is {shown(speedup(ours, best))} times the fastest of the others "
@@ -248,38 +242,48 @@ def slots_of(prompts: list[Prompt], new_tokens: int) -> int:
 
 
 def autoregressive(
-    target: Target, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int,
-    wrapped: bool = False,
-) -> Table:  # fmt: skip
+    target: Target, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int, wrapped: bool = False
+) -> Table:
     """Compare our loop with an empty tree with `generate`."""
     ours = decoding(
-        target, prompts=prompts, new_tokens=new_tokens,
+        target,
+        prompts=prompts,
+        new_tokens=new_tokens,
         settings=["ours", precision(target), "static", "yes" if target.device.compiles else "no"],
-    )  # fmt: skip
+    )
     slots = slots_of(prompts, new_tokens)
     others = generate_settings(copies, target.device, slots=slots, wrapped=wrapped)
     race([ours, *others], prompts, new_tokens=new_tokens)
     return table(
-        ours, others, title="Autoregressive decoding beside transformers generate",
-        columns=["decoding", "precision", "cache", "compiled"], new_tokens=new_tokens,
-    )  # fmt: skip
+        ours,
+        others,
+        title="Autoregressive decoding beside transformers generate",
+        columns=["decoding", "precision", "cache", "compiled"],
+        new_tokens=new_tokens,
+    )
 
 
 def drafted(
-    target: Target, draft: Draft, tree: Tree, copies: dict[str, nn.Module],
-    prompts: list[Prompt], *, new_tokens: int,
-) -> Table:  # fmt: skip
+    target: Target, draft: Draft, tree: Tree, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int
+) -> Table:
     """Compare tree decoding with a trained draft with prompt lookup."""
     ours = decoding(
-        target, draft, tree, prompts=prompts, new_tokens=new_tokens,
+        target,
+        draft,
+        tree,
+        prompts=prompts,
+        new_tokens=new_tokens,
         settings=[f"ours, {tree.kind.name} tree", precision(target), str(tree.size)],
-    )  # fmt: skip
+    )
     others = lookup_settings(copies)
     race([ours, *others], prompts, new_tokens=new_tokens)
     return table(
-        ours, others, title="Tree decoding beside transformers prompt lookup",
-        columns=["decoding", "precision", "proposed tokens"], new_tokens=new_tokens,
-    )  # fmt: skip
+        ours,
+        others,
+        title="Tree decoding beside transformers prompt lookup",
+        columns=["decoding", "precision", "proposed tokens"],
+        new_tokens=new_tokens,
+    )
 
 
 def precision(target: Target) -> str:

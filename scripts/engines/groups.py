@@ -30,14 +30,7 @@ from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.tree import TreeKind
 from scripts.benchmarks.tables import machine, show, write
-from scripts.engines.comparison import (
-    DRAFTED,
-    MISSING,
-    Group,
-    vllm,
-    with_draft,
-    without_draft,
-)
+from scripts.engines.comparison import DRAFTED, MISSING, Group, vllm, with_draft, without_draft
 from scripts.engines.decoding import (
     LOOKUPS,
     Contender,
@@ -74,36 +67,29 @@ def build_groups(
     model = models(target.model.name_or_path, target.device)[name]
     chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
     lookup = decoding(
-        target, NgramDraft(), chain, prompts=prompts, new_tokens=new_tokens,
+        target,
+        NgramDraft(),
+        chain,
+        prompts=prompts,
+        new_tokens=new_tokens,
         settings=["n-gram", "ours, chain", str(DRAFTED)],
-    )  # fmt: skip
+    )
     theirs = [
-        Contender(
-            settings=["n-gram", "prompt lookup", str(count)],
-            run=generate(model, prompt_lookup_num_tokens=count),
-        )
+        Contender(settings=["n-gram", "prompt lookup", str(count)], run=generate(model, prompt_lookup_num_tokens=count))
         for count in LOOKUPS
     ]
     groups = [
         without_draft(target, model, prompts, new_tokens=new_tokens),
         Group(draft="n-gram", ours=[lookup], others=theirs, serve=["--method=ngram"]),
     ]
-    groups[0].others.append(
-        Contender(settings=["none", "generate, dynamic", "0"], run=generate(model))
-    )
+    groups[0].others.append(Contender(settings=["none", "generate, dynamic", "0"], run=generate(model)))
     for folder in drafts:
         _, draft = load_draft(folder, target)
-        groups.append(
-            with_draft(
-                target, model, folder, draft, conf.tree.build(), prompts, new_tokens=new_tokens
-            )
-        )
+        groups.append(with_draft(target, model, folder, draft, conf.tree.build(), prompts, new_tokens=new_tokens))
     return groups
 
 
-def hold_race(
-    groups: list[Group], target: Target, prompts: list[EvalPrompt], results: Path, new_tokens: int
-) -> None:
+def hold_race(groups: list[Group], target: Target, prompts: list[EvalPrompt], results: Path, new_tokens: int) -> None:
     """Time every contender on every prompt that has no line in `results` yet."""
     done = {json.loads(line)["prompt"] for line in read_lines(results)}
     ids = [prompt.ids for prompt in prompts]
@@ -117,10 +103,7 @@ def hold_race(
         warm_up(contenders, ids, new_tokens=new_tokens)
         for number, prompt in track_progress(waiting, "prompts"):
             take_turns(contenders, prompt.ids, number=number, new_tokens=new_tokens)
-            runs = [
-                {"settings": c.settings, "seconds": c.seconds[-1], "ids": c.answers[-1]}
-                for c in contenders
-            ]
+            runs = [{"settings": c.settings, "seconds": c.seconds[-1], "ids": c.answers[-1]} for c in contenders]
             line = {"prompt": prompt.id, "category": prompt.category, "runs": runs}
             with results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -138,13 +121,10 @@ def read_lines(results: Path) -> list[str]:
 def read_runs(results: Path) -> list[Run]:
     """Return all runs of the file of results, prompt by prompt."""
     return [
-        Run(
-            category=line["category"], contender=" | ".join(run["settings"]),
-            seconds=run["seconds"], ids=run["ids"],
-        )
+        Run(category=line["category"], contender=" | ".join(run["settings"]), seconds=run["seconds"], ids=run["ids"])
         for line in map(json.loads, read_lines(results))
         for run in line["runs"]
-    ]  # fmt: skip
+    ]
 
 
 def speed_of(runs: Iterable[Run]) -> float:
@@ -192,10 +172,7 @@ def margin_table(runs: list[Run], ours: list[str]) -> Table:
     for category, part in parts.items():
         others = {name: its_runs for name, its_runs in part.items() if name not in ours}
         best = max(others, key=lambda name: speed_of(others[name]))
-        margins = [
-            shown(bootstrap_t(seconds_of(part[best], part[name]), support=(0.0, np.inf)))
-            for name in ours
-        ]
+        margins = [shown(bootstrap_t(seconds_of(part[best], part[name]), support=(0.0, np.inf))) for name in ours]
         rows.append([category, best.replace(" | ", ", "), f"{speed_of(part[best]):.1f}", *margins])
     return Table(
         title="Beside the fastest other of each category",
@@ -211,9 +188,7 @@ def seconds_of(theirs: list[Run], ours: list[Run]) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, help="folder of a model")
     parser.add_argument("--prompts", required=True, help="a file as for evaluation.prompts")
     parser.add_argument("--results", type=Path, required=True, help="JSONL, made or continued")

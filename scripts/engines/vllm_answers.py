@@ -33,9 +33,12 @@ def main() -> None:
         request = json.loads(line)
         # End tokens are ignored, so that all engines decode the same number of tokens.
         greedy = vllm.SamplingParams(
-            temperature=0.0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False,
+            temperature=0.0,
+            max_tokens=request["tokens"],
+            ignore_eos=True,
+            detokenize=False,
             stop_token_ids=request.get("stop", []),
-        )  # fmt: skip
+        )
         compiled, began = counters["stats"]["unique_graphs"], time.perf_counter()
         [result] = llm.generate({"prompt_token_ids": request["ids"]}, greedy, use_tqdm=False)
         answer = {

@@ -37,9 +37,7 @@ def split_documents(rows: Packed) -> list[Document]:
     return documents
 
 
-def write_documents(
-    documents: list[Document], folder: Path, *, target: Target, layers: list[int]
-) -> None:
+def write_documents(documents: list[Document], folder: Path, *, target: Target, layers: list[int]) -> None:
     """Write the documents with what enters `layers` and the final norm of the target."""
     columns = {
         "input_ids": [ids.tolist() for ids, _ in documents],

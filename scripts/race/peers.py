@@ -79,9 +79,8 @@ def parse_arguments() -> argparse.Namespace:
 def begin_race(args: argparse.Namespace) -> Race:
     """Return the race of these arguments, with its settings written to its folder."""
     race = Race(
-        output=args.output, target=args.target, prompts=args.prompts, steps=args.steps,
-        overrides=args.overrides,
-    )  # fmt: skip
+        output=args.output, target=args.target, prompts=args.prompts, steps=args.steps, overrides=args.overrides
+    )
     race.save()
     return race
 
@@ -91,8 +90,7 @@ def hold_race(race: Race, args: argparse.Namespace) -> None:
     find_peer()
     require(
         not args.engine or any(environment().glob(".ready-*")),
-        f"--engine: must have vLLM's environment, got {environment()}; run "
-        "`bash scripts/setup_engines.sh`",
+        f"--engine: must have vLLM's environment, got {environment()}; run `bash scripts/setup_engines.sh`",
     )
     first, *_ = args.seeds
     trials = [
@@ -105,9 +103,7 @@ def hold_race(race: Race, args: argparse.Namespace) -> None:
     measure_all("calibration", trials, args.jobs)
     figures = race.list_figures()
     chosen = [
-        Run(race=race, side=side, rate=choose_rate(figures, side), seed=seed)
-        for seed in args.seeds
-        for side in SIDES
+        Run(race=race, side=side, rate=choose_rate(figures, side), seed=seed) for seed in args.seeds for side in SIDES
     ]
     train_all(chosen, args.jobs)
     measure_all("runtime", chosen, args.jobs)
@@ -123,9 +119,7 @@ def hold_race(race: Race, args: argparse.Namespace) -> None:
 def train_all(runs: list[Run], jobs: int) -> None:
     """Write the documents of the runs' seeds, then train the runs."""
     by_seed = {run.seed: run for run in runs if run.side == OURS}
-    missing = [
-        run for seed, run in by_seed.items() if not (run.race.documents(seed) / SUMMARY).exists()
-    ]
+    missing = [run for seed, run in by_seed.items() if not (run.race.documents(seed) / SUMMARY).exists()]
     work_off((partial(do_stage, "documents", run) for run in missing), jobs)
     work_off((partial(train_run, run) for run in runs if not run.figures), jobs)
 
@@ -138,9 +132,15 @@ def measure_all(stage: str, runs: list[Run], jobs: int) -> None:
 def do_stage(stage: str, run: Run) -> int:
     """Do a stage in a process of its own; return the exit code."""
     command = [
-        sys.executable, "-m", "scripts.race.stage", str(run.race.output), stage,
-        f"--side={run.side}", f"--rate={run.rate}", f"--seed={run.seed}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "scripts.race.stage",
+        str(run.race.output),
+        stage,
+        f"--side={run.side}",
+        f"--rate={run.rate}",
+        f"--seed={run.seed}",
+    ]
     code, _ = run_process(command, run.file.with_suffix(f".{stage}.log"))
     return code
 
@@ -151,8 +151,7 @@ def work_off(work: Iterable[Callable[[], int]], jobs: int) -> None:
         codes = list(pool.map(lambda task: task(), work))
     require(
         not any(codes),
-        f"{sum(map(bool, codes))} of {len(codes)} processes failed; see their logs, and call the "
-        "command again",
+        f"{sum(map(bool, codes))} of {len(codes)} processes failed; see their logs, and call the command again",
     )
 
 

@@ -50,9 +50,8 @@ class Race:
     def short(self) -> "Race":
         """Return the race of few steps that training is timed by."""
         return replace(
-            self, output=self.output / COST_FOLDER, steps=COST_STEPS,
-            overrides=[*self.overrides, *COST_OVERRIDES],
-        )  # fmt: skip
+            self, output=self.output / COST_FOLDER, steps=COST_STEPS, overrides=[*self.overrides, *COST_OVERRIDES]
+        )
 
     def share_documents(self) -> None:
         """Link the answers and documents into the folder of the short race."""
@@ -69,8 +68,7 @@ class Race:
         saved = json.loads(file.read_text()) if file.exists() else settings
         require(
             saved == settings,
-            f"--output: must be another folder for other settings, got {self.output} with {saved}; "
-            "choose another",
+            f"--output: must be another folder for other settings, got {self.output} with {saved}; choose another",
         )
         self.output.mkdir(parents=True, exist_ok=True)
         write_text_atomically(file, json.dumps(settings))

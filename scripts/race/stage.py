@@ -27,13 +27,7 @@ from scripts.engines.decoding import generate, precision
 from scripts.race.documents import load_peer, split_documents, write_documents
 from scripts.race.runs import DEPTHS, LOOKUP_FILE, OURS, PEER, SIDES, Race, Run
 from scripts.race.training import our_overrides
-from scripts.studies.chain_rounds import (
-    NEW_TOKENS,
-    collect_texts,
-    load_cpu_target,
-    replay_chains,
-    tabulate_rounds,
-)
+from scripts.studies.chain_rounds import NEW_TOKENS, collect_texts, load_cpu_target, replay_chains, tabulate_rounds
 from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.rows.packed_rows import load_training_rows
@@ -94,9 +88,7 @@ def replay_judged(run: Run) -> None:
     run.add_figures(runtime=count_rounds(run, target, prompts, depths=DEPTHS))
 
 
-def count_rounds(
-    run: Run, target: Target, prompts: list[EvalPrompt], *, depths: list[int]
-) -> dict[int, list]:
+def count_rounds(run: Run, target: Target, prompts: list[EvalPrompt], *, depths: list[int]) -> dict[int, list]:
     """Return the counts of the replayed chains, by depth."""
     draft = load_run_draft(run, target)
     texts = collect_texts(target, prompts, layers=draft.needs.layers, depth=max(depths))
@@ -111,11 +103,18 @@ def serve_judged(run: Run) -> None:
     slots = max(len(prompt.ids) for prompt in prompts) + NEW_TOKENS + 2 * max(DEPTHS)
     counts, version = {}, ""
     for depth in DEPTHS:
-        engine = Engine([
-            run.race.target_path, f"--dtype={precision(target)}", "--eager", "--count",
-            "--method=eagle3", f"--draft={run.checkpoint}", f"--drafted={depth}",
-            f"--slots={slots}",
-        ])  # fmt: skip
+        engine = Engine(
+            [
+                run.race.target_path,
+                f"--dtype={precision(target)}",
+                "--eager",
+                "--count",
+                "--method=eagle3",
+                f"--draft={run.checkpoint}",
+                f"--drafted={depth}",
+                f"--slots={slots}",
+            ]
+        )
         try:
             version = engine.read_line()["version"]
             counts[depth] = [count_served(engine, prompt, target) for prompt in prompts]
@@ -144,9 +143,8 @@ def look_up_judged(run: Run) -> None:
 
     model.register_forward_pre_hook(count_pass)
     decode = generate(
-        model, prompt_lookup_num_tokens=LOOKUP_TOKENS, eos_token_id=sorted(target.eos_ids),
-        pad_token_id=0,
-    )  # fmt: skip
+        model, prompt_lookup_num_tokens=LOOKUP_TOKENS, eos_token_id=sorted(target.eos_ids), pad_token_id=0
+    )
     counts = []
     for prompt in prompts:
         before, answer = passes, decode(prompt.ids, NEW_TOKENS)

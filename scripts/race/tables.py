@@ -77,13 +77,16 @@ def build_acceptance_table(figures: list[Figures], lookup: Figures | None) -> Ta
                 difference = {OURS: render_difference(totals[OURS], totals[PEER]), PEER: ""}
                 rows += [
                     [
-                        NAMES[side], ENGINES[engine], str(depth),
+                        NAMES[side],
+                        ENGINES[engine],
+                        str(depth),
                         ", ".join(f"{acceptance_length(c):.2f}" for c in counts[side]),
-                        f"{acceptance_length(totals[side]):.2f}", difference[side],
+                        f"{acceptance_length(totals[side]):.2f}",
+                        difference[side],
                         render_shares(totals[side]),
                     ]
                     for side in SIDES
-                ]  # fmt: skip
+                ]
     if lookup:
         length = acceptance_length(np.array(lookup["counts"]))
         rows.append(["prompt lookup", "transformers", "", "", f"{length:.2f}", "", ""])
@@ -94,11 +97,10 @@ def build_acceptance_table(figures: list[Figures], lookup: Figures | None) -> Ta
         "seeds, paired by prompt, with its 95 % interval; accepted: share of all rounds that "
         "accepted at least 1, 2, ... draft tokens; prompt lookup: tokens per forward pass."
         + "".join(f" vLLM {version}." for version in sorted(versions)),
-        columns=["draft", "decoded by", "chain", "tau by seed", "tau", "ours - speculators",
-                 "accepted"],
+        columns=["draft", "decoded by", "chain", "tau by seed", "tau", "ours - speculators", "accepted"],
         rows=rows,
         label_columns=3,
-    )  # fmt: skip
+    )
 
 
 def build_category_table(figures: list[Figures], lookup: Figures | None) -> Table:
@@ -113,13 +115,11 @@ def build_category_table(figures: list[Figures], lookup: Figures | None) -> Tabl
         counts["prompt lookup"] = np.array(lookup["counts"])
     names = list(dict.fromkeys(categories.tolist()))
     rows = [
-        [draft, *(f"{acceptance_length(c[categories == name]):.2f}" for name in names)]
-        for draft, c in counts.items()
+        [draft, *(f"{acceptance_length(c[categories == name]):.2f}" for name in names)] for draft, c in counts.items()
     ]
     return Table(
         title="Acceptance by category",
-        note=f"Tau of a chain of {DEPTHS[-1]} in this runtime over all seeds; prompt lookup: "
-        "tokens per forward pass.",
+        note=f"Tau of a chain of {DEPTHS[-1]} in this runtime over all seeds; prompt lookup: tokens per forward pass.",
         columns=["draft", *names],
         rows=rows if names else [],
         label_columns=1,
@@ -132,11 +132,15 @@ def build_rate_table(figures: list[Figures]) -> Table:
     for side in SIDES:
         tried, runs = calibrated_lengths(figures, side), select_chosen(figures, side)
         if runs:
-            rows.append([
-                NAMES[side], ", ".join(f"{rate:g}: {tau:.2f}" for rate, tau in tried.items()),
-                f"{runs[0]['rate']:g}", f"{runs[0]['steps']:,}",
-                ", ".join(f"{run['tokens']:,}" for run in runs),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    NAMES[side],
+                    ", ".join(f"{rate:g}: {tau:.2f}" for rate, tau in tried.items()),
+                    f"{runs[0]['rate']:g}",
+                    f"{runs[0]['steps']:,}",
+                    ", ".join(f"{run['tokens']:,}" for run in runs),
+                ]
+            )
     return Table(
         title="Rates",
         note="Tau of the first seed's chain on prompts that are not judged, which chooses the "
@@ -150,18 +154,18 @@ def build_rate_table(figures: list[Figures]) -> Table:
 def build_cost_table(figures: list[Figures]) -> Table:
     """Return the speed and the peak memory of short training runs, by seed."""
     by_side = {
-        side: sorted((run for run in figures if run["side"] == side), key=lambda run: run["seed"])
-        for side in SIDES
+        side: sorted((run for run in figures if run["side"] == side), key=lambda run: run["seed"]) for side in SIDES
     }
     rows = [
         [
-            NAMES[side], f"{runs[0]['steps']:,}",
+            NAMES[side],
+            f"{runs[0]['steps']:,}",
             ", ".join(f"{run['tokens_per_s']:,.0f}" for run in runs),
             ", ".join(f"{run['peak_bytes'] / 2**20:,.0f}" for run in runs),
         ]
         for side, runs in by_side.items()
         if runs
-    ]  # fmt: skip
+    ]
     return Table(
         title="Training",
         note="Runs of few steps at the chosen rates, in turns, one thread, nothing beside them, by "

@@ -21,10 +21,15 @@ from scripts.studies.eagle3 import SETTINGS, build_overrides
 ROOT = Path(__file__).parents[2]
 OUR_SETTING = SETTINGS["ours"]  # what does best in scripts/studies/eagle3.py
 PEER_SETTING = [
-    "--speculator-type=eagle3", f"--total-seq-len={STEP_TOKENS}", "--hidden-states-dtype=float32",
-    "--num-workers=0", "--draft-attn-impl=sdpa", "--loss-implementation=eager",
-    "--on-missing=raise", "--log-freq=1",
-]  # fmt: skip
+    "--speculator-type=eagle3",
+    f"--total-seq-len={STEP_TOKENS}",
+    "--hidden-states-dtype=float32",
+    "--num-workers=0",
+    "--draft-attn-impl=sdpa",
+    "--loss-implementation=eager",
+    "--on-missing=raise",
+    "--log-freq=1",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +50,19 @@ def train_run(run: Run) -> int:
     if code == 0:
         read_cost = read_our_cost if run.side == OURS else read_peer_cost
         run.add_figures(
-            side=run.side, rate=run.rate, seed=run.seed, steps=run.race.steps,
-            peak_bytes=peak_bytes, **sum_costs(read_cost(run.folder), run.race.steps),
-        )  # fmt: skip
+            side=run.side,
+            rate=run.rate,
+            seed=run.seed,
+            steps=run.race.steps,
+            peak_bytes=peak_bytes,
+            **sum_costs(read_cost(run.folder), run.race.steps),
+        )
     return code
 
 
 def our_overrides(run: Run) -> list[str]:
     """Return the overrides of a run of ours."""
-    overrides = build_overrides(
-        run.folder, seed=run.seed, steps=run.race.steps, target=run.race.target
-    )
+    overrides = build_overrides(run.folder, seed=run.seed, steps=run.race.steps, target=run.race.target)
     rates = [f"optim.lr={run.rate}", f"optim.muon_lr={run.rate}"]
     return [*overrides, *OUR_SETTING, *rates, *run.race.overrides]
 
@@ -65,14 +72,21 @@ def peer_command(run: Run) -> list[str]:
     summary, epochs = run.read_summary(), run.count_epochs()
     count = len(summary["lengths"])
     return [
-        str(find_peer() / "bin" / "python"), str(ROOT / "scripts" / "train_speculators.py"),
-        *PEER_SETTING, f"--verifier-name-or-path={run.race.target_path}",
-        f"--data-path={run.race.documents(run.seed)}", f"--save-path={run.folder}",
-        f"--seed={run.seed}", f"--lr={run.rate}", f"--max-steps={run.race.steps}",
-        f"--epochs={epochs}", f"--checkpoint-freq={epochs}",
+        str(find_peer() / "bin" / "python"),
+        str(ROOT / "scripts" / "train_speculators.py"),
+        *PEER_SETTING,
+        f"--verifier-name-or-path={run.race.target_path}",
+        f"--data-path={run.race.documents(run.seed)}",
+        f"--save-path={run.folder}",
+        f"--seed={run.seed}",
+        f"--lr={run.rate}",
+        f"--max-steps={run.race.steps}",
+        f"--epochs={epochs}",
+        f"--checkpoint-freq={epochs}",
         f"--train-data-ratio={(count - 0.5) / count}",
-        "--target-layer-ids", *map(str, summary["layers"]),
-    ]  # fmt: skip
+        "--target-layer-ids",
+        *map(str, summary["layers"]),
+    ]
 
 
 def find_peer() -> Path:
@@ -80,8 +94,7 @@ def find_peer() -> Path:
     folder = Path(os.environ.get("SPECULATORS", ROOT / ".venv-speculators"))
     require(
         any(folder.glob(".ready-*")),
-        f"SPECULATORS: must be the environment of speculators, got {folder}; run "
-        "`bash scripts/setup_speculators.sh`",
+        f"SPECULATORS: must be the environment of speculators, got {folder}; run `bash scripts/setup_speculators.sh`",
     )
     return folder
 
@@ -117,13 +130,7 @@ def read_our_cost(folder: Path) -> list[StepCost]:
         if "train/tokens" in metrics:
             spent = metrics["train/tokens"] - tokens
             tokens = metrics["train/tokens"]
-            costs.append(
-                StepCost(
-                    step=metrics["step"],
-                    tokens=spent,
-                    seconds=spent / metrics["train/tokens_per_s"],
-                )
-            )
+            costs.append(StepCost(step=metrics["step"], tokens=spent, seconds=spent / metrics["train/tokens_per_s"]))
     return costs
 
 
@@ -135,8 +142,7 @@ def read_peer_cost(folder: Path) -> list[StepCost]:
             seconds = record["profile"]["step_ms"] / 1000
             costs.append(
                 StepCost(
-                    step=record["global_step"] + 1,
-                    tokens=record["profile"]["tokens_per_s"] * seconds, seconds=seconds,
+                    step=record["global_step"] + 1, tokens=record["profile"]["tokens_per_s"] * seconds, seconds=seconds
                 )
-            )  # fmt: skip
+            )
     return costs

@@ -34,14 +34,11 @@ def load_cpu_target(path: str | None) -> Target:
     return load_target(conf, open_device(DeviceConf(name=DeviceName.cpu, compile=False)))
 
 
-def collect_texts(
-    target: Target, prompts: list[EvalPrompt], *, layers: list[int], depth: int
-) -> list[ReplayText]:
+def collect_texts(target: Target, prompts: list[EvalPrompt], *, layers: list[int], depth: int) -> list[ReplayText]:
     """Return the target's greedy answers to the prompts, for chains of up to `depth`."""
     return collect_replay_texts(
-        target, prompts, sampling=SamplingConf(), max_new_tokens=NEW_TOKENS, layers=layers,
-        lookahead=depth,
-    )  # fmt: skip
+        target, prompts, sampling=SamplingConf(), max_new_tokens=NEW_TOKENS, layers=layers, lookahead=depth
+    )
 
 
 def replay_chains(
@@ -50,10 +47,7 @@ def replay_chains(
     """Return by the chain's depth, for each prompt, what each round of decoding accepts."""
     chains = {str(depth): TreeConf(kind=TreeKind.chain, depth=depth).build() for depth in depths}
     accepted = Replay(target, draft, texts, sampling=SamplingConf()).accepted_lengths(chains)
-    return {
-        depth: [lengths[decoding_starts(lengths)].tolist() for lengths in accepted[str(depth)]]
-        for depth in depths
-    }
+    return {depth: [lengths[decoding_starts(lengths)].tolist() for lengths in accepted[str(depth)]] for depth in depths}
 
 
 def tabulate_rounds(rounds: list[list[int]], depth: int) -> ndarray:

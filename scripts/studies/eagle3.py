@@ -43,28 +43,43 @@ DEPTH = 4  # of the chain
 VARIANT = "variant="
 WITHOUT_NORMS = ["draft.norm_before_residual=false", "draft.norm_before_fc=false"]
 BASE = [
-    "optim=demo-medusa", "loss=lk_hybrid", "draft.train_head=true", *WITHOUT_NORMS,
-    "draft.vocab_size=null", "optim.rows_per_step=8",
-    "optim.micro_batch_size=8", "data.for_any_target=true", "data.answers.prompts=2048",
-    "data.answers.max_new_tokens=80", "tree=chain", f"tree.depth={DEPTH}", "log=console",
-    "device=cpu", "device.compile=false", "device.threads=1", "num_eval_prompts=1",
-    "evaluation.prompts_per_category=1", "evaluation.max_new_tokens=2",
+    "optim=demo-medusa",
+    "loss=lk_hybrid",
+    "draft.train_head=true",
+    *WITHOUT_NORMS,
+    "draft.vocab_size=null",
+    "optim.rows_per_step=8",
+    "optim.micro_batch_size=8",
+    "data.for_any_target=true",
+    "data.answers.prompts=2048",
+    "data.answers.max_new_tokens=80",
+    "tree=chain",
+    f"tree.depth={DEPTH}",
+    "log=console",
+    "device=cpu",
+    "device.compile=false",
+    "device.threads=1",
+    "num_eval_prompts=1",
+    "evaluation.prompts_per_category=1",
+    "evaluation.max_new_tokens=2",
     "evaluation.batch_sizes=[]",
-]  # fmt: skip
+]
 NEURON_NORMS = ["draft.norm_before_residual=true", "draft.norm_before_fc=true"]
 THREE_NORMS = [*NEURON_NORMS, "draft.norm_output=true"]
 # The optimizer of speculators 0.9: Muon scaled like AdamW, weight decay, linear decay.
 PEER_OPTIMIZER = [
-    "optim.lr=1e-2", "optim.muon_lr=1e-2", "optim.muon_scaling=match_rms_adamw",
-    "optim.weight_decay=0.1", "optim.schedule=wsd", "optim.warmup_ratio=0.01",
+    "optim.lr=1e-2",
+    "optim.muon_lr=1e-2",
+    "optim.muon_scaling=match_rms_adamw",
+    "optim.weight_decay=0.1",
+    "optim.schedule=wsd",
+    "optim.warmup_ratio=0.01",
     "optim.decay_ratio=0.99",
-]  # fmt: skip
+]
 PEER_LOSS = ["loss=forward_kl", "loss.step_decay=1.0", "loss.reduction=token"]
 PEER_DRAFT = ["draft.train_head=false", "draft.ttt_steps=3", "draft.intermediate_size=256"]
 # The same without `norm_output`, with the target's own width of the MLP.
-NEURON_RECIPE = [
-    *NEURON_NORMS, *PEER_DRAFT, "draft.intermediate_size=null", *PEER_LOSS, *PEER_OPTIMIZER,
-]  # fmt: skip
+NEURON_RECIPE = [*NEURON_NORMS, *PEER_DRAFT, "draft.intermediate_size=null", *PEER_LOSS, *PEER_OPTIMIZER]
 OURS = [*NEURON_RECIPE, "draft.ttt_steps=4", "loss.on_prompts=true", "draft.dropout=0.1"]
 SETTINGS = {
     "base": [],
@@ -88,18 +103,14 @@ SETTINGS = {
     "ours, rate 2e-2": [*OURS, "optim.lr=2e-2", "optim.muon_lr=2e-2"],
     "ours, rate 5e-3": [*OURS, "optim.lr=5e-3", "optim.muon_lr=5e-3"],
     "ours, layers 2, 4, 5": [*OURS, "draft.layers=[2,4,5]"],
-    "ours, no norms": [
-        *OURS, *WITHOUT_NORMS,
-    ],
+    "ours, no norms": [*OURS, *WITHOUT_NORMS],
     "ours, three norms": [*OURS, "draft.norm_output=true"],
     "ours, trained embeddings": [*OURS, "draft.train_embeddings=true", "optim.lr=1e-3"],
     "ours, total variation": [*OURS, "loss=tv"],
     "ours, step weights 0.8": [*OURS, "loss.step_decay=0.8"],
     "ours, weight decay 0": [*OURS, "optim.weight_decay=0"],
     "ours, Muon's own scaling": [*OURS, "optim.muon_scaling=original", "optim.muon_lr=5e-2"],
-    "ours, rows of 128": [
-        *OURS, "data.row_length=128", "optim.rows_per_step=16", "optim.micro_batch_size=16",
-    ],
+    "ours, rows of 128": [*OURS, "data.row_length=128", "optim.rows_per_step=16", "optim.micro_batch_size=16"],
     "ours, short rows first": [f"{VARIANT}by_length", *OURS],
     "ours, average of weights": [f"{VARIANT}ema", *OURS],
     "ours, last layer first": [f"{VARIANT}last_layer", *OURS],
@@ -112,13 +123,9 @@ SETTINGS = {
     "frozen head": ["draft.train_head=false"],
     "forward KL": ["loss=forward_kl"],
     "two norms, frozen head": [*NEURON_NORMS, "draft.train_head=false"],
-    "two norms, frozen head, forward KL": [
-        *NEURON_NORMS, "draft.train_head=false", "loss=forward_kl",
-    ],
-    "three norms, frozen head, forward KL": [
-        *THREE_NORMS, "draft.train_head=false", "loss=forward_kl",
-    ],
-}  # fmt: skip
+    "two norms, frozen head, forward KL": [*NEURON_NORMS, "draft.train_head=false", "loss=forward_kl"],
+    "three norms, frozen head, forward KL": [*THREE_NORMS, "draft.train_head=false", "loss=forward_kl"],
+}
 
 
 def main() -> None:
@@ -157,9 +164,7 @@ def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
     with folder.with_suffix(".log").open("w") as log:
         print(f"{folder.name}: {log.name}", flush=True)
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-        return subprocess.run(
-            command, stdout=log, stderr=log, env=environment, check=False
-        ).returncode
+        return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
 
 
 def name_module(changes: list[str]) -> tuple[list[str], list[str]]:
@@ -176,9 +181,14 @@ def name_module(changes: list[str]) -> tuple[list[str], list[str]]:
 def build_overrides(folder: Path, *, seed: int, steps: int, target: str | None) -> list[str]:
     """Return the overrides that every run has, whatever its setting."""
     overrides = [
-        *BASE, f"optim.steps={steps}", f"eval_every={steps}", f"seed={seed}", f"data.seed={seed}",
-        f"output_dir={folder.parent}", f"run_name={folder.name}",
-    ]  # fmt: skip
+        *BASE,
+        f"optim.steps={steps}",
+        f"eval_every={steps}",
+        f"seed={seed}",
+        f"data.seed={seed}",
+        f"output_dir={folder.parent}",
+        f"run_name={folder.name}",
+    ]
     if target is not None:
         overrides += [f"target.path={target}", f"target.name={name_target(target)}"]
     return overrides
@@ -208,8 +218,7 @@ def load_unreported_prompts(tokenizer: Any) -> list[EvalPrompt]:
     """Return the held-out prompts that the demo does not report, to choose settings by."""
     conf = compose("train", TrainConf, ["draft=demo"])
     every, reported = (
-        load_eval_prompts(tokenizer, None, limit=limit)
-        for limit in (None, conf.evaluation.prompts_per_category)
+        load_eval_prompts(tokenizer, None, limit=limit) for limit in (None, conf.evaluation.prompts_per_category)
     )
     reported_ids = {prompt.id for prompt in reported}
     return [prompt for prompt in every if prompt.id not in reported_ids]
@@ -237,8 +246,7 @@ def render_table(args: argparse.Namespace) -> str:
         interval = "" if first is None else render_difference(total, first)
         first = total if first is None else first
         lines.append(
-            f"| {setting} | {by_seed} | {acceptance_length(total):.2f} | {interval} "
-            f"| {render_shares(total)} |"
+            f"| {setting} | {by_seed} | {acceptance_length(total):.2f} | {interval} | {render_shares(total)} |"
         )
     return "\n".join(lines)
 

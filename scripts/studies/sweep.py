@@ -36,13 +36,9 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="*", type=Path)
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 4, 16])
     parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument(
-        "--side-by-side", type=int, default=3, help="processes that compile in parallel"
-    )
+    parser.add_argument("--side-by-side", type=int, default=3, help="processes that compile in parallel")
     parser.add_argument("--output", type=Path, default=Path("outputs/sweep"))
-    parser.add_argument(
-        "--table-only", action="store_true", help="print the table of an earlier sweep"
-    )
+    parser.add_argument("--table-only", action="store_true", help="print the table of an earlier sweep")
     parser.add_argument("--write", action="store_true", help="update docs/tuning.md")
     args = parser.parse_args()
     if not args.table_only:
@@ -64,29 +60,27 @@ def tune(name: str, checkpoint: Path, batch: int, *, args: argparse.Namespace) -
     run = f"{name.replace('/', '-')}-b{batch:02}"
     args.output.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "infer.tune", f"checkpoint={checkpoint}", f"batch=[{batch}]",
-        "sweep=true", f"num_prompts={args.prompts}", "device.threads=1",
-        f"output_dir={args.output}", f"run_name={run}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "infer.tune",
+        f"checkpoint={checkpoint}",
+        f"batch=[{batch}]",
+        "sweep=true",
+        f"num_prompts={args.prompts}",
+        "device.threads=1",
+        f"output_dir={args.output}",
+        f"run_name={run}",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with (args.output / f"{run}.log").open("w") as log:
         print(f"{run}: {log.name}", flush=True)
-        return subprocess.run(
-            command, stdout=log, stderr=log, env=environment, check=False
-        ).returncode
+        return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
 
 
 def tables(runs: list[dict]) -> str:
     """Build tables of the choice against the best measured tree and against two rivals."""
-    results = [
-        (draft["name"], result)
-        for run in runs
-        for draft in run["drafts"]
-        for result in draft["results"]
-    ]
-    counts = {
-        sum(1 for s in result["candidates"] if s["measured_speedup"]) for _, result in results
-    }
+    results = [(draft["name"], result) for run in runs for draft in run["drafts"] for result in draft["results"]]
+    counts = {sum(1 for s in result["candidates"] if s["measured_speedup"]) for _, result in results}
     rows, rivals = [], []
     for name, result in results:
         measured = {s["name"]: s for s in result["candidates"] if s["measured_speedup"]}

@@ -95,9 +95,7 @@ def skip_copied_tokens() -> None:
 def find_copied_tokens(batch: Batch) -> Tensor:
     """Return which tokens follow the latest earlier occurrence of the tokens before them."""
     copied = torch.zeros_like(batch.answer_mask)
-    for row, (ids, document) in enumerate(
-        zip(batch.input_ids.tolist(), batch.document_ids.tolist(), strict=True)
-    ):
+    for row, (ids, document) in enumerate(zip(batch.input_ids.tolist(), batch.document_ids.tolist(), strict=True)):
         following: dict[tuple[int, ...], int] = {}
         for place in range(NGRAM, len(ids)):
             key = (document[place], *ids[place - NGRAM : place])

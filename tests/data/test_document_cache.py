@@ -36,12 +36,15 @@ def tokenizer(template: str = TEMPLATE):
 def conf(tmp_path) -> DataConf:
     """Conversations of a file, one of them without an answer."""
     rows = [
-        {"messages": [
-            {"role": "user", "content": f"Is {n} even?"},
-            {"role": "assistant", "content": f"{n}: {n % 2 == 0}"},
-        ], "category": "ab"[n % 2]}
+        {
+            "messages": [
+                {"role": "user", "content": f"Is {n} even?"},
+                {"role": "assistant", "content": f"{n}: {n % 2 == 0}"},
+            ],
+            "category": "ab"[n % 2],
+        }
         for n in range(20)
-    ]  # fmt: skip
+    ]
     file = tmp_path / "rows.jsonl"
     lines = [json.dumps(row) for row in [*rows, {"messages": rows[0]["messages"][:1]}]]
     file.write_text("\n".join(lines))
@@ -58,9 +61,7 @@ def assert_equal(some: Documents, others: Documents) -> None:
             assert dict(value) == dict(other) if name == "skipped" else value == other, name
 
 
-def test_a_second_start_reads_the_same_documents_and_tokenizes_nothing(
-    conf, tmp_path, monkeypatch, caplog
-):
+def test_a_second_start_reads_the_same_documents_and_tokenizes_nothing(conf, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     first = read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
     assert_equal(first, read_documents(conf, tokenizer(), SIZE))
@@ -76,10 +77,13 @@ def test_whatever_changes_documents_changes_their_name(conf, tmp_path, monkeypat
 
     same = [name(), name(replace(conf, row_length=64, seed=3))]
     others = [
-        name(template=TEMPLATE + " "), name(size=SIZE + 1), name(replace(conf, limit=3)),
-        name(replace(conf, turns=TurnSelection.last)), name(replace(conf, split="train[1:]")),
+        name(template=TEMPLATE + " "),
+        name(size=SIZE + 1),
+        name(replace(conf, limit=3)),
+        name(replace(conf, turns=TurnSelection.last)),
+        name(replace(conf, split="train[1:]")),
         name(replace(conf, template={"enable_thinking": False})),
-    ]  # fmt: skip
+    ]
     file = tmp_path / "rows.jsonl"
     text = file.read_text()
     middle = len(text) // 2 + text[len(text) // 2 :].index("?")
@@ -119,9 +123,13 @@ def save_in_hub_cache(cache: Path, revision: str, texts: list[str]) -> None:
         count, size = writer.finalize()
     split = SplitInfo(name="train", num_examples=count, num_bytes=size, dataset_name="rows")
     DatasetInfo(
-        features=Features({"text": Value("string")}), builder_name="json", dataset_name="rows",
-        config_name="default", version="0.0.0", splits=SplitDict({"train": split}),
-    ).write_to_directory(str(folder))  # fmt: skip
+        features=Features({"text": Value("string")}),
+        builder_name="json",
+        dataset_name="rows",
+        config_name="default",
+        version="0.0.0",
+        splits=SplitDict({"train": split}),
+    ).write_to_directory(str(folder))
 
 
 PRINT_HASHES = (
@@ -136,9 +144,7 @@ def hash_in_a_process(cache: Path, split: str) -> str:
     """Return what a process of its own takes for the contents of someone/rows."""
     environment = os.environ | {"HF_DATASETS_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", PRINT_HASHES, split]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    ).stdout.splitlines()[-1]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
 
 
 @pytest.mark.system

@@ -202,17 +202,27 @@ def test_a_killed_capture_goes_on(folder, tmp_path):
     wanted.output_dir = str(tmp_path)
     store = tmp_path / "small"
     words = [
-        "target.path=" + wanted.target.path, "target.name=tiny", "draft.ttt_steps=2",
-        f"draft.layers={LAYERS}", "data=jsonl", f"data.path={wanted.data.path}",
-        f"data.row_length={wanted.data.row_length}", "device=cpu", "device.compile=false",
-        "batch=2", "shard_mb=0.02", "run_name=small", f"output_dir={tmp_path}",
+        "target.path=" + wanted.target.path,
+        "target.name=tiny",
+        "draft.ttt_steps=2",
+        f"draft.layers={LAYERS}",
+        "data=jsonl",
+        f"data.path={wanted.data.path}",
+        f"data.row_length={wanted.data.row_length}",
+        "device=cpu",
+        "device.compile=false",
+        "batch=2",
+        "shard_mb=0.02",
+        "run_name=small",
+        f"output_dir={tmp_path}",
         "draft.vocab_size=null",
-    ]  # fmt: skip
+    ]
     killed = ["tests.support.signaled", str(int(signal.SIGKILL)), f"*/{shard_name(2)}"]
     run = subprocess.run(
         [sys.executable, "-m", *killed, "data.capture", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
     assert run.returncode == -signal.SIGKILL
     assert (store / shard_name(1)).exists()
     manifest = json.loads((store / "manifest.json").read_text())
@@ -230,10 +240,7 @@ def test_what_cannot_be_kept_is_refused(folder):
         "must leave its target as it is, got medusa2",
         lambda: captured(conf(folder, draft=Medusa2Conf(heads=2), run_name="adapted")),
     )
-    refused(
-        "data.overlap: must be null for eagle3",
-        lambda: captured(conf(folder, overlap=8, run_name="split")),
-    )
+    refused("data.overlap: must be null for eagle3", lambda: captured(conf(folder, overlap=8, run_name="split")))
     again = DataConf(source=DataSource.captured, path=str(folder / "capture" / "small"))
     for data in (again, DataConf(source=DataSource.demo)):
         message = rf"must be documents, got {data.source.value}; run `python -m data.prepare`"
@@ -254,9 +261,7 @@ def test_a_shard_is_as_large_as_asked(folder, tmp_path):
     small = conf(folder, shard_mb=1e-6, run_name="small")
     small.output_dir = str(tmp_path)
     spec = store_manifest.read_manifest(captured(small)).spec
-    large = store_manifest.read_manifest(
-        captured(conf(folder, shard_mb=100.0, run_name="large"))
-    ).spec
+    large = store_manifest.read_manifest(captured(conf(folder, shard_mb=100.0, run_name="large"))).spec
     assert (large.shards, spec.tokens) == (1, large.tokens)
     assert spec.shards > store_manifest.read_manifest(folder / "capture" / "small").spec.shards
 

@@ -40,11 +40,7 @@ def test_what_is_held_out_never_moves_when_data_is_added(tmp_path):
 def test_conversations_that_begin_alike_are_on_one_side(tmp_path):
     with (tmp_path / "a.jsonl").open("w") as opened:
         for n in range(120):
-            turns = [
-                ("system", f"You are {n}."),
-                ("user", f"Question {n % 20}"),
-                ("assistant", "!"),
-            ]
+            turns = [("system", f"You are {n}."), ("user", f"Question {n % 20}"), ("assistant", "!")]
             messages = [{"role": role, "content": text} for role, text in turns]
             row = {"messages": messages, "template": {"enable_thinking": False}}
             opened.write(json.dumps(row) + "\n")
@@ -64,10 +60,7 @@ def test_conversations_that_begin_alike_are_on_one_side(tmp_path):
 def test_the_counts_and_the_page_of_a_finished_folder_are_logged(tmp_path):
     lines(tmp_path / "a.jsonl", range(50))
     for worker in (0, 1):
-        out = prepare(
-            tmp_path, "log=wandb-offline", "workers=2", f"worker={worker}", held_out=0.2,
-            a="a.jsonl",
-        )  # fmt: skip
+        out = prepare(tmp_path, "log=wandb-offline", "workers=2", f"worker={worker}", held_out=0.2, a="a.jsonl")
         assert len(logged(out)) == worker  # the last one
     ((_, project, name),) = run_ids(out)
     assert (project, name) == ("drafts", "run")
@@ -84,9 +77,7 @@ def test_several_workers_write_what_one_writes(tmp_path):
     lines(tmp_path / "a.jsonl", range(10))
     alone = prepare(tmp_path, held_out=0.2, run="alone", a="a.jsonl")
     for worker in (2, 0, 1):
-        together = prepare(
-            tmp_path, "workers=3", f"worker={worker}", held_out=0.2, run="together", a="a.jsonl"
-        )  # fmt: skip
+        together = prepare(tmp_path, "workers=3", f"worker={worker}", held_out=0.2, run="together", a="a.jsonl")
         assert (together / "report.json").exists() == (worker == 1)  # the last one
     assert len(list(together.glob("train-*-of-00003.parquet"))) == 3
     for split in ("train", "held_out"):
@@ -107,13 +98,13 @@ def test_shares_are_exact_and_summed_up(tmp_path):
     lines(tmp_path / "a.jsonl", range(100))
     lines(tmp_path / "b.jsonl", range(100), word="other")
     out = prepare(
-        tmp_path, rows=50, a=SourceConf(path="a.jsonl", share=0.8),
+        tmp_path,
+        rows=50,
+        a=SourceConf(path="a.jsonl", share=0.8),
         b=SourceConf(path="b.jsonl", share=0.2, license="MIT"),
-    )  # fmt: skip
+    )
     found = report(out)["sources"]
-    assert {name: one["train"] + one["held_out"] for name, one in found.items()} == {
-        "a": 40, "b": 10,
-    }  # fmt: skip
+    assert {name: one["train"] + one["held_out"] for name, one in found.items()} == {"a": 40, "b": 10}
     assert found["b"]["dropped"] == {"beyond its share": 90}
     assert found["b"]["licenses"] == {"MIT": 10}
     assert "| b |" in (out / "report.md").read_text()
@@ -132,8 +123,7 @@ def test_a_folder_of_an_earlier_version_is_refused_with_its_version(tmp_path):
     with pytest.raises(UserError) as refused:
         next(read_prepared_rows(out))
     assert str(refused.value) == (
-        f"data.path: must be a folder of version 2, got version 1 in {file}; "
-        "run `python -m data.prepare` again"
+        f"data.path: must be a folder of version 2, got version 1 in {file}; run `python -m data.prepare` again"
     )
 
 
@@ -146,8 +136,9 @@ def test_prompts_that_the_target_cannot_read_are_dropped(tmp_path):
 
 def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    drawn = SamplingInfo(turn=1, temperature=0.7, top_p=1.0, top_k=0, seed=1, finish_reason="stop",
-                  tokens=2, retokenized=False)  # fmt: skip
+    drawn = SamplingInfo(
+        turn=1, temperature=0.7, top_p=1.0, top_k=0, seed=1, finish_reason="stop", tokens=2, retokenized=False
+    )
     told = {"source": "s", "category": "c", "language": "en"}
     kept = [
         PreparedRow(
@@ -157,9 +148,7 @@ def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
             answers=[drawn],
             **told,
         ),
-        PreparedRow(
-            id="2", messages=[*chat, chat[0]], tools=[{"a": 1}], template={"b": [2]}, **told
-        ),
+        PreparedRow(id="2", messages=[*chat, chat[0]], tools=[{"a": 1}], template={"b": [2]}, **told),
         PreparedRow(id="3", text="Once", **told),
         PreparedRow(id="4", messages=chat[:1], **told),
     ]
@@ -177,15 +166,9 @@ def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
             first_question=hash_first_question(chat),
             **labels,
         ),
-        Conversation(
-            messages=chat, tools=[{"a": 1}], template={"b": [2]}, conversation=1, **labels
-        ),
+        Conversation(messages=chat, tools=[{"a": 1}], template={"b": [2]}, conversation=1, **labels),
         PlainText(text="Once", **labels),
     ]
     assert skipped == {"no assistant turn": 1}
     with pytest.raises(UserError, match=r"data.path: must be a folder written by data.prepare"):
-        list(
-            read_training_rows(
-                DataConf(source=DataSource.prepared, path=str(tmp_path / "none")), skipped
-            )
-        )
+        list(read_training_rows(DataConf(source=DataSource.prepared, path=str(tmp_path / "none")), skipped))

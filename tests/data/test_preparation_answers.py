@@ -32,12 +32,25 @@ def folder(tmp_path_factory):
 
 
 def prepare(folder: Path, run: str, *changes: str) -> Path:
-    conf = compose("prepare", PrepareConf, [
-        "mixture=one", f"mixture.sources.rows.path={folder / 'rows.jsonl'}", "mixture.exclude=[]",
-        "target=demo", "target.name=tiny", f"target.path={folder / 'target'}",
-        "mixture.held_out=0.2", "answers=target", "answers.max_new_tokens=8", "device=cpu",
-        f"output_dir={folder}", f"run_name={run}", *changes,
-    ])  # fmt: skip
+    conf = compose(
+        "prepare",
+        PrepareConf,
+        [
+            "mixture=one",
+            f"mixture.sources.rows.path={folder / 'rows.jsonl'}",
+            "mixture.exclude=[]",
+            "target=demo",
+            "target.name=tiny",
+            f"target.path={folder / 'target'}",
+            "mixture.held_out=0.2",
+            "answers=target",
+            "answers.max_new_tokens=8",
+            "device=cpu",
+            f"output_dir={folder}",
+            f"run_name={run}",
+            *changes,
+        ],
+    )
     main.__wrapped__(conf)
     return folder / run
 
@@ -52,8 +65,9 @@ def test_every_row_is_answered_or_counted(made):
     train, held_out = list(read_prepared_rows(made)), list(read_prepared_rows(made, "held_out"))
     assert report["read"] == ROWS + 2 == len(train) + len(held_out) + report["dropped"]
     assert report["dropped_by_reason"] == {
-        "a prompt of more than 248 tokens": 1, "rejected by the chat template: no such role": 1
-    }  # fmt: skip
+        "a prompt of more than 248 tokens": 1,
+        "rejected by the chat template: no such role": 1,
+    }
     assert report["answers"]["rows"] == len(train)
     assert report["answers"]["tokens"] == sum(a.tokens for row in train for a in row.answers)
     assert sum(report["answers"]["finished"].values()) == sum(len(row.answers) for row in train)
@@ -77,9 +91,7 @@ def test_what_is_learned_is_what_was_generated(made, folder):
 def test_workers_answer_what_one_would(made, folder):
     for worker in (1, 0):
         several = prepare(folder, "several", "workers=2", f"worker={worker}", "answers.batch=3")
-    assert {row.id: row for row in read_prepared_rows(several)} == {
-        row.id: row for row in read_prepared_rows(made)
-    }
+    assert {row.id: row for row in read_prepared_rows(several)} == {row.id: row for row in read_prepared_rows(made)}
     one, two = (json.loads((run / "report.json").read_text()) for run in (made, several))
     assert one["answers"] == two["answers"]
 
@@ -92,8 +104,6 @@ def test_other_answers_need_another_folder(made, folder):
 
 def test_answers_need_a_target(folder):
     with pytest.raises(UserError, match=r"^target: must be chosen for answers=target, got none"):
-        compose("prepare", PrepareConf, [
-            "mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target"
-        ])  # fmt: skip
+        compose("prepare", PrepareConf, ["mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target"])
     with pytest.raises(UserError, match=r"^answers.url: must be an address for answers=endpoint"):
         compose("prepare", PrepareConf, ["answers=endpoint"])

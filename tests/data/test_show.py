@@ -109,10 +109,7 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
     ("words", "message"),
     [
         (["data=jsonl", "data.path=none.jsonl"], "data.path: must be a JSONL file, got none.jsonl"),
-        (
-            ["data.answers.source=target"],
-            "data.answers.source: data.show generates nothing, got target;",
-        ),
+        (["data.answers.source=target"], "data.answers.source: data.show generates nothing, got target;"),
         (["data=captured", "data.path=x"], "data.source: data.show reads rows, got captured;"),
         (["documents=0"], "documents: must be at least 1, got 0"),
         (["target.name=none"], "target.name: must be"),
@@ -159,9 +156,7 @@ def test_long_runs_lose_their_middle_and_keep_their_edges(tokenizer):
 
 
 def test_colours_mark_answers_and_special_tokens(tokenizer):
-    start, hello, end, newline = (
-        tokenizer(text)["input_ids"] for text in ("<|im_start|>", "a", "<|im_end|>", "\n")
-    )
+    start, hello, end, newline = (tokenizer(text)["input_ids"] for text in ("<|im_start|>", "a", "<|im_end|>", "\n"))
     pieces = list(split_into_spans(tokenizer, document_from_pair(start + hello, hello + end)))
     styles = [str(span.style) for span in render_color(pieces, boundaries=False).spans]
     assert styles == ["magenta", "none", "bold green", "bold green magenta"]

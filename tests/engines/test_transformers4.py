@@ -29,9 +29,8 @@ def run_with_transformers4(script: str, *arguments: str | Path) -> Any:
     """Return what the script prints as JSON."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     done = subprocess.run(
-        [PYTHON, HERE / script, *arguments], env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+        [PYTHON, HERE / script, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
@@ -45,9 +44,7 @@ def test_transformers_4_reads_theta_and_scaling_of_every_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("written_by", ["Qwen2Tokenizer", "PreTrainedTokenizerFast"])
-def test_transformers_4_reads_the_tokenizer_of_a_draft_for_a_target_that_it_wrote(
-    written_by, tmp_path
-):
+def test_transformers_4_reads_the_tokenizer_of_a_draft_for_a_target_that_it_wrote(written_by, tmp_path):
     folder = save_target(tmp_path / "target", num_hidden_layers=2)
     config = folder / "tokenizer_config.json"
     written = {"tokenizer_class": written_by, "additional_special_tokens": ["<|im_start|>"]}

@@ -52,10 +52,7 @@ EAGLE3 = ["draft=demo", f"draft.ttt_steps={DRAFTED}", "draft.vocab_size=null"]
 DRAFTS = {
     "eagle3": EAGLE3,
     **{
-        f"eagle3 {switch}": [
-            *EAGLE3,
-            *(f"draft.{name}={str(name == switch).lower()}" for name in NORM_SWITCHES),
-        ]
+        f"eagle3 {switch}": [*EAGLE3, *(f"draft.{name}={str(name == switch).lower()}" for name in NORM_SWITCHES)]
         for switch in NORM_SWITCHES
     },
     "eagle": ["draft=demo-eagle1"],
@@ -138,17 +135,22 @@ def counted(answer: Generation) -> dict:
         "ids": answer.ids,
         "rounds": len(answer.accepted),
         "drafted": sum(answer.drafted),
-        "accepted": [
-            sum(number > position for number in answer.accepted) for position in range(DRAFTED)
-        ],
+        "accepted": [sum(number > position for number in answer.accepted) for position in range(DRAFTED)],
     }
 
 
 def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict]:
-    engine = Engine([
-        str(DEMO_TARGET), "--eager", "--count", f"--method={method}", f"--draft={checkpoint}",
-        f"--drafted={DRAFTED}", f"--slots={SLOTS}",
-    ])  # fmt: skip
+    engine = Engine(
+        [
+            str(DEMO_TARGET),
+            "--eager",
+            "--count",
+            f"--method={method}",
+            f"--draft={checkpoint}",
+            f"--drafted={DRAFTED}",
+            f"--slots={SLOTS}",
+        ]
+    )
     try:
         engine.read_line()  # It is ready.
         answers = [engine.request(prompt.ids, TOKENS) for prompt in prompts]
@@ -160,7 +162,12 @@ def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict
 def run(command: list[str | Path]) -> None:
     """On one thread, other tests may be beside it; a failure shows what the command said."""
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-4000:]

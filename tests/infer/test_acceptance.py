@@ -84,9 +84,7 @@ def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
                 ids = proposal.ids[row].tolist()
                 rounds.append(([ids[0:3], ids[3:6], ids[6:9]], emitted[row].tolist()))
 
-    decoder = Decoder(
-        target, draft, tree_from_paths(build_comb(3, 3)), sampling=SamplingConf(), slots=64, batch=2
-    )
+    decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 3)), sampling=SamplingConf(), slots=64, batch=2)
     watch_rounds(decoder, watch)
     for first in range(0, 8, 2):
         some = [texts[first][:4], texts[first + 1][:9]]

@@ -20,10 +20,7 @@ def cheapest_cost(lengths):
     lengths = sorted(lengths)
     inner = range(1, len(lengths))
     cuts = [cut for n in range(len(lengths)) for cut in combinations(inner, n)]
-    return min(
-        cost_of([lengths[a:b] for a, b in zip((0, *cut), (*cut, len(lengths)), strict=True)])
-        for cut in cuts
-    )
+    return min(cost_of([lengths[a:b] for a, b in zip((0, *cut), (*cut, len(lengths)), strict=True)]) for cut in cuts)
 
 
 def test_no_other_split_reads_fewer_padded_tokens():

@@ -16,13 +16,7 @@ from infer.measure.evaluate import evaluate_drafts
 from infer.report.prose import build_headline
 from infer.report.views import get_draft_modes
 from infer.tuning import auto, cost_model
-from infer.tuning.auto import (
-    build_tune_conf,
-    choose_fastest,
-    choose_prompts,
-    list_rivals,
-    tune_drafts_for_report,
-)
+from infer.tuning.auto import build_tune_conf, choose_fastest, choose_prompts, list_rivals, tune_drafts_for_report
 from infer.tuning.candidates import list_candidates
 from infer.tuning.cost_model import CostBench
 from infer.tuning.results import DraftTuning
@@ -131,9 +125,14 @@ def test_the_fastest_is_chosen_and_no_speculation_where_nothing_pays(target, tex
     prompts = [EvalPrompt(id=str(i), category="a", ids=ids) for i, ids in enumerate(texts)]
     tuning = estimate_candidates(target, "new", Path(), draft, prompts, settings)
     bench = CostBench(
-        target=target, draft=draft, prompts=prompts, conf=settings, batch=1, context=64,
+        target=target,
+        draft=draft,
+        prompts=prompts,
+        conf=settings,
+        batch=1,
+        context=64,
         round_seconds=costs(node_s=node_s),
-    )  # fmt: skip
+    )
     rivals = list_rivals(tuning, AUTO)
     result = choose_tree(bench, tuning, rivals)
     assert {rival.name for rival in rivals} <= set(result.speedups)
@@ -163,27 +162,26 @@ def test_prompts_of_the_report_do_not_choose_the_tree(target, run):
 
 
 @pytest.mark.parametrize(
-    "tree",
-    [AUTO, GIVEN_TREE, TreeConf(kind=TreeKind.chain, depth=3), TreeConf(depth=3, ngram_tokens=8)],
+    "tree", [AUTO, GIVEN_TREE, TreeConf(kind=TreeKind.chain, depth=3), TreeConf(depth=3, ngram_tokens=8)]
 )
 def test_every_mode_of_the_report_is_among_what_is_decoded(target, run, tree):
     draft = load_draft_under_test(run / "checkpoint", target)
     conf = evaluation(run)
     settings = build_tune_conf(tree, draft.draft, conf)
     candidates = list_candidates(
-        TABLE[: settings.depth], node_budgets=settings.nodes, ngram_tokens=settings.ngram_tokens,
-        user_tree=tree, ngram_windows=settings.ngram_windows,
-    )  # fmt: skip
+        TABLE[: settings.depth],
+        node_budgets=settings.nodes,
+        ngram_tokens=settings.ngram_tokens,
+        user_tree=tree,
+        ngram_windows=settings.ngram_windows,
+    )
     tuning = DraftTuning(
-        name="run", directory=run, candidates=candidates, expected_tokens={}, acceptance=TABLE,
-        rounds=[9] * len(TABLE),
-    )  # fmt: skip
+        name="run", directory=run, candidates=candidates, expected_tokens={}, acceptance=TABLE, rounds=[9] * len(TABLE)
+    )
     decoded = {(rival.is_lookup, rival.tree) for rival in list_rivals(tuning, tree)}
     prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
     modes = build_eval_modes(target, [draft], tree.build(), prompts, conf)
-    reported = {
-        (name == "ngram", modes[name].decoder.tree) for name in ("ngram", "run/chain", "run/tree")
-    }
+    reported = {(name == "ngram", modes[name].decoder.tree) for name in ("ngram", "run/chain", "run/tree")}
     assert reported <= decoded
 
 

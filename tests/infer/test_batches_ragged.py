@@ -31,9 +31,7 @@ RAGGED = [("greedy", "chain"), ("greedy", "dynamic, copied"), ("coupled", "stati
 RAGGED += [("coupled", "product"), ("rejection", "static"), ("rejection", "dynamic, copied")]
 RAGGED += [("block", "chain"), ("typical", "dynamic")]
 LEAST = [1, 3, BATCH]  # free rows for which prompts are read
-PENALIZED = SamplingConf(
-    temperature=1.3, repetition_penalty=1.3, presence_penalty=0.4, min_p=0.02, top_p=0.95, seed=4
-)
+PENALIZED = SamplingConf(temperature=1.3, repetition_penalty=1.3, presence_penalty=0.4, min_p=0.02, top_p=0.95, seed=4)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +46,15 @@ def requests():
 def decoder(target, draft, rule, shape, batch, sampling=None, **more):
     sampling = sampling or MODES[rule]
     return Decoder(
-        target, draft, SHAPES[shape], sampling=sampling, slots=SLOTS, batch=batch,
-        acceptance_rule=build_acceptance_rule(Verification(rule), sampling), **more,
-    )  # fmt: skip
+        target,
+        draft,
+        SHAPES[shape],
+        sampling=sampling,
+        slots=SLOTS,
+        batch=batch,
+        acceptance_rule=build_acceptance_rule(Verification(rule), sampling),
+        **more,
+    )
 
 
 def decode(decoder, requests, order=None):
@@ -58,9 +62,8 @@ def decode(decoder, requests, order=None):
     prompts, limits = requests
     order = order or list(range(len(prompts)))
     done = decoder.decode(
-        [prompts[i] for i in order], row_ids=[100 + i for i in order],
-        max_new_tokens=[limits[i] for i in order],
-    )  # fmt: skip
+        [prompts[i] for i in order], row_ids=[100 + i for i in order], max_new_tokens=[limits[i] for i in order]
+    )
     return [(done[order.index(i)].ids, done[order.index(i)].accepted) for i in range(len(prompts))]
 
 
@@ -96,9 +99,7 @@ def one_by_one(small, requests):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sampled_answers_are_those_of_the_same_key(
-    small, drafts, requests, one_by_one, method, shape
-):
+def test_sampled_answers_are_those_of_the_same_key(small, drafts, requests, one_by_one, method, shape):
     """`coupled`, at batch 1 and 8, emits what decoding one token at a time does."""
     for batch, count in ((1, 4), (BATCH, COUNT)):
         together = decoder(small, drafts[method], "coupled", shape, batch)
@@ -146,9 +147,7 @@ def test_a_round_in_one_piece_is_that_in_parts(small, drafts, requests, rule, sh
     def run(*, fused):
         session = decoder(small, draft, rule, shape, batch)
         timer = None if fused else PhaseTimer(synchronize=session.synchronize)
-        return session.decode(
-            prompts, row_ids=list(range(4)), max_new_tokens=limits, phase_timer=timer
-        )
+        return session.decode(prompts, row_ids=list(range(4)), max_new_tokens=limits, phase_timer=timer)
 
     whole, parts = run(fused=True), run(fused=False)
     for one, other in zip(whole, parts, strict=True):
@@ -180,8 +179,7 @@ class CountOperators(TorchDispatchMode):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
-    ("rule", "shape", "idle"),
-    [("greedy", "chain", {"host", "cache_move"}), ("rejection", "static", {"host"})],
+    ("rule", "shape", "idle"), [("greedy", "chain", {"host", "cache_move"}), ("rejection", "static", {"host"})]
 )
 def test_the_parts_of_a_round_add_up(small, drafts, requests, rule, shape, idle, batch):
     """Every operator of a round is in one of its parts; a chain's keys are where they belong."""
@@ -189,9 +187,7 @@ def test_the_parts_of_a_round_add_up(small, drafts, requests, rule, shape, idle,
     prompts, limits = (part[:5] for part in requests)
     with CountOperators() as work:
         laps = PhaseTimer(synchronize=timed.synchronize, clock=lambda: work.seconds)
-        answers = timed.decode(
-            prompts, row_ids=list(range(5)), max_new_tokens=limits, phase_timer=laps
-        )
+        answers = timed.decode(prompts, row_ids=list(range(5)), max_new_tokens=limits, phase_timer=laps)
     assert laps.rounds == count_rounds(answers) > 0
     assert sum(laps.seconds.values()) == laps.wall_s
     assert {part for part, seconds in laps.seconds.items() if seconds == 0} == idle

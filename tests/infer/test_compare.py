@@ -105,9 +105,7 @@ def found(before, after, **gate):
 
 def interval_of(before, after, name, metric, **gate):
     (interval,) = (
-        move.interval
-        for move in compare_metrics(before, after, **gate)
-        if (move.mode, move.metric) == (name, metric)
+        move.interval for move in compare_metrics(before, after, **gate) if (move.mode, move.metric) == (name, metric)
     )
     return interval
 
@@ -116,9 +114,7 @@ def test_a_report_beside_itself_has_not_moved(report):
     settings, table, regressions = compare_reports(report, report)
     assert settings == regressions == []
     assert not any(found(report, report).values())
-    assert {row[0] for row in table.rows} == {
-        "autoregressive", "ngram", "draft/untrained", "draft/chain", "draft/tree"
-    }  # fmt: skip
+    assert {row[0] for row in table.rows} == {"autoregressive", "ngram", "draft/untrained", "draft/chain", "draft/tree"}
 
 
 def test_a_worse_draft_is_a_regression_of_its_mode_alone(report):
@@ -154,10 +150,7 @@ def test_a_slower_mode_loses_speedup_where_that_is_asked_for_and_a_slower_machin
 
 def test_noise_alone_is_rarely_called_a_regression(report):
     rng = np.random.default_rng(0)
-    alarms = [
-        bool(compare_reports(shaken(report, rng), shaken(report, rng), gates_speed=True)[2])
-        for _ in range(30)
-    ]
+    alarms = [bool(compare_reports(shaken(report, rng), shaken(report, rng), gates_speed=True)[2]) for _ in range(30)]
     assert sum(alarms) <= 3
 
 
@@ -222,8 +215,7 @@ def test_reports_of_other_prompts_are_compared_unpaired(report):
     assert f"prompts.sha256: {old} -> {'1' * 64}" in settings
     assert "unpaired" in table.note
     wide, narrow = (
-        interval_of(report, other, "draft/tree", "tau")
-        for other in (after, {**after, "setup": report["setup"]})
+        interval_of(report, other, "draft/tree", "tau") for other in (after, {**after, "setup": report["setup"]})
     )
     assert wide[1] - wide[0] > narrow[1] - narrow[0]
     assert regressions == ["draft/tree tau"]
@@ -305,9 +297,7 @@ def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
         (["slow", "slow", "--", "fast", "fast"], 0),
     ],
 )
-def test_the_sides_and_the_gate_are_words_of_the_command(
-    report, tmp_path, monkeypatch, words, code
-):
+def test_the_sides_and_the_gate_are_words_of_the_command(report, tmp_path, monkeypatch, words, code):
     monkeypatch.chdir(tmp_path)
     for name, one in (("fast", report), ("slow", changed(report, tree=scale(1.2)))):
         (tmp_path / name).write_text(json.dumps(one))
@@ -330,9 +320,7 @@ def test_a_lossy_rule_passes_only_beside_a_lossy_one():
     exact = copy.deepcopy(comparison)
     lossy = comparison["drafts"][2]["name"]
     for mode in ("untrained", "chain", "tree"):
-        verdict_of(exact, f"{lossy}/{mode}").update(
-            verification="exact", lossy=False, lossless="yes"
-        )
+        verdict_of(exact, f"{lossy}/{mode}").update(verification="exact", lossy=False, lossless="yes")
     assert compare_reports(comparison, comparison)[2] == []
     assert compare_reports(exact, comparison)[2] == [
         f"{lossy}/{mode} lossless: no" for mode in ("untrained", "chain", "tree")
@@ -373,9 +361,7 @@ def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
         (("setup", "device"), "cpu", "setup.device: Input should be a dictionary"),
     ],
 )
-def test_a_report_that_lacks_something_is_refused_in_one_line(
-    report, tmp_path, capsys, path, value, message
-):
+def test_a_report_that_lacks_something_is_refused_in_one_line(report, tmp_path, capsys, path, value, message):
     other = copy.deepcopy(report)
     *outer, key = path
     place = other

@@ -11,10 +11,7 @@ import pytest
 from infer.tuning import cost_model
 from infer.tuning.candidates import USER_TREE, list_candidates
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import (
-    CostBench,
-    choose_candidate,
-)
+from infer.tuning.cost_model import CostBench, choose_candidate
 from tests.support.tuning import GIVEN_TREE, considered, prompts_of
 
 
@@ -59,9 +56,7 @@ def test_few_timings_find_the_best_shape(node, draft_pass):
 
 
 def test_where_no_budget_fits_the_draft_windows_and_the_given_tree_are_chosen_from():
-    found = list_candidates(
-        np.full((4, 1), 0.6), node_budgets=[8], ngram_tokens=0, user_tree=GIVEN_TREE
-    )
+    found = list_candidates(np.full((4, 1), 0.6), node_budgets=[8], ngram_tokens=0, user_tree=GIVEN_TREE)
     machine = Machine()
     tokens = {one.name: float(worth(one)) for one in found}
     curve, best = choose_candidate(machine.steps, found, tokens)
@@ -83,9 +78,8 @@ def bench(target, learned):
     draft, written = learned
     prompts = prompts_of(written)[:6]
     return CostBench(
-        target=target, draft=draft, prompts=prompts, conf=TuneConf(max_new_tokens=12, repeats=2),
-        batch=2, context=64,
-    )  # fmt: skip
+        target=target, draft=draft, prompts=prompts, conf=TuneConf(max_new_tokens=12, repeats=2), batch=2, context=64
+    )
 
 
 def test_a_row_pays_for_its_slot_whoever_decodes_in_the_others(bench):

@@ -49,10 +49,12 @@ def test_the_curve_is_what_each_evaluation_of_the_run_measured(tmp_path):
         (curve(rise=0.0), Trend.flat),
         (curve(rise=0.02, noise=0.1), Trend.flat),  # it rises by less than its noise
         (curve(rise=-0.1), Trend.falling),
-        ([*curve(5), *(replace(p, tokens=p.tokens + 500_000) for p in curve(5, rise=0.0))],
-         Trend.flat),  # only the last half counts
+        (
+            [*curve(5), *(replace(p, tokens=p.tokens + 500_000) for p in curve(5, rise=0.0))],
+            Trend.flat,
+        ),  # only the last half counts
     ],
-)  # fmt: skip
+)
 def test_a_curve_rises_only_if_its_last_half_does_beyond_its_noise(points, trend):
     line = fit_rise(points)
     assert line is not None

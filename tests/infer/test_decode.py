@@ -39,9 +39,7 @@ def test_greedy_output_is_that_of_transformers(target, learned, shape):
     decoder = Decoder(target, draft, SHAPES[shape], sampling=GREEDY, slots=64)
     done = decode(decoder, prompts)
     for prompt, row in zip(prompts, done, strict=True):
-        wanted = target.model.generate(
-            torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None
-        )
+        wanted = target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
         assert row.ids == wanted[0, len(prompt) :].tolist()
     accepted = [count for row in done for count in row.accepted]
     assert 0 < sum(accepted) < 4 * len(accepted)  # neither trivial way to be exact
@@ -49,9 +47,7 @@ def test_greedy_output_is_that_of_transformers(target, learned, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("penalty", [1.4, 0.8])
-def test_a_greedy_answer_with_a_repetition_penalty_is_that_of_transformers(
-    target, learned, shape, penalty
-):
+def test_a_greedy_answer_with_a_repetition_penalty_is_that_of_transformers(target, learned, shape, penalty):
     """The penalty of a node looks at the node's own path, and at the prompt."""
     draft, texts = learned
     prompts = [text[:cut] for text, cut in zip(texts, (14, 5, 9, 22), strict=False)]
@@ -64,9 +60,8 @@ def test_a_greedy_answer_with_a_repetition_penalty_is_that_of_transformers(
     ]
     for prompt, row in zip(prompts, done, strict=True):
         wanted = target.model.generate(
-            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None,
-            repetition_penalty=penalty,
-        )  # fmt: skip
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, repetition_penalty=penalty
+        )
         assert row.ids == wanted[0, len(prompt) :].tolist()
     assert sum(sum(row.accepted) for row in done) > 0
 
@@ -83,9 +78,7 @@ def test_training_answers_are_those_of_each_prompt_alone(target, learned):
 def test_ngram_lookup_copies_what_repeats(target):
     decoder = Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=96)
     (looping,) = decode(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
-    (plain,) = decode(
-        Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64
-    )
+    (plain,) = decode(Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64)
     assert looping.ids == plain.ids
     assert sum(looping.accepted) > 0
 
@@ -118,9 +111,7 @@ def test_a_copied_chain_goes_on_where_the_grown_tree_ends():
 def test_ngram_lookup_proposes_the_continuation():
     state = NgramDraft().new_state(1, 12)
     ids = torch.tensor([[5, 6, 7, 8, 5, 6]])
-    state = NgramDraft().start(
-        state, ids, lengths=torch.tensor([6]), first_token=torch.tensor([7]), target_output=None
-    )
+    state = NgramDraft().start(state, ids, lengths=torch.tensor([6]), first_token=torch.tensor([7]), target_output=None)
     proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY))
     assert proposal.ids.tolist() == [[8, 5, 6]]
     assert proposal.parents.tolist() == [[-1, 0, 1]]
@@ -134,9 +125,8 @@ def test_ngram_lookup_goes_round_in_a_period_shorter_than_the_copy(period):
     first = torch.tensor([1, 3 * period + 1])
     draft = NgramDraft()
     state = draft.start(
-        draft.new_state(2, 3 * period + 2), texts, lengths=lengths, first_token=first,
-        target_output=None,
-    )  # fmt: skip
+        draft.new_state(2, 3 * period + 2), texts, lengths=lengths, first_token=first, target_output=None
+    )
     for depth in (1, 4, 16, 64):
         found = draft.propose(state, tree=chain(depth), sampler=Sampler(rule=GREEDY))
         repeated = [1 + (1 + i) % period for i in range(depth)]

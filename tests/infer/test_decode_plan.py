@@ -21,8 +21,15 @@ def folder(tmp_path):
 
 
 def infer_conf(folder, *overrides: str) -> DecodePlanConf:
-    base = ["draft=demo-medusa", f"target.path={folder / 'target'}", "tree=chain", "tree.depth=3",
-            "prompt_tokens=60", "context=200", "device=cpu"]  # fmt: skip
+    base = [
+        "draft=demo-medusa",
+        f"target.path={folder / 'target'}",
+        "tree=chain",
+        "tree.depth=3",
+        "prompt_tokens=60",
+        "context=200",
+        "device=cpu",
+    ]
     found = compose("infer_plan", DecodePlanConf, [*base, *overrides])
     two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
     found.machine = MachineConf(**vars(GENEROUS) | two)
@@ -41,9 +48,7 @@ def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(folder):
 
 def test_what_a_draft_costs_is_what_must_be_accepted(folder):
     """Medusa's heads are read once a round, whatever the depth."""
-    (short, _), (long, _) = (
-        decode_plan.list_options(infer_conf(folder, f"tree.depth={depth}")) for depth in (1, 4)
-    )
+    (short, _), (long, _) = (decode_plan.list_options(infer_conf(folder, f"tree.depth={depth}")) for depth in (1, 4))
     assert short.propose_s < long.propose_s
     assert long.break_even_length == (long.verify_s + long.propose_s) / long.alone_s
     assert long.break_even_length > short.break_even_length > 1

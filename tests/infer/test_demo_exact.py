@@ -25,12 +25,8 @@ def test_two_prompts_are_answered_as_by_transformers():
     accepted = []
     for prompt in prompts:
         ids = torch.tensor([prompt.ids])
-        theirs = target.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
-        )
-        (ours,) = decoder.decode(
-            [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids
-        )
+        theirs = target.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+        (ours,) = decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids)
         assert ours.ids == theirs[0, len(prompt.ids) :].tolist(), prompt.id
         accepted += ours.accepted
     assert min(accepted) == 0 < max(accepted)

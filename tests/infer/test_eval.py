@@ -14,12 +14,7 @@ from infer.config import EvaluationConf, Verification
 from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.eval import main
-from infer.inputs.checkpoint_paths import (
-    find_newest_run,
-    find_tracked_run,
-    open_checkpoints,
-    run_names,
-)
+from infer.inputs.checkpoint_paths import find_newest_run, find_tracked_run, open_checkpoints, run_names
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts, plan_evaluation
@@ -55,8 +50,7 @@ def folder(tmp_path_factory, target, learned):
         draft.save(folder / "outputs" / "train" / name / "checkpoint", target)
         (folder / "outputs" / "train" / name / "report.json").write_text("{}")
     rows = [
-        {"id": i, "category": "ab"[i % 2], "text": " ".join(map(str, text[:5]))}
-        for i, text in enumerate(texts[:4])
+        {"id": i, "category": "ab"[i % 2], "text": " ".join(map(str, text[:5]))} for i, text in enumerate(texts[:4])
     ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
@@ -69,12 +63,8 @@ def conf(folder, **more):
 
 def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder):
     runs = folder / "outputs" / "train"
-    drafts = [
-        load_draft_under_test(runs / name / "checkpoint", target) for name in ("older", "newer")
-    ]
-    report = evaluate_drafts(
-        target, drafts, tree=TREE, conf=conf(folder, prompts_per_category=None)
-    )
+    drafts = [load_draft_under_test(runs / name / "checkpoint", target) for name in ("older", "newer")]
+    report = evaluate_drafts(target, drafts, tree=TREE, conf=conf(folder, prompts_per_category=None))
     assert [draft.name for draft in report.drafts] == ["older", "newer"]
     modes = report.overall.modes
     names = ("untrained", "chain", "tree")
@@ -117,9 +107,7 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
     draft = new_draft(target)
     config = checkpoint_files.read_config(saved)
     checkpoint.save_checkpoint(saved, draft.checkpoint_tensors(), config=config, metadata=metadata)
-    report = evaluate_drafts(
-        target, [load_draft_under_test(saved, target)], tree=TREE, conf=conf(folder)
-    )
+    report = evaluate_drafts(target, [load_draft_under_test(saved, target)], tree=TREE, conf=conf(folder))
     (draft,) = report.drafts
     assert draft.name == "published"
     assert "published/untrained" not in report.overall.modes
@@ -141,11 +129,15 @@ def command(folder, monkeypatch, capsys):
 
     def run(*arguments: str) -> str:
         given = [
-            "target.name=target", "evaluation.prompts=prompts.jsonl",
+            "target.name=target",
+            "evaluation.prompts=prompts.jsonl",
             "evaluation.prompts_per_category=1",
-            "evaluation.max_new_tokens=4", "device.compile=false", "device.threads=1",
-            "tree.depth=2", "evaluation.batch_sizes=[2]",
-        ]  # fmt: skip
+            "evaluation.max_new_tokens=4",
+            "device.compile=false",
+            "device.threads=1",
+            "tree.depth=2",
+            "evaluation.batch_sizes=[2]",
+        ]
         monkeypatch.setattr(sys, "argv", ["infer.eval", *given, *arguments])
         main()
         return capsys.readouterr().out
@@ -220,12 +212,8 @@ def test_drafts_of_two_targets_are_refused_before_either_is_loaded(folder, tmp_p
     shutil.copytree(ours, theirs := tmp_path / "theirs")
     metadata = checkpoint_files.read_metadata(ours) | {checkpoint_files.TARGET_HASH_KEY: "f" * 64}
     tensors = safetensors.torch.load_file(ours / checkpoint_files.WEIGHTS_FILE)
-    checkpoint.save_checkpoint(
-        theirs, tensors, config=checkpoint_files.read_config(ours), metadata=metadata
-    )
-    with pytest.raises(
-        UserError, match=r"must be of one target, got .*newer.* of \w+, .*theirs of"
-    ):
+    checkpoint.save_checkpoint(theirs, tensors, config=checkpoint_files.read_config(ours), metadata=metadata)
+    with pytest.raises(UserError, match=r"must be of one target, got .*newer.* of \w+, .*theirs of"):
         open_checkpoints([str(ours), str(theirs)], print)
 
 
@@ -247,9 +235,7 @@ def test_each_draft_is_shown_its_own_layers(target, folder, learned):
 
 def test_a_tree_too_deep_for_one_of_several_drafts_names_it(target, folder):
     candidates = [
-        DraftUnderTest(
-            name=f"up to {depth}", draft=new_draft(target, max_depth=depth), untrained="no"
-        )
+        DraftUnderTest(name=f"up to {depth}", draft=new_draft(target, max_depth=depth), untrained="no")
         for depth in (4, 2)
     ]
     with pytest.raises(UserError, match=r"tree\.depth: .* at most the 2 tokens that up to 2 can"):
@@ -266,9 +252,7 @@ def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
     # beside what is stored, maps between vocabularies and rotation angles
     assert 0 <= trained.weights - sum(t.nbytes for t in stored) < 1000
     slots = 64  # a prompt of 5, an answer of 2 and a round of at least 32, rounded up
-    assert copied == DraftMemory(
-        weights=0, state=8 * (slots + 1)
-    )  # known ids, and how many they are
+    assert copied == DraftMemory(weights=0, state=8 * (slots + 1))  # known ids, and how many they are
 
 
 @pytest.fixture(scope="module")
@@ -283,9 +267,7 @@ def adapted(target):
 
 def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, folder, learned):
     usual = DraftUnderTest(name="usual", draft=learned[0], untrained="not asked for")
-    own = DraftUnderTest(
-        name="own", draft=learned[0], untrained="not asked for", adapted_target=adapted
-    )
+    own = DraftUnderTest(name="own", draft=learned[0], untrained="not asked for", adapted_target=adapted)
     whole = conf(folder, prompts_per_category=None)
     report = evaluate_drafts(target, [usual, own], tree=TREE, conf=whole)
     answers = [alone(one, folder) for one in (target, adapted)]
@@ -294,9 +276,7 @@ def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, fol
     first, second = report.drafts
     assert first.target is None
     assert second.target == AdaptedTarget(
-        name="tiny adapted",
-        parameters=target.num_parameters,
-        changed_answers=changed,
+        name="tiny adapted", parameters=target.num_parameters, changed_answers=changed
     )
     modes = report.overall.modes  # each compared with the target that verified it
     assert {mode.verdict.lossless for mode in modes.values()} == {"yes"}
@@ -318,9 +298,8 @@ def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, m
 
     assert verdicts() == ("yes", "yes")
     monkeypatch.setattr(
-        steps, "tree_mask",
-        lambda lengths, sees, slots: honest(lengths, sees[:1].expand_as(sees), slots),
-    )  # fmt: skip
+        steps, "tree_mask", lambda lengths, sees, slots: honest(lengths, sees[:1].expand_as(sees), slots)
+    )
     assert verdicts() == ("yes", "no")
 
 
@@ -329,8 +308,7 @@ def alone(target, folder):
     prompts = load_eval_prompts(target.tokenizer, str(folder / "prompts.jsonl"), limit=None)
     decoder = Decoder(target, sampling=SamplingConf(), slots=32)
     return [
-        decoder.decode([p.ids], row_ids=[p.row_id], max_new_tokens=8, eos_ids=target.eos_ids)[0].ids
-        for p in prompts
+        decoder.decode([p.ids], row_ids=[p.row_id], max_new_tokens=8, eos_ids=target.eos_ids)[0].ids for p in prompts
     ]
 
 
@@ -346,9 +324,13 @@ def test_a_checkpoint_brings_its_target(target, tmp_path):
 def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
     draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
     lossy = conf(
-        folder, prompts_per_category=None, verification=Verification.typical, typical_epsilon=0.001,
-        typical_delta=0.001, sampling=SamplingConf(temperature=1.0),
-    )  # fmt: skip
+        folder,
+        prompts_per_category=None,
+        verification=Verification.typical,
+        typical_epsilon=0.001,
+        typical_delta=0.001,
+        sampling=SamplingConf(temperature=1.0),
+    )
     report = evaluate_drafts(target, [draft], tree=TREE, conf=lossy)
     modes = {key: mode.verdict for key, mode in report.overall.modes.items()}
     for key in ("learned/chain", "learned/tree"):

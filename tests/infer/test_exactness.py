@@ -42,10 +42,7 @@ class Judged:
         texts = learned[1]
         self.draft = new_draft(self.target).to(dtype)
         self.draft.load_state_dict(learned[0].state_dict())
-        self.prompts = [
-            EvalPrompt(id=f"p{i}", category="all", ids=text[: 4 + i % 5])
-            for i, text in enumerate(texts)
-        ]
+        self.prompts = [EvalPrompt(id=f"p{i}", category="all", ids=text[: 4 + i % 5]) for i, text in enumerate(texts)]
         self.plain = self.decoder(None)
         self.measure()
 
@@ -58,15 +55,14 @@ class Judged:
 
     def decoder(self, draft, shape=NO_TREE, *, batch=1, **sampling) -> Decoder:
         sampling = SamplingConf(**sampling)
-        return Decoder(
-            self.target, draft, shape, sampling=sampling, slots=64, layers=LAYERS, batch=batch
-        )
+        return Decoder(self.target, draft, shape, sampling=sampling, slots=64, layers=LAYERS, batch=batch)
 
     def decode(self, decoder):
         done = decoder.decode(
             [prompt.ids for prompt in self.prompts],
-            row_ids=[prompt.row_id for prompt in self.prompts], max_new_tokens=NEW,
-        )  # fmt: skip
+            row_ids=[prompt.row_id for prompt in self.prompts],
+            max_new_tokens=NEW,
+        )
         return [trace_of(*pair) for pair in zip(self.prompts, done, strict=True)]
 
     def trees(self, *, batch=1) -> list[PromptResult]:
@@ -85,9 +81,7 @@ def trace_of(prompt, done) -> PromptResult:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.system)],
-    ids=["fp32", "bf16"],
+    scope="module", params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.system)], ids=["fp32", "bf16"]
 )
 def judged(request, learned):
     return Judged(request.param, learned)
@@ -121,9 +115,7 @@ def moved_positions(honest):
 
 def visible_siblings(honest):
     """Nodes see every node before them."""
-    return "tree_mask", lambda lengths, sees, slots: honest.tree_mask(
-        lengths, torch.ones_like(sees).tril(), slots
-    )
+    return "tree_mask", lambda lengths, sees, slots: honest.tree_mask(lengths, torch.ones_like(sees).tril(), slots)
 
 
 def path_left_behind(honest):
@@ -141,9 +133,7 @@ def path_left_behind(honest):
 
 def tree_of_another_row(honest):
     """All rows of a batch see as the first does; a row alone is right."""
-    return "tree_mask", lambda lengths, sees, slots: honest.tree_mask(
-        lengths, sees[:1].expand_as(sees), slots
-    )
+    return "tree_mask", lambda lengths, sees, slots: honest.tree_mask(lengths, sees[:1].expand_as(sees), slots)
 
 
 FAULTS = [moved_positions, visible_siblings, path_left_behind]
@@ -203,9 +193,7 @@ def test_a_draft_token_in_a_hundred_accepted_wrongly_is_seen(judged, one_percent
     exactness = judged.compare(traces)
     assert exactness.verdict == LosslessVerdict.no
     assert 0 < exactness.mismatches_beyond_gap <= len(wrong)
-    assert (
-        0 < exactness.judge("exact").mismatched_prompts < COUNT
-    )  # the others are exact matches, and counted so
+    assert 0 < exactness.judge("exact").mismatched_prompts < COUNT  # the others are exact matches, and counted so
 
 
 def test_the_place_of_a_divergence_and_the_gap_there_are_the_targets(judged):
@@ -223,9 +211,7 @@ def test_the_place_of_a_divergence_and_the_gap_there_are_the_targets(judged):
     exactness = judged.compare([*judged.wanted[:2], changed])
     (divergence,) = exactness.mismatches
     assert (divergence.prompt_id, divergence.position) == ("p2", place)
-    assert divergence.logit_gap == pytest.approx(
-        float(logits[first] - logits[second]), abs=judged.by.explained_gap
-    )
+    assert divergence.logit_gap == pytest.approx(float(logits[first] - logits[second]), abs=judged.by.explained_gap)
 
 
 @pytest.mark.parametrize("kept", [5, 31])
@@ -254,9 +240,7 @@ def test_sampled_answers_are_judged_by_the_noise_that_made_them(judged, temperat
     traces = judged.decode(judged.decoder(NgramDraft(), chain(4), temperature=temperature))
     exactness = compare_answers(plain, wanted, traces, judged.by)
     assert exactness.mismatches_beyond_gap == 0
-    changed = with_ids(
-        wanted[0], [*wanted[0].generation.ids[:3], 1 + wanted[0].generation.ids[3] % 60]
-    )
+    changed = with_ids(wanted[0], [*wanted[0].generation.ids[:3], 1 + wanted[0].generation.ids[3] % 60])
     (divergence,) = compare_answers(plain, wanted, [changed], judged.by).mismatches
     assert divergence.position == 3
     assert divergence.logit_gap > 0

@@ -34,12 +34,22 @@ def folder(tmp_path_factory, target, learned):
 
 def generate(folder, *overrides: str) -> None:
     main.__wrapped__(
-        compose("generate", GenerateConf, [
-            f"checkpoint={folder / 'draft'}", f"target.path={folder / 'target'}",
-            f"max_new_tokens={NEW}", "tree=chain", "tree.depth=3", "device=cpu",
-            "device.compile=false", f"output_dir={folder}", *overrides,
-        ])
-    )  # fmt: skip
+        compose(
+            "generate",
+            GenerateConf,
+            [
+                f"checkpoint={folder / 'draft'}",
+                f"target.path={folder / 'target'}",
+                f"max_new_tokens={NEW}",
+                "tree=chain",
+                "tree.depth=3",
+                "device=cpu",
+                "device.compile=false",
+                f"output_dir={folder}",
+                *overrides,
+            ],
+        )
+    )
 
 
 def words(ids) -> str:
@@ -48,9 +58,8 @@ def words(ids) -> str:
 
 def answer_of(target, ids) -> list[int]:
     out = target.model.generate(
-        torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, eos_token_id=target.eos_ids,
-        pad_token_id=0,
-    )  # fmt: skip
+        torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, eos_token_id=target.eos_ids, pad_token_id=0
+    )
     return out[0, len(ids) :].tolist()
 
 
@@ -87,14 +96,19 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
 @pytest.mark.parametrize(
     ("answers", "seconds", "expected"),
     [
-        ([Generation(ids=[5, 6, 7], accepted=[3])], 2.0,
-         "3 tokens, 1.5 tokens/s: 1 from reading the prompt, 2 from 1 round, 2.00 per round"),
-        ([Generation(ids=[5, 6, 7], accepted=[3])] * 4, 2.0,
-         "12 tokens, 6.0 tokens/s: 4 from reading 4 prompts, 8 from 4 rounds, 2.00 per round"),
-        ([Generation(ids=[5])], 1.0,
-         "1 token, 1.0 tokens/s: 1 from reading the prompt, 0 from 0 rounds"),
+        (
+            [Generation(ids=[5, 6, 7], accepted=[3])],
+            2.0,
+            "3 tokens, 1.5 tokens/s: 1 from reading the prompt, 2 from 1 round, 2.00 per round",
+        ),
+        (
+            [Generation(ids=[5, 6, 7], accepted=[3])] * 4,
+            2.0,
+            "12 tokens, 6.0 tokens/s: 4 from reading 4 prompts, 8 from 4 rounds, 2.00 per round",
+        ),
+        ([Generation(ids=[5])], 1.0, "1 token, 1.0 tokens/s: 1 from reading the prompt, 0 from 0 rounds"),
     ],
-)  # fmt: skip
+)
 def test_every_token_is_accounted_for(answers, seconds, expected):
     assert describe_speed(answers, seconds) == expected
 

@@ -22,9 +22,7 @@ PROMPT_COUNTS = [pytest.param(24, marks=MARK), 48, pytest.param(100, marks=MARK)
 
 def moments(*betas):
     """E[a^k] of a product of independent Beta variables, k = 0 to DEPTH + 1."""
-    of_each = [
-        np.cumprod([1, *((a + k) / (a + b + k) for k in range(DEPTH + 1))]) for a, b in betas
-    ]
+    of_each = [np.cumprod([1, *((a + k) / (a + b + k) for k in range(DEPTH + 1))]) for a, b in betas]
     return np.prod(of_each, axis=0)
 
 

@@ -51,9 +51,13 @@ def memory_between(folder: Path, fewer: int, more: int) -> str:
 
 def given(folder: Path, *overrides: str) -> list[str]:
     return [
-        f"target.path={folder / 'target'}", f"checkpoint={folder / 'draft'}",
-        "device=cpu", "device.compile=false", "device.precision=float32", *overrides,
-    ]  # fmt: skip
+        f"target.path={folder / 'target'}",
+        f"checkpoint={folder / 'draft'}",
+        "device=cpu",
+        "device.compile=false",
+        "device.precision=float32",
+        *overrides,
+    ]
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -51,9 +51,7 @@ def test_acceptance_length_per_prompt_is_the_mean_of_the_prompts_own():
     assert own.mean == pytest.approx((7 / 3 + 4 / 2) / 2)
     silent = answer("c", [], tokens=1)  # its only token came with the prefill
     with_it = estimate_metric(
-        "acceptance_length_per_prompt",
-        mode(*CHAIN.prompt_results, silent),
-        mode(*PLAIN.prompt_results, plain("c", 1)),
+        "acceptance_length_per_prompt", mode(*CHAIN.prompt_results, silent), mode(*PLAIN.prompt_results, plain("c", 1))
     )
     assert with_it.mean == pytest.approx(own.mean)
 
@@ -130,10 +128,7 @@ def test_latency_by_hand():
     assert take_percentiles([1.0, None, 3.0]).p50 == pytest.approx(2)
 
 
-NEAR, FAR = (
-    Mismatch(prompt_id=prompt_id, position=7, logit_gap=gap)
-    for prompt_id, gap in (("a", 0.01), ("b", 0.5))
-)
+NEAR, FAR = (Mismatch(prompt_id=prompt_id, position=7, logit_gap=gap) for prompt_id, gap in (("a", 0.01), ("b", 0.5)))
 
 
 @pytest.mark.parametrize(
@@ -150,12 +145,8 @@ NEAR, FAR = (
         ([NEAR], 0.3, True, LosslessVerdict.no),
     ],
 )
-def test_divergences_are_lossless_within_an_explained_gap(
-    mismatches, near_tie_gap, exact_arithmetic, verdict
-):
-    tolerance = LogitTolerance(
-        near_tie_gap=near_tie_gap, explained_gap=0.2, exact_arithmetic=exact_arithmetic
-    )
+def test_divergences_are_lossless_within_an_explained_gap(mismatches, near_tie_gap, exact_arithmetic, verdict):
+    tolerance = LogitTolerance(near_tie_gap=near_tie_gap, explained_gap=0.2, exact_arithmetic=exact_arithmetic)
     exactness = Exactness(mismatches=mismatches, tolerance=tolerance)
     assert exactness.judge("exact").lossless == verdict
 

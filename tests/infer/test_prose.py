@@ -20,8 +20,7 @@ from tests.support.made_report import described, made_report, measured, printed,
 
 TREE = "eagle3-demo/tree"
 ADAPTED = (
-    "runs/adapted is compared with its own adapted target, whose answers differ from the "
-    "original's on 5 of 48 prompts."
+    "runs/adapted is compared with its own adapted target, whose answers differ from the original's on 5 of 48 prompts."
 )
 LOSSY = "are verified by the typical rule, which is lossy: their answers are not the target's."
 
@@ -69,18 +68,12 @@ def test_prompts_in_the_training_data_are_told_in_one_line_for_each_finding(repo
     assert second.startswith("a-run-with-a-long-name: not checked for held-out prompts in the")
     prompts = replace(report.setup.prompts, contamination={"a": Contamination(checked=True)})
     clean = replace(report, setup=replace(report.setup, prompts=prompts))
-    assert describe_contamination(clean) == [
-        "a: none of the 48 held-out prompts is in the training data."
-    ]
+    assert describe_contamination(clean) == ["a: none of the 48 held-out prompts is in the training data."]
 
 
 @pytest.mark.parametrize(
     ("rendered", "how"),
-    [
-        (0, "as plain text"),
-        (5, "5 of them through the chat template"),
-        (48, "through the chat template"),
-    ],
+    [(0, "as plain text"), (5, "5 of them through the chat template"), (48, "through the chat template")],
 )
 def test_the_first_lines_say_which_prompts_come_from_where(rendered, how):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, rendered=rendered)
@@ -113,5 +106,7 @@ def test_the_bottleneck_is_the_largest_extra_cost_of_a_round(report, comparison)
         "steps: drafting 0.20, moving the cache 0.03, the host 0.02, accepting 0.00."
     )
     assert [line.partition(":")[0] for line in describe_bottlenecks(comparison)][1:] == [
-        "usual tree", "runs/adapted tree", "a-run-with-a-long-name tree"
-    ]  # fmt: skip
+        "usual tree",
+        "runs/adapted tree",
+        "a-run-with-a-long-name tree",
+    ]

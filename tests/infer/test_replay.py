@@ -9,12 +9,7 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
 from infer.engine.row_tensors import tensor_bytes
 from infer.measure.acceptance import AcceptanceCounter, build_comb
-from infer.measure.replay import (
-    Replay,
-    collect_replay_texts,
-    count_on_policy,
-    decoding_starts,
-)
+from infer.measure.replay import Replay, collect_replay_texts, count_on_policy, decoding_starts
 from models.device.memory_trace import MemoryTracer
 from models.drafts.ngram import NgramDraft
 from models.trees.config import SamplingConf
@@ -56,17 +51,20 @@ def decoded(target, draft, shape, prompts, sampling):
     slots = max(len(prompt.ids) for prompt in prompts) + NEW
     decoder = Decoder(target, draft, shape, sampling=sampling, slots=slots, batch=len(prompts))
     done = decoder.decode(
-        [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW,
-        eos_ids=target.eos_ids,
-    )  # fmt: skip
+        [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW, eos_ids=target.eos_ids
+    )
     return [row.accepted for row in done]
 
 
 def replayed(target, draft, shapes, prompts, sampling):
     found = collect_replay_texts(
-        target, prompts, sampling=sampling, max_new_tokens=NEW, layers=draft.needs.layers,
+        target,
+        prompts,
+        sampling=sampling,
+        max_new_tokens=NEW,
+        layers=draft.needs.layers,
         lookahead=max(shape.max_path_length for shape in shapes.values()),
-    )  # fmt: skip
+    )
     return Replay(target, draft, found, sampling=sampling).accepted_lengths(shapes)
 
 
@@ -89,9 +87,7 @@ def test_the_rounds_of_decoding_are_those_of_jumping(target, drafts, prompts, na
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_penalties_look_at_the_same_history(target, drafts, prompts, temperature):
-    sampling = SamplingConf(
-        temperature=temperature, repetition_penalty=1.4, presence_penalty=0.5, seed=2
-    )
+    sampling = SamplingConf(temperature=temperature, repetition_penalty=1.4, presence_penalty=0.5, seed=2)
     shapes, draft = {"dynamic": tree()}, drafts["draft model"]
     found = replayed(target, draft, shapes, prompts, sampling)["dynamic"]
     accepted = decoded(target, draft, tree(), prompts, sampling)
@@ -102,31 +98,19 @@ def test_penalties_look_at_the_same_history(target, drafts, prompts, temperature
 def test_an_answer_ends_where_decoding_ends(target, drafts, prompts, monkeypatch):
     draft = drafts["eagle3"]
     (text,) = collect_replay_texts(
-        target,
-        prompts[:1],
-        sampling=GREEDY,
-        max_new_tokens=NEW,
-        layers=draft.needs.layers,
-        lookahead=0,
+        target, prompts[:1], sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, lookahead=0
     )
     end = int(text.ids[text.prompt_length + 12])
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", end)
     found = replayed(target, draft, {"tree": tree()}, prompts, GREEDY)["tree"]
     assert len(found[0]) <= 12 < NEW - 1
-    assert [one[decoding_starts(one)].tolist() for one in found] == decoded(
-        target, draft, tree(), prompts, GREEDY
-    )
+    assert [one[decoding_starts(one)].tolist() for one in found] == decoded(target, draft, tree(), prompts, GREEDY)
 
 
 def test_an_answer_of_one_token_takes_no_round(target, drafts, prompts):
     draft = drafts["eagle3"]
     whole = collect_replay_texts(
-        target,
-        prompts[:2],
-        sampling=GREEDY,
-        max_new_tokens=NEW,
-        layers=draft.needs.layers,
-        lookahead=3,
+        target, prompts[:2], sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3
     )
     replay = Replay(target, draft, [replace(whole[0], answer_length=1), whole[1]], sampling=GREEDY)
     alone = Replay(target, draft, whole[1:], sampling=GREEDY)
@@ -141,9 +125,7 @@ def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
     decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 4)), sampling=GREEDY, slots=64)
     watch_rounds(decoder, watched)
     for prompt in prompts:
-        decoder.decode(
-            [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids
-        )
+        decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids)
     found = collect_replay_texts(
         target, prompts, sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3
     )
@@ -159,9 +141,13 @@ def test_a_long_prompt_costs_a_row_little_more_than_its_cache(target, drafts, na
     (long,) = sampled_texts(target, count=1, length=200)
     draft, shape = drafts[name], chain(3)
     texts = collect_replay_texts(
-        target, [EvalPrompt(id="long", category="all", ids=long)], sampling=GREEDY,
-        max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3,
-    )  # fmt: skip
+        target,
+        [EvalPrompt(id="long", category="all", ids=long)],
+        sampling=GREEDY,
+        max_new_tokens=NEW,
+        layers=draft.needs.layers,
+        lookahead=3,
+    )
     cache_bytes = tensor_bytes(draft.new_state(texts[0].num_starts, len(long) + NEW + 3))
     with MemoryTracer([target.vocab_size]) as tracer, tracer.trace_phase("replay") as phase:
         Replay(target, draft, texts, sampling=GREEDY).accepted_lengths({"chain": shape})

@@ -94,9 +94,7 @@ def test_memory_bound_speedup_counts_the_bytes_of_a_draft_in_each_pass(report):
 def test_tau_by_prompt_length_is_that_of_the_prompts_of_each_bucket(report, comparison):
     """48 prompts have 100 to 1,200 tokens, and each counts in one bucket."""
     buckets = report.by_prompt_length
-    assert [(one.up_to, one.prompts) for one in buckets] == [
-        (256, 8), (512, 12), (1024, 20), (2048, 8)
-    ]  # fmt: skip
+    assert [(one.up_to, one.prompts) for one in buckets] == [(256, 8), (512, 12), (1024, 20), (2048, 8)]
     rows = [row.modes[TREE] for row in report.per_prompt if 256 < row.prompt_tokens <= 512]
     tau = 1 + sum(row.accepted for row in rows) / sum(row.rounds for row in rows)
     estimate = buckets[1].tau[TREE]
@@ -111,9 +109,16 @@ def test_every_round_of_every_mode_is_recorded(report, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert len(lines) == 48 * 5
     assert set(lines[0]) == {
-        "prompt_id", "category", "turn", "mode", "ids", "accepted", "drafted", "round_s",
+        "prompt_id",
+        "category",
+        "turn",
+        "mode",
+        "ids",
+        "accepted",
+        "drafted",
+        "round_s",
         "prefill_s",
-    }  # fmt: skip
+    }
     accepted = [count for line in lines if line["mode"] == TREE for count in line["accepted"]]
     tau = report.overall.modes[TREE].figures.acceptance_length.mean
     assert 1 + sum(accepted) / len(accepted) == pytest.approx(tau)
@@ -127,10 +132,7 @@ def test_every_category_holds_every_mode_on_its_own_prompts(report):
     for section in report.categories.values():
         assert section.modes.keys() == report.overall.modes.keys()
         assert section.modes[TREE].figures.prompts == 12
-    mismatched = {
-        name: section.modes[TREE].verdict.mismatched_prompts
-        for name, section in report.categories.items()
-    }
+    mismatched = {name: section.modes[TREE].verdict.mismatched_prompts for name, section in report.categories.items()}
     assert mismatched == dict.fromkeys(CATEGORIES, 0) | {"code": 1}
 
 
@@ -174,9 +176,7 @@ def test_answers_of_one_token_have_no_rounds_and_no_figures(tmp_path):
     mode = measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, per_category=1)
     for result in mode.prompt_results:
         answer = result.generation
-        answer.ids, answer.accepted, answer.drafted, answer.round_s, answer.share_s = (
-            [7], [], [], [], []
-        )  # fmt: skip
+        answer.ids, answer.accepted, answer.drafted, answer.round_s, answer.share_s = ([7], [], [], [], [])
     keys = ("autoregressive", "ngram", *(f"{n}/{m}" for n in "ab" for m in ("chain", "tree")))
     memory = DraftMemory(weights=0, state=0)
     drafts = [described(name, memory_bytes=memory) for name in "ab"]
@@ -191,9 +191,7 @@ def test_answers_of_one_token_have_no_rounds_and_no_figures(tmp_path):
 def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
     folder = tmp_path / "run"
     write_report_files(report, folder)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "report.html", "report.json", "report.md", "rounds.jsonl"
-    ]  # fmt: skip
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json", "report.md", "rounds.jsonl"]
     saved = from_json(json.loads((folder / "report.json").read_text()))
     length = saved.overall.modes[TREE].figures.acceptance_length
     tau = f"{length.mean:.2f} [{length.ci95[0]:.2f}, {length.ci95[1]:.2f}]"

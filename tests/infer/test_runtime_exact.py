@@ -41,10 +41,7 @@ QUICK_TRIALS = {  # each rule and shape, each draft and each temperature
 }
 
 
-TRIALS = [
-    trial if trial in QUICK_TRIALS else pytest.param(*trial, marks=pytest.mark.system)
-    for trial in EVERY_TRIAL
-]
+TRIALS = [trial if trial in QUICK_TRIALS else pytest.param(*trial, marks=pytest.mark.system) for trial in EVERY_TRIAL]
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +51,7 @@ def behind(small):
     ids = torch.cat([torch.tensor(PROMPT).expand(len(every), -1), every], 1)
     with torch.no_grad():
         logits = torch.cat([small.model(part).logits for part in ids.split(4096)])
-    return [
-        logits[:: WORDS ** (NEW - 1 - depth), depth - NEW].reshape([WORDS] * (depth + 1))
-        for depth in range(NEW)
-    ]
+    return [logits[:: WORDS ** (NEW - 1 - depth), depth - NEW].reshape([WORDS] * (depth + 1)) for depth in range(NEW)]
 
 
 def expected(behind, sampling):
@@ -72,9 +66,14 @@ def expected(behind, sampling):
 def sample(target, draft, rule, shape, sampling, rows=ROWS):
     """Emitted tokens, and the share of rounds that accepted something."""
     decoder = Decoder(
-        target, draft, SHAPES[shape], sampling=sampling, slots=len(PROMPT) + NEW, batch=rows,
+        target,
+        draft,
+        SHAPES[shape],
+        sampling=sampling,
+        slots=len(PROMPT) + NEW,
+        batch=rows,
         acceptance_rule=build_acceptance_rule(Verification(rule), sampling),
-    )  # fmt: skip
+    )
     done = decoder.decode([PROMPT] * rows, row_ids=list(range(rows)), max_new_tokens=NEW)
     accepted = torch.tensor([min(count, 1) for row in done for count in row.accepted])
     return torch.tensor([row.ids for row in done]), float(accepted.float().mean())
@@ -113,12 +112,8 @@ def test_ratio_tests_sample_the_target(small, drafts, behind, rule, shape, metho
     assert min(found) > LEAST, found
 
 
-@pytest.mark.parametrize(
-    "temperature", [0.7, *(pytest.param(t, marks=pytest.mark.system) for t in (1.0, 1.3))]
-)
-def test_coupled_rows_sample_the_target_and_are_those_of_their_key(
-    small, drafts, behind, temperature
-):
+@pytest.mark.parametrize("temperature", [0.7, *(pytest.param(t, marks=pytest.mark.system) for t in (1.0, 1.3))])
+def test_coupled_rows_sample_the_target_and_are_those_of_their_key(small, drafts, behind, temperature):
     """Every tree and draft emits the rows of one-token-at-a-time decoding: so one test of them."""
     sampling = SamplingConf(temperature=temperature, seed=11)
     plain = one_by_one(small, sampling)

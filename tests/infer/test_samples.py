@@ -28,9 +28,7 @@ def test_pieces_are_the_whole_text_in_runs_of_one_origin():
 
 
 def test_a_sample_is_the_first_prompt_of_its_category():
-    results = [
-        result(number, category, accepted=[5]) for category in "abcdef" for number in range(2)
-    ]
+    results = [result(number, category, accepted=[5]) for category in "abcdef" for number in range(2)]
     samples = collect_samples(tiny_tokenizer(), results)
     assert [sample.prompt_id for sample in samples] == ["a-0", "b-0", "c-0", "d-0"]
     assert len(samples) == MAX_SAMPLES

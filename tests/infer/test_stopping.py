@@ -74,9 +74,7 @@ class Runs:
             place += count + 1
 
     def decoder(self, shape):
-        return Decoder(
-            self.target, self.draft, shape, sampling=GREEDY, slots=SLOTS, batch=ROWS
-        )  # fmt: skip
+        return Decoder(self.target, self.draft, shape, sampling=GREEDY, slots=SLOTS, batch=ROWS)
 
     def spelt(self, changed):
         """Another tokenizer; the target does not notice."""
@@ -98,9 +96,8 @@ class Runs:
         wanted = [self.wanted(ids, ends) for ids in self.whole]
         for decoder in self.decoders:
             done = decoder.decode(
-                self.prompts, row_ids=[0, 1, 2], max_new_tokens=ends.limit,
-                eos_ids=list(ends.eos), stop=ends.strings,
-            )  # fmt: skip
+                self.prompts, row_ids=[0, 1, 2], max_new_tokens=ends.limit, eos_ids=list(ends.eos), stop=ends.strings
+            )
             assert [row.ids for row in done] == wanted
         if as_transformers:
             assert self.generated(ends) == wanted[0]
@@ -110,10 +107,14 @@ class Runs:
         more = {"stop_strings": list(ends.strings), "tokenizer": self.target.tokenizer}
         prompt = torch.tensor([self.prompts[0]])
         out = self.target.model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=ends.limit,
-            do_sample=False, eos_token_id=list(ends.eos) or None, pad_token_id=0,
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=ends.limit,
+            do_sample=False,
+            eos_token_id=list(ends.eos) or None,
+            pad_token_id=0,
             **(more if ends.strings else {}),
-        )  # fmt: skip
+        )
         return out[0, prompt.shape[1] :].tolist()
 
 
@@ -141,10 +142,7 @@ def string(runs, place, kind):
     }[kind]
 
 
-SPANS = [
-    "a token", "its beginning", "across two tokens", "ending inside", "over three tokens",
-    "over four tokens",
-]  # fmt: skip
+SPANS = ["a token", "its beginning", "across two tokens", "ending inside", "over three tokens", "over four tokens"]
 PLACES = [5, 6, 8, 9]
 
 
@@ -228,9 +226,7 @@ def test_a_prompt_at_the_context_limit_is_answered(runs, shape, limit):
     text = (runs.prompts[0] + runs.whole[0])[: SLOTS - limit]
     prompt = (text * 2)[: SLOTS - limit]
     one, plain = (
-        Decoder(runs.target, *more, sampling=GREEDY, slots=SLOTS).decode(
-            [prompt], row_ids=[0], max_new_tokens=limit
-        )[0]
+        Decoder(runs.target, *more, sampling=GREEDY, slots=SLOTS).decode([prompt], row_ids=[0], max_new_tokens=limit)[0]
         for more in ((runs.draft, shape), ())
     )
     assert len(one.ids) == limit

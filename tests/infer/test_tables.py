@@ -57,9 +57,7 @@ def column(table, name):
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-def test_every_mode_is_in_the_page_and_in_the_text(
-    report, comparison, report_page, comparison_page
-):
+def test_every_mode_is_in_the_page_and_in_the_text(report, comparison, report_page, comparison_page):
     for shown, html in ((report, report_page), (comparison, comparison_page)):
         text = render_markdown(shown)
         for view in list_modes(shown):
@@ -79,9 +77,7 @@ def test_text_from_outside_is_escaped_in_the_page(report):
     strange = "a <script> & b"
     sample = SampleAnswer(prompt_id=strange, pieces=[TextSpan(text=strange, kind="accepted")])
     setup = replace(report.setup, command=strange)
-    html = render_page(
-        replace(report, setup=setup, drafts=[described("eagle3-demo", samples=[sample])])
-    )
+    html = render_page(replace(report, setup=setup, drafts=[described("eagle3-demo", samples=[sample])]))
     assert "<script" not in html
     assert html.count(escape(strange)) >= 3
 
@@ -126,10 +122,7 @@ def test_graphs_are_counted_only_where_some_are_compiled(report):
 def test_the_tuned_mode_is_named_in_the_first_lines_and_shown_as_the_others(report, report_page):
     modes = report.overall.modes
     drafts = [replace(report.drafts[0], tuned_tree="chain of 5")]
-    tuned = with_modes(
-        replace(report, drafts=drafts),
-        modes | {"eagle3-demo/tuned": modes["eagle3-demo/chain"]},
-    )
+    tuned = with_modes(replace(report, drafts=drafts), modes | {"eagle3-demo/tuned": modes["eagle3-demo/chain"]})
     assert "tuned" in column(summary_table(tuned), "mode")
     speedup = modes["eagle3-demo/chain"].figures.speedup
     text = "Tuned for this device on other prompts: eagle3-demo chain of 5 (speed-up "
@@ -187,9 +180,7 @@ def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
     assert "verification: exact, block and rejection" in render_page(other)
 
 
-def test_answers_show_who_wrote_what_and_keep_their_white_space(
-    report, report_page, comparison_page
-):
+def test_answers_show_who_wrote_what_and_keep_their_white_space(report, report_page, comparison_page):
     for kind, text in PIECES.items():
         assert f'<span class="{kind}">{escape(text)}</span>' in report_page
         assert f'<span class="{kind}">{escape(KIND_LEGEND[kind])}</span>' in report_page
@@ -222,9 +213,7 @@ def relabeled(*categories: str):
 def test_a_single_category_is_not_shown_twice(category):
     report = relabeled(category)
     for table in (overview_table(report), summary_table(report)):
-        assert [row[:2] for row in table.rows] == [
-            ["all (48)", mode] for mode in ("autoregressive", "ngram")
-        ]
+        assert [row[:2] for row in table.rows] == [["all (48)", mode] for mode in ("autoregressive", "ngram")]
     assert "48 held-out prompts (" in build_headline(report)
 
 

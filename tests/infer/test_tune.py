@@ -22,13 +22,7 @@ from infer.tuning import cost_model
 from infer.tuning.candidates import USER_TREE, find_neighbors
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostCurve, select_probes
-from infer.tuning.results import (
-    DraftTuning,
-    ExpectedTokens,
-    TuningResult,
-    TuningVerdict,
-    write_choices,
-)
+from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult, TuningVerdict, write_choices
 from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
 from models.io.errors import UserError
@@ -75,8 +69,7 @@ def test_the_file_of_every_candidate_decodes_with_its_tree(tmp_path):
         assert conf.tree.build() == candidate.tree, candidate.name
 
 
-@pytest.mark.parametrize("said", [{"kind": "tall"}, {"kind": "chain", "depth": "2"}, {"kind":
-    "dynamic", "leaves": 3}])  # fmt: skip
+@pytest.mark.parametrize("said", [{"kind": "tall"}, {"kind": "chain", "depth": "2"}, {"kind": "dynamic", "leaves": 3}])
 def test_a_file_that_says_something_else_is_refused(tmp_path, said):
     file = tmp_path / "tree.json"
     file.write_text(json.dumps({"tree": said}))
@@ -86,9 +79,13 @@ def test_a_file_that_says_something_else_is_refused(tmp_path, said):
 
 def test_what_was_tuned_under_goes_into_the_command():
     asked = [
-        "target.path='/my models/a=b'", "sampling.temperature=0.7", "sampling.seed=3",
-        "prompts='it\\'s mine.jsonl'", "device.threads=1", "max_new_tokens=32",
-    ]  # fmt: skip
+        "target.path='/my models/a=b'",
+        "sampling.temperature=0.7",
+        "sampling.seed=3",
+        "prompts='it\\'s mine.jsonl'",
+        "device.threads=1",
+        "max_new_tokens=32",
+    ]
     conf = compose("tune", TuneConf, asked)
     told = compose("eval", EvalConf, shlex.split(conf.eval_overrides(4)))
     assert (told.target, told.device) == (conf.target, conf.device)
@@ -114,9 +111,8 @@ def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
     conf = TuneConf(depth=4, ranks=4, ngram_tokens=3, ngram_windows=[2, 6], max_new_tokens=20)
     prompts = prompts_of(written)[:6]
     read = collect_replay_texts(
-        target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers,
-        lookahead=6,
-    )  # fmt: skip
+        target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers, lookahead=6
+    )
     found = considered(nodes=(4, 8), copied=3, table=TABLE[:4], lookup=(2, 6))
     tokens = estimate_expected_tokens(target, draft, found, read, conf)
     assert set(tokens) == {one.name for one in found}
@@ -124,25 +120,35 @@ def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
     for name in shapes:
         (one,) = [one for one in found if one.name == name]
         decoder = Decoder(
-            target, NgramDraft() if one.is_lookup else draft, one.tree, sampling=SamplingConf(),
-            slots=64, batch=len(prompts),
-        )  # fmt: skip
-        done = decoder.decode(
-            [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=20,
-            eos_ids=target.eos_ids,
-        )  # fmt: skip
-        rounds = sum(len(row.accepted) for row in done)
-        assert tokens[name].delivered == pytest.approx(
-            sum(len(row.ids) - 1 for row in done) / rounds
+            target,
+            NgramDraft() if one.is_lookup else draft,
+            one.tree,
+            sampling=SamplingConf(),
+            slots=64,
+            batch=len(prompts),
         )
+        done = decoder.decode(
+            [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=20, eos_ids=target.eos_ids
+        )
+        rounds = sum(len(row.accepted) for row in done)
+        assert tokens[name].delivered == pytest.approx(sum(len(row.ids) - 1 for row in done) / rounds)
         assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
 
 
 SMALL = [
-    "target.name=target", "prompts=prompts.jsonl", "device.threads=1", "device.compile=false",
-    "nodes=[4]", "depth=2", "ranks=3", "max_new_tokens=8", "repeats=1", "batch=[4]", "tree=chain",
+    "target.name=target",
+    "prompts=prompts.jsonl",
+    "device.threads=1",
+    "device.compile=false",
+    "nodes=[4]",
+    "depth=2",
+    "ranks=3",
+    "max_new_tokens=8",
+    "repeats=1",
+    "batch=[4]",
+    "tree=chain",
     "tree.depth=2",
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -256,13 +262,17 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
     pick = candidates[-1]
     speedups = {pick.name: Estimate(mean=1.3, ci95=[1.2, 1.4])}
     result = TuningResult(
-        batch=1, context=40, token_s=0.01, cost_curve=curve, best=pick,
-        speedups=speedups, best_over_each=speedups,
-    )  # fmt: skip
+        batch=1, context=40, token_s=0.01, cost_curve=curve, best=pick, speedups=speedups, best_over_each=speedups
+    )
     tuning = DraftTuning(
-        name="new", directory=tmp_path, candidates=candidates, acceptance=TABLE, rounds=[9] * 6,
-        expected_tokens={c.name: tokens for c in candidates}, results=[result],
-    )  # fmt: skip
+        name="new",
+        directory=tmp_path,
+        candidates=candidates,
+        acceptance=TABLE,
+        rounds=[9] * 6,
+        expected_tokens={c.name: tokens for c in candidates},
+        results=[result],
+    )
     (line,) = write_choices([tuning], tmp_path, TuneConf())
     left = json.loads((tmp_path / "new-b1-c40.json").read_text())
     assert (left["name"], left["mode"]) == ("ngram-4", "ngram")
@@ -272,9 +282,7 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
 
 
 def test_a_draft_that_is_never_right_is_not_worth_speculating(tune):
-    out, drafts = tune(
-        "ngram_tokens=0", "ngram_windows=[]", runs=("good", "untrained"), node_s=0.01, pass_s=0.1
-    )
+    out, drafts = tune("ngram_tokens=0", "ngram_windows=[]", runs=("good", "untrained"), node_s=0.01, pass_s=0.1)
     assert [draft["name"] for draft in drafts] == ["good", "untrained"]
     (good,), (untrained,) = (draft["results"] for draft in drafts)
     assert good["choice"] is not None
@@ -289,8 +297,7 @@ REFUSED = {
     "nodes=[0]": "nodes: must list numbers of at least 1, got [0]",
     "depth=0": "depth: must be at least 1, got 0",
     "ngram_tokens=-1": "ngram_tokens: must not be negative, got -1; 0 copies no tokens",
-    "ngram_windows=[4,65]": "ngram_windows: must list numbers in 1..64, got [4, 65]; "
-    "[] leaves lookup alone out",
+    "ngram_windows=[4,65]": "ngram_windows: must list numbers in 1..64, got [4, 65]; [] leaves lookup alone out",
     "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
     "ranks=1 depth=4 nodes=[8,16]": "nodes: must list a budget of at most the 4 paths that "
     "depth and ranks give, got [8, 16]; raise depth or ranks",
@@ -323,7 +330,6 @@ def test_a_context_that_no_answer_fits_in_is_refused_before_replay(command, caps
         command("context=[40,12]")
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == (
-        "error: context: must hold prompt and answer, 5 + 8 tokens, got 12; "
-        "raise it or shorten max_new_tokens"
+        "error: context: must hold prompt and answer, 5 + 8 tokens, got 12; raise it or shorten max_new_tokens"
     )
     assert "replaying" not in captured.out

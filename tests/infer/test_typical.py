@@ -106,12 +106,13 @@ def test_of_one_candidate_each_both_rules_decode_alike(target, learned, shape):
     sampling = SamplingConf(temperature=1.0, top_k=1)
     exact, typical = (
         decode(
-            Decoder(target, draft if shape.nodes else None, shape, sampling=sampling, slots=64,
-                    acceptance_rule=verification),
+            Decoder(
+                target, draft if shape.nodes else None, shape, sampling=sampling, slots=64, acceptance_rule=verification
+            ),
             prompts_of(texts),
         )
         for verification in (None, MEDUSA)
-    )  # fmt: skip
+    )
     assert [(row.ids, row.accepted) for row in typical] == [(r.ids, r.accepted) for r in exact]
 
 
@@ -137,9 +138,7 @@ def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
     prompts = prompts_of(learned[1])[:3]
     plain = Decoder(target, sampling=sampling, slots=64)
     for shape in SHAPES.values():
-        decoder = Decoder(
-            target, learned[0], shape, sampling=sampling, slots=64, acceptance_rule=MEDUSA
-        )
+        decoder = Decoder(target, learned[0], shape, sampling=sampling, slots=64, acceptance_rule=MEDUSA)
         not_own = 0
         for row, done in enumerate(decode(decoder, prompts)):
             logits = target.model(torch.tensor([prompts[row] + done.ids])).logits[0]
@@ -164,9 +163,7 @@ def test_greedy_decoding_knows_nothing_typical(target):
 
 def test_the_configuration_says_which_and_how():
     assert build_evaluation_rule(EvaluationConf(sampling=WARM)).name == "coupled"
-    conf = EvaluationConf(
-        sampling=WARM, verification=Verification.typical, typical_epsilon=0.2, typical_delta=0.5
-    )
+    conf = EvaluationConf(sampling=WARM, verification=Verification.typical, typical_epsilon=0.2, typical_delta=0.5)
     assert build_evaluation_rule(conf) == TypicalRule(epsilon=0.2, delta=0.5)
     for key in ("typical_epsilon", "typical_delta"):
         with pytest.raises(UserError, match=rf"evaluation\.{key}: must be positive, got 0\.0"):

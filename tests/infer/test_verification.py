@@ -36,9 +36,7 @@ TREES = CHAINS | {str(shape): paths_of(shape) for shape in ([2], [2, 1], [1, 2],
 TREES["ragged"] = [[0], [1], [2], [1, 0], [1, 1], [2, 0], [1, 1, 0]]
 TREES["lopsided"] = [[0], [1], [0, 0], [0, 0, 0], [0, 0, 1]]
 RATIO = [(RejectionRule(), name) for name in TREES] + [(BlockRule(), name) for name in CHAINS]
-ratio = pytest.mark.parametrize(
-    ("rule", "shape"), RATIO, ids=[f"{rule.name}-{shape}" for rule, shape in RATIO]
-)
+ratio = pytest.mark.parametrize(("rule", "shape"), RATIO, ids=[f"{rule.name}-{shape}" for rule, shape in RATIO])
 WARM, COLD = SamplingConf(temperature=1.0), SamplingConf()
 
 
@@ -99,9 +97,11 @@ def test_a_draft_that_is_the_target_is_accepted_whole(rule, shape):
 
 @pytest.mark.parametrize(
     ("rule", "shape"),
-    [*((RejectionRule(), name) for name in ("[2]", "[2, 1]", "[1, 2]", "lopsided")),
-     *((rule, name) for rule in (RejectionRule(), BlockRule()) for name in CHAINS)],
-)  # fmt: skip
+    [
+        *((RejectionRule(), name) for name in ("[2]", "[2, 1]", "[1, 2]", "lopsided")),
+        *((rule, name) for rule in (RejectionRule(), BlockRule()) for name in CHAINS),
+    ],
+)
 def test_each_deterministic_tree_alone_is_lossless(rule, shape):
     """Nothing is averaged over trees: any choice of the tree, by the prefix, will do."""
     alone = outcome_of_each(rule, tables(), every_tree(tables(), TREES[shape]))
@@ -188,15 +188,14 @@ def single(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> ScoredTr
     logits[..., 0] = 0.0
     behind = logits.clone()
     behind[rows // 2 :] = 30 * torch.randn_like(behind[rows // 2 :])
-    ids = torch.stack(
-        [(behind + torch.randn_like(behind)).argmax(-1)[:, p + 1] for p in parents[0]]
-    )
+    ids = torch.stack([(behind + torch.randn_like(behind)).argmax(-1)[:, p + 1] for p in parents[0]])
     behind = behind.log_softmax(-1) if drawn else None
     return ScoredTree(
         proposal=Proposal(ids=ids.T.contiguous(), parents=parents, child_log_probs=behind),
-        warped_logits=logits, noise=-torch.empty_like(logits).exponential_().log(),
+        warped_logits=logits,
+        noise=-torch.empty_like(logits).exponential_().log(),
         uniforms=torch.rand(rows, len(paths)),
-    )  # fmt: skip
+    )
 
 
 def chain_of(scored: ScoredTree) -> ScoredTree:
@@ -239,9 +238,7 @@ def test_rows_of_a_batch_do_not_touch_each_other(rule):
         alone = rule.accept(
             ScoredTree(
                 proposal=Proposal(
-                    ids=tree.ids[one],
-                    parents=tree.parents[one],
-                    child_log_probs=tree.child_log_probs[one],
+                    ids=tree.ids[one], parents=tree.parents[one], child_log_probs=tree.child_log_probs[one]
                 ),
                 warped_logits=scored.warped_logits[one],
                 noise=None if scored.noise is None else scored.noise[one],
@@ -270,8 +267,11 @@ def shape(kind: str, **conf) -> Tree:
     return TreeConf(kind=TreeKind(kind), depth=2, nodes=4, paths=paths, **conf).build()
 
 
-ALL = {f"{kind}{copied or ''}": shape(kind, ngram_tokens=copied)
-       for kind in ("chain", "static", "dynamic") for copied in (0, 3)}  # fmt: skip
+ALL = {
+    f"{kind}{copied or ''}": shape(kind, ngram_tokens=copied)
+    for kind in ("chain", "static", "dynamic")
+    for copied in (0, 3)
+}
 PROVEN = {
     GreedyRule(): set(ALL),
     CoupledRule(): set(ALL),
@@ -307,9 +307,6 @@ def test_auto_is_greedy_or_coupled():
     for verification in list(Verification)[2:]:
         rule = build_acceptance_rule(verification, WARM)
         assert rule.name == verification.value
-    assert (
-        build_acceptance_rule(Verification.typical, WARM, typical=TypicalRule(delta=0.5)).delta
-        == 0.5
-    )
+    assert build_acceptance_rule(Verification.typical, WARM, typical=TypicalRule(delta=0.5)).delta == 0.5
     with pytest.raises(UserError, match=r"rejection needs evaluation\.sampling\.temperature above"):
         build_acceptance_rule(Verification.rejection, COLD)

@@ -29,10 +29,7 @@ def tables() -> Tables:
 
 def resorted(probs: Tensor, count: int) -> list[tuple[Context, float]]:
     """Honest draws, listed by how likely the draft finds them."""
-    return [
-        (tuple(sorted(tokens, key=lambda token: -probs[token])), chance)
-        for tokens, chance in drawn(probs, count)
-    ]
+    return [(tuple(sorted(tokens, key=lambda token: -probs[token])), chance) for tokens, chance in drawn(probs, count)]
 
 
 def pruned(probs: Tensor, count: int) -> list[tuple[Context, float]]:
@@ -88,21 +85,19 @@ def sampled(rule, *, shared: bool, children: int) -> Tensor:
     noise, other = -(-uniform.log()).log()
     parents = torch.full((SAMPLES, children), -1)
     behind = draft.log().expand(SAMPLES, children + 1, -1)
-    proposal = Proposal(
-        ids=(draft.log() + noise).topk(children).indices, parents=parents, child_log_probs=behind
-    )
+    proposal = Proposal(ids=(draft.log() + noise).topk(children).indices, parents=parents, child_log_probs=behind)
     scored = ScoredTree(
-        proposal=proposal, warped_logits=target.log().expand_as(behind),
+        proposal=proposal,
+        warped_logits=target.log().expand_as(behind),
         noise=(noise if shared else other)[:, None].expand_as(behind),
         uniforms=torch.rand(SAMPLES, children, generator=numbers, dtype=torch.float64),
-    )  # fmt: skip
+    )
     return rule.accept(scored, 1).ids[:, 0].bincount(minlength=len(target))
 
 
 @pytest.mark.parametrize(
-    ("rule", "children"), [(RejectionRule(), 1), (RejectionRule(), 2), (BlockRule(), 1)],
-    ids=["chain", "tree", "block"],
-)  # fmt: skip
+    ("rule", "children"), [(RejectionRule(), 1), (RejectionRule(), 2), (BlockRule(), 1)], ids=["chain", "tree", "block"]
+)
 def test_noise_shared_by_draft_and_residual_is_caught(rule, children):
     expected = many().target[()] * SAMPLES
     wrong = sampled(rule, shared=True, children=children)

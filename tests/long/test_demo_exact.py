@@ -17,11 +17,19 @@ from tests.support.tiny import chain, demo_target, mixed, static, tree
 pytestmark = pytest.mark.slow
 NEW = 64
 TRAIN = (
-    "device=cpu", "device.precision=float32", "device.compile=false", "data.answers.prompts=96",
-    "data.answers.batch=96", "data.answers.max_new_tokens=64", "optim.steps=60",
-    "optim.rows_per_step=8", "eval_every=60", "num_eval_prompts=1",
-    "evaluation.prompts_per_category=1", "evaluation.max_new_tokens=4",
-)  # fmt: skip
+    "device=cpu",
+    "device.precision=float32",
+    "device.compile=false",
+    "data.answers.prompts=96",
+    "data.answers.batch=96",
+    "data.answers.max_new_tokens=64",
+    "optim.steps=60",
+    "optim.rows_per_step=8",
+    "eval_every=60",
+    "num_eval_prompts=1",
+    "evaluation.prompts_per_category=1",
+    "evaluation.max_new_tokens=4",
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +49,7 @@ def theirs(target, prompts) -> list[list[int]]:
     for prompt in prompts:
         ids = torch.tensor([prompt.ids])
         everything = torch.ones_like(ids)
-        done = target.model.generate(
-            ids, attention_mask=everything, max_new_tokens=NEW, do_sample=False
-        )
+        done = target.model.generate(ids, attention_mask=everything, max_new_tokens=NEW, do_sample=False)
         answers.append(done[0, len(prompt.ids) :].tolist())
     return answers
 
@@ -61,15 +67,11 @@ SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mix
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_every_held_out_prompt_is_answered_as_by_transformers(
-    target, prompts, theirs, draft, shape
-):
+def test_every_held_out_prompt_is_answered_as_by_transformers(target, prompts, theirs, draft, shape):
     slots = max(len(prompt.ids) for prompt in prompts) + NEW
     decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=slots)
     done = [
-        decoder.decode(
-            [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids
-        )[0]
+        decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids)[0]
         for prompt in prompts
     ]
     different = [p.id for p, d, t in zip(prompts, done, theirs, strict=True) if d.ids != t]

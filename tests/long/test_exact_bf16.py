@@ -22,18 +22,13 @@ COUNT, NEW, SLOTS = 200, 32, 64
 def prompts() -> list[EvalPrompt]:
     numbers = torch.Generator().manual_seed(5)
     return [
-        EvalPrompt(
-            id=f"p{i}", category="all",
-            ids=torch.randint(1, VOCAB, (4 + i % 13,), generator=numbers).tolist(),
-        )
+        EvalPrompt(id=f"p{i}", category="all", ids=torch.randint(1, VOCAB, (4 + i % 13,), generator=numbers).tolist())
         for i in range(COUNT)
-    ]  # fmt: skip
+    ]
 
 
 def decoded(decoder: Decoder, prompts: list[EvalPrompt]) -> list[PromptResult]:
-    rows = decoder.decode(
-        [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW
-    )
+    rows = decoder.decode([p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW)
     pairs = zip(prompts, rows, strict=True)
     return [PromptResult(prompt=prompt, generation=row) for prompt, row in pairs]
 

@@ -29,9 +29,7 @@ def test_ten_kills_end_in_the_weights_of_an_unbroken_run(tmp_path):
             half_written += 1
         else:
             half_written += kill(killed, changes, when=due)
-        log.info(
-            "kill %d, saved step %d, half written %d", number + 1, newest_step(killed), half_written
-        )
+        log.info("kill %d, saved step %d, half written %d", number + 1, newest_step(killed), half_written)
     finish(killed, changes)
     assert half_written >= HALF_WRITTEN
 

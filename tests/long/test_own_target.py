@@ -21,37 +21,39 @@ pytestmark = pytest.mark.slow
 ELSEWHERE = {"-m", "mixture=chat"}  # a sweep of the demo; sources on the hub, answered by a server
 SHORT = {
     "train": [
-        "optim.epochs=null", "optim.steps=4", "optim.rows_per_step=2", "data.row_length=256",
-        "num_eval_prompts=2", "evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1",
-        "evaluation.batch_sizes=[]", "log=console",
+        "optim.epochs=null",
+        "optim.steps=4",
+        "optim.rows_per_step=2",
+        "data.row_length=256",
+        "num_eval_prompts=2",
+        "evaluation.max_new_tokens=8",
+        "evaluation.prompts_per_category=1",
+        "evaluation.batch_sizes=[]",
+        "log=console",
     ],
     "data.prepare": ["answers.max_new_tokens=32", "mixture.held_out=0.2"],
     "data.capture": ["data.row_length=256"],
-    "infer.eval": [
-        "evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1",
-        "evaluation.batch_sizes=[]",
-    ],
+    "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1", "evaluation.batch_sizes=[]"],
     "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=3", "repeats=1"],
-}  # fmt: skip
+}
 MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint
 WITH_DATA = ("data.path=", "experiment=")  # training on rows of its own
 # Drafts side by side are judged by the same prompts: these learn from one file.
 SAME_DATA = ("qwen3-8b-eagle3", "qwen3-1.7b", "second-seed")
 PAGES = {  # page: its section with commands, and the runs that these train
-    "README.md": (
-        r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"qwen3-8b-eagle3"}
-    ),
-    "docs/index.md": (
-        r"## Commands\n(.*?)\nOn Trainium", {*SAME_DATA, "answers", "chat", "stored"}
-    ),
-}  # fmt: skip
+    "README.md": (r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"qwen3-8b-eagle3"}),
+    "docs/index.md": (r"## Commands\n(.*?)\nOn Trainium", {*SAME_DATA, "answers", "chat", "stored"}),
+}
 A, B, C = (f"outputs/train/{name}/checkpoint" for name in SAME_DATA)
 PLACES = {
-    "outputs/train/demo/checkpoint": A, "=A": f"={A}", "[A,B,C]": f"[{A},{B},{C}]",
-    "[A,B]": f"[{A},{B}]", "before/": f"outputs/train/{SAME_DATA[0]}/",
+    "outputs/train/demo/checkpoint": A,
+    "=A": f"={A}",
+    "[A,B,C]": f"[{A},{B},{C}]",
+    "[A,B]": f"[{A},{B}]",
+    "before/": f"outputs/train/{SAME_DATA[0]}/",
     "after/": f"outputs/train/{SAME_DATA[2]}/",
     "/models/my-qwen3-8b": "target",
-}  # fmt: skip
+}
 
 
 def words(command: Command) -> list[str]:
@@ -93,14 +95,11 @@ def test_the_commands_for_ones_own_target_run_to_their_end(tmp_path, page):
     for command in ours:
         line = [sys.executable, "-m", command.module, *words(command)]
         done = subprocess.run(
-            line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
-            capture_output=True, check=False,
-        )  # fmt: skip
+            line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False
+        )
         least = {0, 1} if command.module == "infer.compare" else {0}  # 1: a regression
         assert done.returncode in least, f"{line[2:]}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        if (
-            command.module == "data.prepare" and page != "README.md"
-        ):  # in the place of what needs the hub and a server
+        if command.module == "data.prepare" and page != "README.md":  # in the place of what needs the hub and a server
             shutil.copytree(tmp_path / "outputs/prepare/mine", tmp_path / "outputs/prepare/chat")
     trained = {path.parent.name for path in tmp_path.glob("outputs/train/*/report.json")}
     assert trained >= runs

@@ -101,18 +101,14 @@ def test_the_files_hold_what_the_report_says(prepared):
     report = json.loads((out / "report.json").read_text())
     names = ["id", "source", "license", "template"]
     tables = {
-        split: pq.read_table(next(out.glob(f"{split}-*.parquet")), columns=names)
-        for split in ("train", "held_out")
+        split: pq.read_table(next(out.glob(f"{split}-*.parquet")), columns=names) for split in ("train", "held_out")
     }
-    assert {split: len(table) for split, table in tables.items()} == {
-        split: report[split] for split in tables
-    }
+    assert {split: len(table) for split, table in tables.items()} == {split: report[split] for split in tables}
     rows = pa.concat_tables(tables.values()).to_pydict()
     assert len(set(rows["id"])) == len(rows["id"])  # every id is its own
     written = Counter(zip(rows["source"], rows["license"], strict=True))
     assert written == {
-        (name, f"{name} license"): source["train"] + source["held_out"]
-        for name, source in report["sources"].items()
+        (name, f"{name} license"): source["train"] + source["held_out"] for name, source in report["sources"].items()
     }
     modes = Counter(rows["template"])  # of chat alone, half of the rows each
     assert abs(modes[THINKING] - modes[THINKING.replace("true", "false")]) < 1000
@@ -126,6 +122,12 @@ def test_the_files_hold_what_the_report_says(prepared):
 def test_nothing_unfinished_is_left_behind(prepared):
     out, _, _ = prepared
     assert {file.name for file in out.iterdir()} == {
-        "config.yaml", "lock", "lock-00000", "report.json", "report.md", "held_out.jsonl",
-        "train-00000-of-00001.parquet", "held_out-00000-of-00001.parquet",
-    }  # fmt: skip
+        "config.yaml",
+        "lock",
+        "lock-00000",
+        "report.json",
+        "report.md",
+        "held_out.jsonl",
+        "train-00000-of-00001.parquet",
+        "held_out-00000-of-00001.parquet",
+    }

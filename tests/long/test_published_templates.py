@@ -29,11 +29,7 @@ from infer.generate import main as generate
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer, read_model_config
-from models.trees.draft_vocab import (
-    choose_kept_ids,
-    required_token_ids,
-    token_coverage,
-)
+from models.trees.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 from tests.data.chat import test_template as rewritten
 from tests.support.families import ANSWER, FAMILIES, TOOL
 from tests.support.published import (
@@ -102,9 +98,7 @@ def test_a_call_that_a_published_template_does_not_write_is_left_out(name, token
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl")
     documents, skipped = documents_from_row(row, conf, tokenizer)
     assert skipped == {"a tool call that the chat template does not write": 1}
-    answer = tokenizer.decode(
-        [i for one in documents for i, flag in zip(one.ids, one.answer, strict=True) if flag]
-    )
+    answer = tokenizer.decode([i for one in documents for i, flag in zip(one.ids, one.answer, strict=True) if flag])
     assert answer == ANSWER["content"] + END[name]
 
 
@@ -157,9 +151,7 @@ def test_a_prompt_file_is_rendered_as_serving_sends_it(published, tmp_path):
     lines.append({"question_id": "first", "category": "all", "turns": [TEXTS[5], TEXTS[7]]})
     write_lines(file, lines)
     for key in ("prompts", "evaluation.prompts"):
-        *prompts, first = load_eval_prompts(
-            tokenizer, str(file), limit=None, key=key, vocab_size=len(tokenizer)
-        )
+        *prompts, first = load_eval_prompts(tokenizer, str(file), limit=None, key=key, vocab_size=len(tokenizer))
         for prompt, chat in zip(prompts, chats, strict=True):
             assert prompt.ids == token_ids(tokenizer, render(tokenizer, chat))
     said = token_ids(tokenizer, TEXTS[0] + END[published.name])
@@ -172,9 +164,7 @@ def test_a_prompt_file_is_rendered_as_serving_sends_it(published, tmp_path):
 
 
 def test_a_reduced_vocabulary_covers_most_and_can_spell_and_end_any_text(published):
-    tokenizer, documents, vocab_size = (
-        published.tokenizer, published.documents, len(published.tokenizer),
-    )  # fmt: skip
+    tokenizer, documents, vocab_size = (published.tokenizer, published.documents, len(published.tokenizer))
     answer_ids = documents.ids[documents.answer]
     counts = count_answer_tokens(documents, vocab_size, None).total
     assert counts.tolist() == np.bincount(answer_ids, minlength=vocab_size).tolist()
@@ -207,27 +197,55 @@ def test_a_draft_is_trained_judged_and_asked_through_the_template(name, tokenize
     folder = save_thin_target(name, tokenizers, tmp_path / "target")
     rows, prompts = tmp_path / "rows.jsonl", tmp_path / "prompts.jsonl"
     write_lines(rows, [{"messages": messages} for messages in conversations(60)])
-    write_lines(
-        prompts, [{"question_id": n, "category": "all", "turns": [TEXTS[n]]} for n in range(4)]
-    )
+    write_lines(prompts, [{"question_id": n, "category": "all", "turns": [TEXTS[n]]} for n in range(4)])
     common = [
-        "device=cpu", "device.compile=false", "device.threads=1", "tree=chain", "tree.depth=2",
+        "device=cpu",
+        "device.compile=false",
+        "device.threads=1",
+        "tree=chain",
+        "tree.depth=2",
         f"target.path={folder}",
-    ]  # fmt: skip
-    train.__wrapped__(compose("train", TrainConf, [
-        *common, "draft.vocab_size=7000", "draft.ttt_steps=2", "data=jsonl", f"data.path={rows}",
-        "data.row_length=256", "optim=adamw", "optim.steps=2", "optim.rows_per_step=2",
-        "num_eval_prompts=2", f"evaluation.prompts={prompts}", "evaluation.max_new_tokens=8",
-        "evaluation.batch_sizes=[]", "run_name=run", f"output_dir={tmp_path}",
-    ]))  # fmt: skip
+    ]
+    train.__wrapped__(
+        compose(
+            "train",
+            TrainConf,
+            [
+                *common,
+                "draft.vocab_size=7000",
+                "draft.ttt_steps=2",
+                "data=jsonl",
+                f"data.path={rows}",
+                "data.row_length=256",
+                "optim=adamw",
+                "optim.steps=2",
+                "optim.rows_per_step=2",
+                "num_eval_prompts=2",
+                f"evaluation.prompts={prompts}",
+                "evaluation.max_new_tokens=8",
+                "evaluation.batch_sizes=[]",
+                "run_name=run",
+                f"output_dir={tmp_path}",
+            ],
+        )
+    )
     report = json.loads((tmp_path / "run/report.json").read_text())
     prompts_told, modes = report["setup"]["prompts"], report["overall"]["modes"]
     assert prompts_told["chat_template"] == prompts_told["count"] == 4
     assert all(mode["verdict"]["lossless"] != "no" for mode in modes.values())
-    generate.__wrapped__(compose("generate", GenerateConf, [
-        *common, f"checkpoint={tmp_path}/run/checkpoint", f"prompts={prompts}",
-        "max_new_tokens=8", f"output={tmp_path}/answers.jsonl",
-    ]))  # fmt: skip
+    generate.__wrapped__(
+        compose(
+            "generate",
+            GenerateConf,
+            [
+                *common,
+                f"checkpoint={tmp_path}/run/checkpoint",
+                f"prompts={prompts}",
+                "max_new_tokens=8",
+                f"output={tmp_path}/answers.jsonl",
+            ],
+        )
+    )
     answered = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for line, text in zip(answered, TEXTS[:4], strict=True):

@@ -31,16 +31,16 @@ def test_ten_killed_workers_leave_the_weights_of_an_unbroken_run(tmp_path):
 
 def test_a_worker_of_one_node_dies_and_all_nodes_start_again(tmp_path):
     killed, changes = tmp_path / "killed", {"optim": {"steps": 60}}
-    place = (
-        "--nnodes=2",
-        "--rdzv-backend=c10d",
-        "--rdzv-id=run",
-        "--rdzv-endpoint=localhost:29655",
-    )
+    place = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=run", "--rdzv-endpoint=localhost:29655")
     node = partial(
-        launcher, killed, changes, processes=PROCESSES // 2, restarts=1, meeting=place,
+        launcher,
+        killed,
+        changes,
+        processes=PROCESSES // 2,
+        restarts=1,
+        meeting=place,
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-    )  # fmt: skip
+    )
     with node(node=0), node(node=1) as other:
         kill_worker(other, 0, when=lambda: newest_step(killed) >= 20)
     assert_as_unbroken(killed, changes)

@@ -10,10 +10,7 @@ from tests.support.tiny import LAYERS
 
 
 def test_two_processes_read_the_rows_of_one(tmp_path, target):
-    folder, draft = (
-        documents(captured.written(tmp_path, target)),
-        Eagle3Conf(layers=LAYERS, ttt_steps=2),
-    )
+    folder, draft = (documents(captured.written(tmp_path, target)), Eagle3Conf(layers=LAYERS, ttt_steps=2))
     wanted = captured.conf(folder, draft=draft, precision=BF16, dtype=Dtype.bf16)
     store = captured.captured(wanted)
     ranks(folder, store, "two", processes=2)

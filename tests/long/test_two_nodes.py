@@ -32,8 +32,12 @@ def test_both_nodes_start_again_when_a_worker_of_one_dies(tmp_path):
     (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
     given = {variable["name"]: variable["value"] for variable in container["env"]}
-    injected = {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": "29611",
-                "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}  # fmt: skip  # by Trainer
+    injected = {  # by Trainer
+        "PET_MASTER_ADDR": "localhost",
+        "PET_MASTER_PORT": "29611",
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "1",
+    }
     launcher, *words = container["command"]
     for name, value in injected.items():
         words = [word.replace(f"$({name})", value) for word in words]

@@ -60,14 +60,7 @@ def test_every_node_sees_its_own_path_alone(target):
     cache = target.new_cache(1, SLOTS)
     lengths, _ = read_prompts(target, cache, [PROMPT], 8)
     hidden = read_tree(target, cache, lengths, TREE, PARENTS)
-    paths = {
-        0: [13],
-        1: [13, 21],
-        2: [13, 22],
-        3: [13, 21, 23],
-        4: [13, 22, 24],
-        5: [13, 21, 23, 25],
-    }
+    paths = {0: [13], 1: [13, 21], 2: [13, 22], 3: [13, 21, 23], 4: [13, 22, 24], 5: [13, 21, 23, 25]}
     for node, path in paths.items():
         assert_same(hidden[0, node], plain(target, PROMPT + path)[-1])
 
@@ -80,10 +73,14 @@ def test_an_accepted_path_is_as_if_it_alone_had_been_read(target):
     read_tree(target, cache, lengths, TREE, PARENTS)
     text = [*PROMPT, 13, 22, 24]
     hidden = read_tree(
-        target, cache, lengths + 3, torch.tensor([[40, 41]]), torch.tensor([[-1]]),
+        target,
+        cache,
+        lengths + 3,
+        torch.tensor([[40, 41]]),
+        torch.tensor([[-1]]),
         source=lengths[:, None] + torch.tensor([[2, 4]]),
         goal=lengths[:, None] + torch.tensor([[1, 2]]),
-    )  # fmt: skip
+    )
     assert_same(hidden[0], plain(target, [*text, 40, 41])[-2:])
 
 
@@ -112,10 +109,8 @@ def test_a_pass_moves_before_it_writes_and_reads_before_it_moves(target):
     cache.keys[0][:] = torch.arange(7.0)[:, None]
     write = CacheWrite(
         slots=torch.tensor([[3], [6]]),
-        moves=CacheMoves(
-            source=torch.tensor([[2, 3], [6, 6]]), destination=torch.tensor([[1, 2], [6, 6]])
-        ),
-    )  # fmt: skip
+        moves=CacheMoves(source=torch.tensor([[2, 3], [6, 6]]), destination=torch.tensor([[1, 2], [6, 6]])),
+    )
     new = torch.full_like(cache.keys[0][:, :, :1], 9)
     keys, _ = write_layer(cache.layer_args(0, write), new, new)
     assert keys[0, 0, :, 0].tolist() == [0, 2, 3, 9, 4, 5, 6]

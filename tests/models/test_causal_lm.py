@@ -28,16 +28,7 @@ from models.targets.target import Target
 from models.trees.config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.support.methods import eventful_text, share_of_maximum
-from tests.support.tiny import (
-    CPU,
-    VOCAB,
-    batch_of,
-    chain,
-    learn,
-    sampled_texts,
-    tiny_target,
-    tiny_tokenizer,
-)
+from tests.support.tiny import CPU, VOCAB, batch_of, chain, learn, sampled_texts, tiny_target, tiny_tokenizer
 from tests.support.toy_run import toy_rows, toy_target
 from train.__main__ import main
 from train.checks import check_inputs
@@ -55,11 +46,20 @@ def qwen3(*, vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> Qwen3Fo
     torch.manual_seed(4)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=vocab, hidden_size=24, num_hidden_layers=layers, num_attention_heads=2,
-            num_key_value_heads=1, head_dim=16, intermediate_size=48, max_position_embeddings=256,
-            tie_word_embeddings=tied, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+            vocab_size=vocab,
+            hidden_size=24,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            intermediate_size=48,
+            max_position_embeddings=256,
+            tie_word_embeddings=tied,
+            eos_token_id=0,
+            pad_token_id=0,
+            bos_token_id=None,
         )
-    )  # fmt: skip
+    )
 
 
 def saved(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
@@ -76,9 +76,7 @@ def built(target, folder, **conf) -> CausalLMDraft:
 
 
 @pytest.mark.parametrize(("tied", "shards"), [(False, "10KB"), (True, "10KB"), (True, "1GB")])
-def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_one(
-    target, tmp_path, tied, shards
-):
+def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_one(target, tmp_path, tied, shards):
     model = qwen3(tied=tied)
     folder = saved(model, tmp_path / "start", shards=shards)
     assert (folder / "model.safetensors.index.json").exists() == (shards == "10KB")
@@ -89,9 +87,7 @@ def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_one(
     assert share_of_maximum(target, draft, text) >= 0.9
 
     draft.save(tmp_path / "checkpoint", target)
-    plain, info = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "checkpoint", output_loading_info=True
-    )
+    plain, info = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", output_loading_info=True)
     assert not any(info.values())
     ids = torch.tensor([text])
     torch.testing.assert_close(plain(ids).logits, draft.model(ids).logits)
@@ -129,9 +125,7 @@ def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, tmp
     for temperature in (0.0, 1.0):
         sampling = SamplingConf(temperature=temperature, seed=1)
         plain, drafted = (
-            Decoder(target, d, grown, sampling=sampling, slots=64).decode(
-                [text[:5]], row_ids=[0], max_new_tokens=30
-            )[0]
+            Decoder(target, d, grown, sampling=sampling, slots=64).decode([text[:5]], row_ids=[0], max_new_tokens=30)[0]
             for d, grown in [(None, NO_TREE), (draft, chain(4))]
         )
         assert plain.ids == drafted.ids
@@ -167,30 +161,35 @@ def test_the_command_distils_what_is_on_disk(tmp_path):
     saved(target.model, tmp_path / "target", shards="20KB")
     saved(qwen3(tied=True), tmp_path / "draft", shards="10KB")
     texts = [" ".join(map(str, text)) for text in sampled_texts(target, count=8, length=24)]
-    chats = [
-        [{"role": "user", "content": text[:12]}, {"role": "assistant", "content": text[12:]}]
-        for text in texts
-    ]
-    (tmp_path / "chats.jsonl").write_text(
-        "".join(json.dumps({"messages": c}) + "\n" for c in chats)
-    )
-    prompts = [
-        {"id": str(i), "category": "a", "text": text[:12]} for i, text in enumerate(texts[:2])
-    ]
+    chats = [[{"role": "user", "content": text[:12]}, {"role": "assistant", "content": text[12:]}] for text in texts]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": c}) + "\n" for c in chats))
+    prompts = [{"id": str(i), "category": "a", "text": text[:12]} for i, text in enumerate(texts[:2])]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
     conf = compose(
-        "train", TrainConf,
+        "train",
+        TrainConf,
         [
-            "draft=qwen3-1.7b", f"target.path={tmp_path}/target", f"draft.path={tmp_path}/draft",
-            "data=jsonl", f"data.path={tmp_path}/chats.jsonl", "data.row_length=32",
-            "optim.epochs=null", "optim.steps=4", "optim.rows_per_step=2", "eval_every=4",
+            "draft=qwen3-1.7b",
+            f"target.path={tmp_path}/target",
+            f"draft.path={tmp_path}/draft",
+            "data=jsonl",
+            f"data.path={tmp_path}/chats.jsonl",
+            "data.row_length=32",
+            "optim.epochs=null",
+            "optim.steps=4",
+            "optim.rows_per_step=2",
+            "eval_every=4",
             "num_eval_prompts=1",
-            f"evaluation.prompts={tmp_path}/prompts.jsonl", "evaluation.max_new_tokens=8",
-            "device=cpu", "device.compile=false", "device.threads=1", "tree=mixed",
+            f"evaluation.prompts={tmp_path}/prompts.jsonl",
+            "evaluation.max_new_tokens=8",
+            "device=cpu",
+            "device.compile=false",
+            "device.threads=1",
+            "tree=mixed",
             "run_name=distilled",
             f"output_dir={tmp_path}/out",
         ],
-    )  # fmt: skip
+    )
     main.__wrapped__(conf)
     report = json.loads((tmp_path / "out" / "distilled" / "report.json").read_text())
     modes = report["overall"]["modes"]
@@ -226,9 +225,15 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
     if family == "llama":
         torch.manual_seed(0)
         config = LlamaConfig(
-            vocab_size=VOCAB, hidden_size=32, num_hidden_layers=6, num_attention_heads=2,
-            num_key_value_heads=1, intermediate_size=64, eos_token_id=0, bos_token_id=None,
-        )  # fmt: skip
+            vocab_size=VOCAB,
+            hidden_size=32,
+            num_hidden_layers=6,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=64,
+            eos_token_id=0,
+            bos_token_id=None,
+        )
         target = Target(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
     kept = [0, 2, 5]
     conf = CausalLMConf(init_from=InitFrom.pruned, layers=kept)
@@ -309,9 +314,7 @@ def test_the_share_of_own_words_is_the_one_asked_for():
     policy = on_policy(toy_target(), share=0.25)
     met = [own for step in range(400) for own in policy.select_rows(step)]
     assert abs(sum(met) / len(met) - 0.25) < 0.03
-    assert not any(
-        own for step in range(50) for own in on_policy(toy_target(), share=0.0).select_rows(step)
-    )
+    assert not any(own for step in range(50) for own in on_policy(toy_target(), share=0.0).select_rows(step))
 
 
 def test_processes_share_the_visits_of_one():

@@ -107,9 +107,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(saved, name):
     before = contents(saved)
     (saved / (name + files.PARTIAL_SUFFIX)).symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"output_dir: .*No space left on device"):
-        checkpoint.save_checkpoint(
-            saved, {"other": torch.zeros(9999)}, config={"new": 1}, metadata={}
-        )
+        checkpoint.save_checkpoint(saved, {"other": torch.zeros(9999)}, config={"new": 1}, metadata={})
     assert {path.name for path in saved.iterdir()} == before.keys()
     assert contents(saved) == before
 
@@ -153,10 +151,7 @@ def test_an_atomic_directory_appears_whole(tmp_path):
 
 
 def test_an_atomic_directory_vanishes_on_an_error(tmp_path):
-    with (
-        pytest.raises(ZeroDivisionError),
-        files.atomic_directory(tmp_path / "step-1") as partial,
-    ):
+    with pytest.raises(ZeroDivisionError), files.atomic_directory(tmp_path / "step-1") as partial:
         (partial / "state").write_text(str(1 / 0))
     assert not list(tmp_path.iterdir())
 
@@ -183,9 +178,12 @@ def test_other_weights_or_settings_change_the_fingerprint():
     with torch.no_grad():
         tuned.model.layers[1].mlp.down_proj.weight.mul_(1.01)
     targets = [
-        tiny_target(), tiny_target(seed=1), tiny_target(rms_norm_eps=1e-3), tuned,
+        tiny_target(),
+        tiny_target(seed=1),
+        tiny_target(rms_norm_eps=1e-3),
+        tuned,
         tiny_target(num_key_value_heads=4),
-    ]  # fmt: skip
+    ]
     assert len({checkpoint.target_fingerprint(target) for target in targets}) == len(targets)
 
 

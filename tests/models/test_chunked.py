@@ -102,9 +102,7 @@ def test_bf16_autocast_keeps_the_softmax_in_fp32(name):
 
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(
-    ("name", "bias"), [(LossName.lk_hybrid, True), *((name, False) for name in LossName)]
-)
+@pytest.mark.parametrize(("name", "bias"), [(LossName.lk_hybrid, True), *((name, False) for name in LossName)])
 def test_compiles_into_one_graph(name, bias):
     args = inputs(kept=KEPT, steps=(2,), own_heads=True)
     conf = LossConf(name=name, logits_chunk=16, temperature=0.7, top_k=2)
@@ -158,9 +156,7 @@ def summed(rows, conf):
     for key in ("target_hidden_or_topk", "labels"):
         args[key] = args[key][mine]
     hidden, (head,) = args["draft_hidden"], args["draft_heads"]
-    total, _ = chunked_distillation_loss(
-        **args | {"draft_hidden": hidden[mine], "weight": weight.flatten()}, conf=conf
-    )
+    total, _ = chunked_distillation_loss(**args | {"draft_hidden": hidden[mine], "weight": weight.flatten()}, conf=conf)
     return [total.detach(), denominator, *torch.autograd.grad(total, [hidden, head])]
 
 

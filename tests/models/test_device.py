@@ -29,9 +29,13 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else(only_cpu):
     assert (device.name, device.torch_device.type) == ("cpu", "cpu")
     assert device.dtype is torch.float32
     assert device.describe() == {
-        "name": "cpu", "kind": device.describe()["kind"], "dtype": "float32",
-        "threads": torch.get_num_threads(), "compiled": False, "environment": {},
-    }  # fmt: skip
+        "name": "cpu",
+        "kind": device.describe()["kind"],
+        "dtype": "float32",
+        "threads": torch.get_num_threads(),
+        "compiled": False,
+        "environment": {},
+    }
     device.synchronize()
 
 
@@ -48,27 +52,19 @@ def test_another_accelerator_is_named_in_the_refusal(monkeypatch):
 
 
 @pytest.mark.parametrize("passed_by", ["mps", "xpu"])
-def test_auto_passes_an_accelerator_by_that_nobody_tests_and_says_so(
-    monkeypatch, caplog, passed_by
-):
+def test_auto_passes_an_accelerator_by_that_nobody_tests_and_says_so(monkeypatch, caplog, passed_by):
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     seen = torch.device(passed_by)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: seen)
     device = open_device(DeviceConf(compile=False))
     assert (device.name, device.torch_device.type, device.dtype) == ("cpu", "cpu", torch.float32)
     said = [line for line in caplog.messages if line.startswith("device=auto")]
-    assert said == [
-        f"device=auto takes CUDA, Neuron or the CPU, not {passed_by}: running on the CPU"
-    ]
+    assert said == [f"device=auto takes CUDA, Neuron or the CPU, not {passed_by}: running on the CPU"]
 
 
 @pytest.mark.parametrize(
     ("asked", "got"),
-    [
-        (Precision.auto, torch.float32),
-        (Precision.float32, torch.float32),
-        (Precision.bfloat16, torch.bfloat16),
-    ],
+    [(Precision.auto, torch.float32), (Precision.float32, torch.float32), (Precision.bfloat16, torch.bfloat16)],
 )
 def test_precision_is_what_was_asked_for(only_cpu, asked, got):
     assert open_device(DeviceConf(precision=asked, compile=False)).dtype is got
@@ -96,10 +92,7 @@ def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, tm
 
 def test_a_function_may_have_many_shapes():
     """A graph for each bucket of prompts and each tree; torch by itself gives up after eight."""
-    device = Device(
-        name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=True,
-        backend="eager",
-    )  # fmt: skip
+    device = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=True, backend="eager")
     double = device.compile(lambda x: x * 2)
     before = device.count_graphs()
     for size in range(2, 14):
@@ -109,9 +102,7 @@ def test_a_function_may_have_many_shapes():
     assert device.count_graphs() - before == 12
 
 
-@pytest.mark.parametrize(
-    ("chosen", "weights", "during"), [(None, 70_000, 1), (None, 10_000_000, 3), (2, 70_000, 2)]
-)
+@pytest.mark.parametrize(("chosen", "weights", "during"), [(None, 70_000, 1), (None, 10_000_000, 3), (2, 70_000, 2)])
 def test_tiny_layers_are_not_shared_among_threads_unless_the_user_says_so(chosen, weights, during):
     before = torch.get_num_threads()
     try:
@@ -146,10 +137,7 @@ def test_a_cpu_that_compiles_stores_weights_by_column_and_changes_no_value(tied)
 
 @pytest.mark.parametrize("numbers", [2**45, 2**55])
 def test_memory_that_is_not_there_is_told_in_one_line(numbers):
-    with (
-        pytest.raises(UserError, match=r"^batch: lower it$"),
-        report_out_of_memory("batch: lower it"),
-    ):
+    with pytest.raises(UserError, match=r"^batch: lower it$"), report_out_of_memory("batch: lower it"):
         torch.empty(numbers)
 
 

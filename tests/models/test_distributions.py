@@ -26,9 +26,7 @@ K = 4
 def with_top(args, k=K):
     """The same rows, of whose target no more is known than k tokens and the rest."""
     return args | {
-        "target_hidden_or_topk": TopKLogits.from_logits(
-            args["target_hidden_or_topk"] @ args["target_head"].T, k
-        )
+        "target_hidden_or_topk": TopKLogits.from_logits(args["target_hidden_or_topk"] @ args["target_head"].T, k)
     }
 
 
@@ -47,9 +45,7 @@ def by_hand(args, conf, k=K):
         top = [token for token in order[:k] if token in kept]
         drafts = logits[..., row, :].softmax(-1)
         draft = [drafts[..., kept.index(token)] for token in top]
-        draft.append(
-            sum((drafts[..., i] for i, token in enumerate(kept) if token not in top), 0 * draft[0])
-        )
+        draft.append(sum((drafts[..., i] for i, token in enumerate(kept) if token not in top), 0 * draft[0]))
         probs = torch.stack([target[row, token] for token in top])
         probs = torch.cat([probs, target[row, order[k:]].sum()[None]])
         own = drafts[..., kept.index(label)] if conf.name is LossName.ce else None
@@ -65,9 +61,7 @@ def coarse(conf, probs, draft, own):
     alpha = torch.minimum(draft, probs).sum(-1)
     if conf.name is LossName.topk_kl:
         k = min(conf.top_k, len(soft) - 1)
-        soft, draft = (
-            torch.cat([d[..., :k], d[..., k:].sum(-1, keepdim=True)], -1) for d in (soft, draft)
-        )
+        soft, draft = (torch.cat([d[..., :k], d[..., k:].sum(-1, keepdim=True)], -1) for d in (soft, draft))
     forward = kl(soft, draft)
     mixed = conf.beta * soft + (1 - conf.beta) * draft
     trust = torch.exp(-conf.lk_eta * alpha.detach())

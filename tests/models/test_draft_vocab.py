@@ -64,10 +64,7 @@ def test_every_byte_and_special_token_of_a_byte_level_tokenizer_is_kept():
 def test_every_byte_fallback_token_is_kept():
     tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "ab"]
     backend = Tokenizer(
-        models.BPE(
-            {token: i for i, token in enumerate(tokens)}, [("a", "b")],
-            unk_token="<unk>", byte_fallback=True,
-        )
-    )  # fmt: skip
+        models.BPE({token: i for i, token in enumerate(tokens)}, [("a", "b")], unk_token="<unk>", byte_fallback=True)
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
     assert draft_vocab.required_token_ids(tokenizer) == [*range(1, 258)]

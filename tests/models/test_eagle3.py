@@ -72,22 +72,19 @@ def test_training_unroll_is_what_decoding_computes(target, learned):
     draft, texts = learned
     batch = batch_of(texts[:1])
     seen = target.forward_hidden(
-        batch.input_ids,
-        positions=batch.positions,
-        mask=batch.attention_mask(),
-        layers=draft.needs.layers,
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
     )
     with torch.no_grad():
         outputs = draft.unroll_steps(batch, draft.target_features(seen))
         row = 11
-        prompt = TargetOutput(
-            hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1]
-        )
+        prompt = TargetOutput(hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1])
         state = draft.start(
-            draft.new_state(1, 32), batch.input_ids[:, : row + 1],
-            lengths=torch.tensor([row + 1]), first_token=batch.input_ids[:, row + 1],
+            draft.new_state(1, 32),
+            batch.input_ids[:, : row + 1],
+            lengths=torch.tensor([row + 1]),
+            first_token=batch.input_ids[:, row + 1],
             target_output=prompt,
-        )  # fmt: skip
+        )
         torch.testing.assert_close(state["hidden"], outputs[0][:, row], atol=1e-5, rtol=1e-4)
         hidden = state["hidden"][:, None]
         for step in range(1, draft.trained_depth):
@@ -130,9 +127,8 @@ def test_norm_switches_are_those_of_the_published_layout(target, sample, switche
 
     batch = batch_of([sample[:2]])
     seen = target.forward_hidden(
-        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(),
-        layers=draft.needs.layers,
-    )  # fmt: skip
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
+    )
     captured = seen.captured[:, :1]
     if "norm_before_fc" in switches:
         captured = normed(captured, "input_norm")
@@ -146,9 +142,7 @@ def test_norm_switches_are_those_of_the_published_layout(target, sample, switche
     value = value.unflatten(-1, (-1, draft.config.head_dim)).repeat_interleave(groups, -2)
     stream = stream + value.flatten(-2) @ weights["midlayer.self_attn.o_proj.weight"].T
     entered = normed(stream, "midlayer.post_attention_layernorm")
-    gate, up, down = (
-        weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down")
-    )
+    gate, up, down = (weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     output = stream + (torch.nn.functional.silu(entered @ gate.T) * (entered @ up.T)) @ down.T
     carried = normed(output, "norm") if "norm_output" in switches else output
     logits = normed(output, "norm") @ weights["lm_head.weight"].T
@@ -207,9 +201,7 @@ def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
     with pytest.raises(UserError, match=rule + r"; null takes \[1, 2, 3\]$"):
         new_draft(target, layers=[2, 18, 33])
     with pytest.raises(UserError, match=r"got \[4\]; null takes \[0\]$"):
-        build_draft(
-            CausalLMConf(init_from=InitFrom.pruned, layers=[4]), target, loss=LossConf(), seed=0
-        )
+        build_draft(CausalLMConf(init_from=InitFrom.pruned, layers=[4]), target, loss=LossConf(), seed=0)
 
 
 def test_dropout_zeroes_inputs_in_training_only_and_keeps_their_mean(target):

@@ -18,25 +18,8 @@ from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.trees.config import SamplingConf
 from tests.support.cached import read_prompts, read_tree
-from tests.support.family_models import (
-    FAMILIES,
-    MORE,
-    WINDOW,
-    family_model,
-    family_target,
-    partly_agreeing,
-)
-from tests.support.tiny import (
-    CPU,
-    VOCAB,
-    batch_of,
-    chain,
-    learn,
-    new_draft,
-    static,
-    tiny_tokenizer,
-    tree,
-)
+from tests.support.family_models import FAMILIES, MORE, WINDOW, family_model, family_target, partly_agreeing
+from tests.support.tiny import CPU, VOCAB, batch_of, chain, learn, new_draft, static, tiny_tokenizer, tree
 
 # root and two branches, one deeper than the window
 #                         root  0   1   2   3   4   5   6
@@ -112,13 +95,12 @@ def test_packed_rows_are_seen_as_each_document_alone(family, targets):
     ids = torch.tensor([[t for document in documents for t in document]])
     sizes = torch.tensor([len(document) for document in documents])
     batch = Batch(
-        input_ids=ids, answer_mask=torch.ones_like(ids, dtype=torch.bool),
+        input_ids=ids,
+        answer_mask=torch.ones_like(ids, dtype=torch.bool),
         document_ids=torch.arange(3).repeat_interleave(sizes)[None],
         positions=torch.cat([torch.arange(size) for size in sizes])[None],
-    )  # fmt: skip
-    seen = target.forward_hidden(
-        ids, positions=batch.positions, mask=batch.attention_mask(), layers=[]
     )
+    seen = target.forward_hidden(ids, positions=batch.positions, mask=batch.attention_mask(), layers=[])
     ours = target.logits(seen.hidden)[0].split(sizes.tolist())
     for logits, document in zip(ours, documents, strict=True):
         assert_same(logits, plain(target, document))
@@ -130,10 +112,7 @@ SLOTS = 64
 
 def answers(target, prompts):
     """What transformers' own greedy decoding continues each prompt with."""
-    made = [
-        target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)[0]
-        for prompt in prompts
-    ]
+    made = [target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)[0] for prompt in prompts]
     return [ids[len(prompt) :].tolist() for ids, prompt in zip(made, prompts, strict=True)]
 
 
@@ -164,9 +143,7 @@ def test_greedy_text_is_that_of_transformers(family, shape, targets, wanted):
     draft = partly_agreeing(family, target)
     accepted = []
     for batch, starts in ((1, (0, 1)), (4, (0,))):
-        decoder = Decoder(
-            target, draft, SHAPES[shape], sampling=SamplingConf(), slots=SLOTS, batch=batch
-        )
+        decoder = Decoder(target, draft, SHAPES[shape], sampling=SamplingConf(), slots=SLOTS, batch=batch)
         for i in starts:  # alone: one prompt of each side of the window
             rows = list(range(i, i + batch))
             done = decoder.decode(prompts[i : i + batch], row_ids=rows, max_new_tokens=NEW)
@@ -182,18 +159,12 @@ def test_drafts_of_one_layer_and_of_heads_learn_from_every_family(family, target
     size = len(prompts[1]) + NEW
     lines = [(prompt + answer)[:size] for prompt, answer in zip(prompts, texts, strict=True)]
     batch = batch_of([line for line in lines if len(line) == size])
-    drafts = (
-        new_draft(target, layers=[1, 2, 3]),
-        build_draft(MedusaConf(heads=4), target, loss=LossConf(), seed=0),
-    )
+    drafts = (new_draft(target, layers=[1, 2, 3]), build_draft(MedusaConf(heads=4), target, loss=LossConf(), seed=0))
     for draft in drafts:
         needed = draft.needs.layers
         with torch.no_grad():
             seen = target.forward_hidden(
-                batch.input_ids,
-                positions=batch.positions,
-                mask=batch.attention_mask(),
-                layers=needed,
+                batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=needed
             )
             before = draft.loss(batch, seen).total
         learn(draft, target, batch, steps=8, lr=1e-2)
@@ -243,9 +214,8 @@ def test_compiled_rounds_add_no_graph_and_emit_what_eager_ones_do():
     """In a process of its own: see tests/support/compiled_run.py."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.compiled_families"]
     done = subprocess.run(
-        [*command, "gemma3", "gpt_oss"], cwd=Path(__file__).parents[2], capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [*command, "gemma3", "gpt_oss"], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for family, found in json.loads(done.stdout.splitlines()[-1]).items():
         assert found["graphs"] > 0, family

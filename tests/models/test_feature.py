@@ -74,9 +74,10 @@ EXPERTS_ALONE = {key: value for key, value in HEADS.items() if key != "intermedi
 REFUSED = {
     "draft.heads: the attention heads must divide": ("Qwen3", HEADS | {"num_attention_heads": 3}),
     "draft.intermediate_size: must be set for a target of solar_open": (
-        "SolarOpen", EXPERTS_ALONE | {"n_routed_experts": 2, "moe_intermediate_size": 32},
+        "SolarOpen",
+        EXPERTS_ALONE | {"n_routed_experts": 2, "moe_intermediate_size": 32},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", REFUSED)

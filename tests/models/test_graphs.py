@@ -54,9 +54,7 @@ def tripled(ids):
 
 def counting(backend: str = ""):
     """A device that compiles with a backend that lowers to nothing, or looks at shapes alone."""
-    return replace(
-        CPU, compiles=bool(backend), counts_shapes=True, backend=backend, ledger=GraphLedger()
-    )
+    return replace(CPU, compiles=bool(backend), counts_shapes=True, backend=backend, ledger=GraphLedger())
 
 
 @pytest.mark.parametrize("backend", ["", "eager"])
@@ -90,9 +88,7 @@ def test_other_strides_are_another_shape(backend, other):
         ours(torch.ones(2, 3))
         ours(torch.zeros(2, 3))
         strides = f"{list(other.stride())}"
-        with pytest.raises(
-            UnannouncedGraphError, match=re.escape(f"[2, 3] float32 strides {strides}")
-        ):
+        with pytest.raises(UnannouncedGraphError, match=re.escape(f"[2, 3] float32 strides {strides}")):
             ours(other)
 
 
@@ -108,9 +104,7 @@ def test_a_shape_that_is_compiled_again_is_one_more_and_said_to_be_so(monkeypatc
 
 
 @pytest.mark.parametrize("backend", ["", "eager"])
-def test_a_graph_too_many_is_warned_of_once_and_counted_where_compiling_is_quick(
-    backend, monkeypatch, caplog
-):
+def test_a_graph_too_many_is_warned_of_once_and_counted_where_compiling_is_quick(backend, monkeypatch, caplog):
     def scaled(ids):
         return ids * NUMBERS["factor"]
 
@@ -172,26 +166,20 @@ def test_a_run_compiles_what_it_announced():
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["chain", "static", "product", "mixed"])
-def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(
-    tmp_path, monkeypatch, name
-):
+def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(tmp_path, monkeypatch, name):
     """By the rule of slow compilers, which ends a run with one graph more; batches of 1, 2, 8."""
     monkeypatch.setattr("models.device.device.SLOW_COMPILERS", ("cpu",))
     target = tiny_target(seed=0, device=counting("eager"), layers=2)
     draft = new_draft(target, layers=[0, 1])
     tree = {"chain": CHAIN, "static": STATIC, "product": PRODUCT, "mixed": TREE}[name]
     one = DraftUnderTest(name="one", draft=draft, untrained="there is none")
-    conf = EvaluationConf(
-        prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2, 8], phases=False
-    )
+    conf = EvaluationConf(prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2, 8], phases=False)
     lines = []
     compile_eval_graphs(target, [one], tree=tree, conf=conf, print_line=lines.append)
     announced, compiled = lines[0], lines[-1]
     assert announced.removesuffix("announced") == compiled.removesuffix("compiled")
     report = evaluate_drafts(target, [one], tree=tree, conf=conf)
-    assert sum(count["announced"] for count in report.setup.graphs.values()) == int(
-        announced.split()[1]
-    )
+    assert sum(count["announced"] for count in report.setup.graphs.values()) == int(announced.split()[1])
     assert not any(count["compiled"] for count in report.setup.graphs.values())
 
 
@@ -202,8 +190,7 @@ def test_ngram_lookup_in_batches_needs_what_was_announced(backend):
     device = counting(backend)
     target = tiny_target(seed=0, device=device, layers=2)
     decoders = [
-        Decoder(target, NgramDraft(), chain(3), sampling=SamplingConf(), slots=40, batch=batch)
-        for batch in (1, 2, 8)
+        Decoder(target, NgramDraft(), chain(3), sampling=SamplingConf(), slots=40, batch=batch) for batch in (1, 2, 8)
     ]
     graphs = {g for decoder in decoders for g in list_graphs(decoder.session, LENGTHS[:1])}
     with device.ledger.expect_graphs(graphs, strict=True) as run:
@@ -219,12 +206,14 @@ def judged(folder, names, *, tree, tuned=None, **conf):
     drafts = [CASES[name].build(target) for name in names]
     some = [
         DraftUnderTest(
-            name=name, draft=draft, untrained=draft,
+            name=name,
+            draft=draft,
+            untrained=draft,
             adapted_target=draft.get_adapted_target(target),
             tuned=tuned and tuned(draft),
         )
         for name, draft in zip(names, drafts, strict=True)
-    ]  # fmt: skip
+    ]
     report = evaluate_drafts(target, some, tree=tree, conf=EvaluationConf(**few | conf))
     assert report.setup.graphs_after_warmup == 0
     return report.setup.graphs
@@ -274,9 +263,7 @@ def test_own_words_and_kept_features_have_the_shapes_that_were_announced():
         conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
         conf.data = DataConf(row_length=LENGTH, **data)
         counted = loop_over(conf, CASES[case].build(target), target, device)
-        assert counted.counts() == {
-            name: {"announced": 1, "compiled": 1} for name in ("features", "loss")
-        }
+        assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in ("features", "loss")}
 
 
 def test_a_lazy_device_compiles_whole_steps_as_announced(monkeypatch):
@@ -336,13 +323,15 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     target = tiny_target(seed=0)
     target.model.save_pretrained(tmp_path / "target")
     target.tokenizer.save_pretrained(tmp_path / "target")
-    evaluation = EvaluationConf(
-        prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2]
-    )
+    evaluation = EvaluationConf(prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2])
     conf = toy_conf(
-        draft=CASES["eagle3"].conf, optim={"steps": 4}, tree=TREE, evaluation=evaluation,
-        target=TargetConf(name=str(tmp_path / "target")), output_dir=str(tmp_path / "runs"),
-    )  # fmt: skip
+        draft=CASES["eagle3"].conf,
+        optim={"steps": 4},
+        tree=TREE,
+        evaluation=evaluation,
+        target=TargetConf(name=str(tmp_path / "target")),
+        output_dir=str(tmp_path / "runs"),
+    )
     conf.data = DataConf(row_length=LENGTH)
     (tmp_path / "thrown away").mkdir()
     with caplog.at_level(logging.INFO):
@@ -365,19 +354,9 @@ def test_a_run_after_its_warm_up_finds_everything_compiled(tmp_path):
     """In the compiler's cache on disk; tracing is done again."""
 
     def counts(what):
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "tests.support.warmup_run",
-            what,
-            str(tmp_path),
-        ]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.support.warmup_run", what, str(tmp_path)]
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 

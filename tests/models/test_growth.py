@@ -44,9 +44,7 @@ def scores_of(path, *, ties=False, cut=False):
 def paths_of(proposal, row, root=()):
     """The token paths of one row, in the order in which they were proposed."""
     paths = [root]
-    for token, parent in zip(
-        proposal.ids[row].tolist(), proposal.parents[row].tolist(), strict=True
-    ):
+    for token, parent in zip(proposal.ids[row].tolist(), proposal.parents[row].tolist(), strict=True):
         assert parent + 1 < len(paths)  # parents first
         paths.append((*paths[parent + 1], token))
     return paths[1:]
@@ -58,10 +56,7 @@ def grown(tree, *, root=(0,), **kind):
 
     def expand(tokens, above, level):
         nonlocal before
-        before = [
-            (*before[parent], token)
-            for token, parent in zip(tokens[0].tolist(), above[0].tolist(), strict=True)
-        ]
+        before = [(*before[parent], token) for token, parent in zip(tokens[0].tolist(), above[0].tolist(), strict=True)]
         return torch.stack([scores_of(path, **kind) for path in before])[None]
 
     proposal = grow(tree, GREEDY, scores_of(root, **kind)[None], expand)
@@ -91,9 +86,7 @@ def likeliest(root, nodes, depth):
 
 
 def test_dynamic_trees_are_those_of_best_first_search():
-    tree = dynamic(
-        depth=3, nodes=12, beam_width=VOCAB**2, children=VOCAB
-    )  # wide enough to prune nothing
+    tree = dynamic(depth=3, nodes=12, beam_width=VOCAB**2, children=VOCAB)  # wide enough to prune nothing
     for number in range(20):
         assert grown(tree, root=(number,)) == likeliest((number,), nodes=12, depth=3)
 
@@ -124,9 +117,7 @@ def test_medusas_product_tree_is_the_best_of_all_products(target):
     chances = [draft.heads[i](state["hidden"]).softmax(-1) for i in range(3)]
     for row in range(4):
         every = {
-            tokens: float(
-                np.prod([chances[d][row, token].item() for d, token in enumerate(tokens)])
-            )
+            tokens: float(np.prod([chances[d][row, token].item() for d, token in enumerate(tokens)]))
             for depth in (1, 2, 3)
             for tokens in product(*(c[row].topk(8).indices.tolist() for c in chances[:depth]))
         }
@@ -161,8 +152,7 @@ def test_a_static_tree_takes_the_ranks_that_it_names():
 def test_ancestors_are_those_of_a_plain_loop():
     numbers = torch.Generator().manual_seed(0)
     parents = torch.stack(
-        [torch.randint(-1, max(i, 1), (6,), generator=numbers).clamp(max=i - 1) for i in range(20)],
-        dim=1,
+        [torch.randint(-1, max(i, 1), (6,), generator=numbers).clamp(max=i - 1) for i in range(20)], dim=1
     )
     above = ancestor_mask(parents)
     for row in range(6):
@@ -177,24 +167,14 @@ def test_ancestors_are_those_of_a_plain_loop():
 
 REFUSED = {
     "tree.depth: must be at least 1, got 0": {"depth": 0},
-    "tree.nodes: must be at most the 6 candidates": {
-        "depth": 2, "beam_width": 4, "children": 2, "nodes": 7,
-    },
+    "tree.nodes: must be at most the 6 candidates": {"depth": 2, "beam_width": 4, "children": 2, "nodes": 7},
     "tree.nodes: must be at least tree.depth = 4, got 3": {"nodes": 3},
     "tree.paths: a static tree needs rank paths, got null": {"kind": TreeKind.static},
-    "tree.paths: every path needs its prefix, got [0, 0]": {
-        "kind": TreeKind.static, "paths": [[1], [0, 0]],
-    },
-    "tree.paths: every path needs its prefix, got [-1]": {
-        "kind": TreeKind.static, "paths": [[-1]],
-    },
-    "tree.paths: must be distinct and not empty, got [[0], [0]]": {
-        "kind": TreeKind.static, "paths": [[0], [0]],
-    },
-    "tree.file: must be a readable JSON file, got nowhere.json": {
-        "kind": TreeKind.static, "file": "nowhere.json",
-    },
-}  # fmt: skip
+    "tree.paths: every path needs its prefix, got [0, 0]": {"kind": TreeKind.static, "paths": [[1], [0, 0]]},
+    "tree.paths: every path needs its prefix, got [-1]": {"kind": TreeKind.static, "paths": [[-1]]},
+    "tree.paths: must be distinct and not empty, got [[0], [0]]": {"kind": TreeKind.static, "paths": [[0], [0]]},
+    "tree.file: must be a readable JSON file, got nowhere.json": {"kind": TreeKind.static, "file": "nowhere.json"},
+}
 
 
 @pytest.mark.parametrize("message", REFUSED)

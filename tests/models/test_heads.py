@@ -41,15 +41,14 @@ def texts_of(target):
 def test_medusa_is_written_as_vllm_reads_it(target, tmp_path):
     blocks = {
         f"blocks.{i}.layers.{j}.{part}": shape
-        for i in range(3) for j in range(2)
+        for i in range(3)
+        for j in range(2)
         for part, shape in [("weight", [SIZE, SIZE]), ("bias", [SIZE])]
-    }  # fmt: skip
+    }
     build(MedusaConf(heads=3, num_layers=2), target).save(tmp_path / "own", target)
     heads = {f"lm_heads.{i}.weight": [VOCAB, SIZE] for i in range(3)}
     assert names(tmp_path / "own") == blocks | heads
-    build(MedusaConf(heads=3, num_layers=2, separate_lm_heads=False), target).save(
-        tmp_path / "one", target
-    )
+    build(MedusaConf(heads=3, num_layers=2, separate_lm_heads=False), target).save(tmp_path / "one", target)
     assert names(tmp_path / "one") == blocks | {"lm_head.weight": [VOCAB, SIZE]}
     conf, draft = load_draft(tmp_path / "one", target)
     assert conf.separate_lm_heads is False
@@ -62,10 +61,7 @@ def test_an_untrained_medusa_repeats_the_targets_own_guess(target):
     draft = build(MedusaConf(heads=3, num_layers=2), target)
     decoder = Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=64)
     rounds = []
-    watch_rounds(
-        decoder,
-        lambda tree, ids, count: rounds.append((tree.ids[0].tolist(), ids[0, count[0] - 1])),
-    )
+    watch_rounds(decoder, lambda tree, ids, count: rounds.append((tree.ids[0].tolist(), ids[0, count[0] - 1])))
     (row,) = decoder.decode([text[:9]], row_ids=[0], max_new_tokens=8)
     root = row.ids[0]
     for proposed, last in rounds:
@@ -151,8 +147,7 @@ def moved(draft, target) -> float:
     ids = torch.tensor(sampled_texts(target, count=4, length=24))
     with torch.no_grad():
         before, after = (
-            model(ids).logits.log_softmax(-1)
-            for model in (target.model, draft.get_adapted_target(target).model)
+            model(ids).logits.log_softmax(-1) for model in (target.model, draft.get_adapted_target(target).model)
         )
     return float((before.exp() * (before - after)).sum(-1).mean())
 
@@ -186,9 +181,7 @@ def test_the_heads_weight_rises_as_a_sine(target):
 def test_of_an_adapted_target_the_last_step_is_kept(tmp_path, monkeypatch):
     """A target that has come to repeat itself is accepted best of all."""
     lengths = iter([3.0, 2.0, 1.0])
-    monkeypatch.setattr(
-        toy_run, "toy_length", lambda _draft: {"delivered_per_round": next(lengths)}
-    )
+    monkeypatch.setattr(toy_run, "toy_length", lambda _draft: {"delivered_per_round": next(lengths)})
     _, progress = toy_run.toy_run(tmp_path, toy_run.toy_conf(draft=CASES["medusa2"].conf))
     assert (progress.step, progress.best_step) == (12, 12)
 

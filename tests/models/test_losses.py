@@ -172,9 +172,15 @@ def test_topk_kl_teaches_a_draft_that_is_sure_of_the_wrong_token():
     expected = 0.4 * math.log(0.4) + 0.6 * (math.log(0.6) + 200 - math.log1p(math.exp(-1)))
     for form in FORMS.values():
         total, _ = form(
-            torch.ones(1, 1), target, draft_heads=[head], target_head=torch.eye(3),
-            weight=torch.ones(1), labels=None, kept_ids=None, conf=conf,
-        )  # fmt: skip
+            torch.ones(1, 1),
+            target,
+            draft_heads=[head],
+            target_head=torch.eye(3),
+            weight=torch.ones(1),
+            labels=None,
+            kept_ids=None,
+            conf=conf,
+        )
         (grad,) = torch.autograd.grad(total, head)
         torch.testing.assert_close(total.detach(), torch.tensor(expected))
         torch.testing.assert_close(grad[:, 0], torch.cat([torch.tensor([0.6]), -0.6 * rest]))
@@ -185,9 +191,7 @@ def test_topk_kl_teaches_a_draft_that_is_sure_of_the_wrong_token():
 def test_a_perfect_draft_has_nothing_to_learn(name, temperature):
     """The loss is 0, but for cross entropies; the gradient is 0, but for the text's own token."""
     logits, labels = torch.randn(50, 9).requires_grad_(), torch.arange(50) % 9
-    found = losses_of(
-        logits, logits.detach(), conf_of(name, temperature=temperature), labels=labels
-    )
+    found = losses_of(logits, logits.detach(), conf_of(name, temperature=temperature), labels=labels)
     (grad,) = torch.autograd.grad(found["loss"].sum(), logits)
     nothing = torch.zeros_like(found["loss"])
     if name not in (LossName.soft_ce, LossName.ce):
@@ -228,10 +232,17 @@ def test_only_cross_entropy_with_the_text_reads_labels(name):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("logits_chunk", 0), ("step_decay", 1.5), ("temperature", 0.0), ("temperature", -1.0),
-        ("beta", 1.1), ("beta", -0.1), ("top_k", 0), ("lk_eta", -1.0), ("half_life", 0),
+        ("logits_chunk", 0),
+        ("step_decay", 1.5),
+        ("temperature", 0.0),
+        ("temperature", -1.0),
+        ("beta", 1.1),
+        ("beta", -0.1),
+        ("top_k", 0),
+        ("lk_eta", -1.0),
+        ("half_life", 0),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_refused(key, value):
     with pytest.raises(UserError, match=rf"loss\.{key}: .*, got {value}; "):
         replace(LossConf(), **{key: value})

@@ -51,8 +51,7 @@ def record_calls(decoder, **kwargs):
     calls = []
     hooks = [
         layer.register_forward_hook(
-            lambda _, args, kwargs, output: calls.append(LayerCall(args, kwargs, output)),
-            with_kwargs=True,
+            lambda _, args, kwargs, output: calls.append(LayerCall(args, kwargs, output)), with_kwargs=True
         )
         for layer in decoder.layers
     ]
@@ -130,9 +129,8 @@ def test_a_decoder_asks_an_empty_cache_for_nothing_that_ours_lacks(family):
     for layer in decoder.layers:
         layer.forward = lambda hidden_states, **_kwargs: hidden_states
     output = decoder(
-        input_ids=IDS, position_ids=POSITIONS, attention_mask=masks, use_cache=True,
-        **{name: modeling.PresentCache()},
-    )  # fmt: skip
+        input_ids=IDS, position_ids=POSITIONS, attention_mask=masks, use_cache=True, **{name: modeling.PresentCache()}
+    )
     assert output.last_hidden_state.shape[:2] == IDS.shape
 
 
@@ -160,9 +158,7 @@ def test_the_attention_of_a_loaded_model_is_set_by_its_name(family):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", GROUPED_SDPA])
 def test_each_attention_adds_its_mask_to_the_scores(implementation):
-    model = transformers.AutoModelForCausalLM.from_config(
-        FAMILIES["qwen3"](), attn_implementation=implementation
-    )
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["qwen3"](), attn_implementation=implementation)
     masks = architectures.build_layer_masks(model.config, CAUSAL, None, torch.float32)
     assert masks.dtype == torch.float32
     with torch.no_grad():
@@ -220,9 +216,7 @@ def test_a_thin_model_of_each_family_passes_the_check(family):
     check_modeling(ALL[family](), name="target.name")
 
 
-@pytest.mark.parametrize(
-    "path", sorted(SHIPPED_CONFIGS.rglob("*.json")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted(SHIPPED_CONFIGS.rglob("*.json")), ids=lambda path: path.stem)
 def test_a_thin_model_of_each_shipped_shape_passes_the_check(path):
     config = AutoConfig.for_model(**json.loads(path.read_text()))
     model = build_thin_model(config)

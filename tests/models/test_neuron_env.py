@@ -45,9 +45,7 @@ def test_nothing_is_set_where_nothing_is_asked_for(machine):
 
 
 def test_every_setting_reaches_the_native_route_and_is_recorded(machine):
-    settings = NeuronEnv(
-        cache_dir="/mnt/efs/neff", stochastic_rounding=True, logical_cores=1, visible_cores="0-3"
-    )
+    settings = NeuronEnv(cache_dir="/mnt/efs/neff", stochastic_rounding=True, logical_cores=1, visible_cores="0-3")
     recorded = settings.set_environment("neuron", on_neuron=True, host=machine)
     assert recorded == {
         "TORCH_NEURONX_NEFF_CACHE_DIR": "/mnt/efs/neff",  # hosts may share this one

@@ -62,11 +62,7 @@ def machine(root: Path, *, neuron: bool = False, instance: str = "") -> Host:
         ("auto", {"torch-neuronx": "1.0"}, "torch-neuronx must come from Neuron's own index"),
         ("auto", {"neuronx-distributed": "0.1"}, "neuronx-distributed must come from Neuron's own"),
         ("auto", {"vllm-neuron": "0.1.0"}, "vllm-neuron must come from Neuron's own index"),
-        (
-            "neuron",
-            NATIVE | {"torch": "2.13.0"},
-            "2.14.3.0 needs torch 2.14, got torch 2.13.0; pip",
-        ),
+        ("neuron", NATIVE | {"torch": "2.13.0"}, "2.14.3.0 needs torch 2.14, got torch 2.13.0; pip"),
         ("neuron", NATIVE | {"torch-neuronx": "2.15.1"}, "needs torch-neuronx 2.13 or 2.14, got"),
         ("neuron", {"torch-neuronx": "2.9.0.2.15.32035"}, "of the XLA generation: use device=xla"),
         ("neuron", {k: v for k, v in NATIVE.items() if k != "neuronx-cc"}, "compiler neuronx-cc"),
@@ -137,9 +133,7 @@ def test_auto_takes_what_the_environment_names(install, tmp_path, monkeypatch):
 
 def test_idle_cores_are_not_passed_over_in_silence(install, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        choice = choose_route(
-            "auto", machine(tmp_path / "trn2", neuron=True, instance="trn2.3xlarge")
-        )
+        choice = choose_route("auto", machine(tmp_path / "trn2", neuron=True, instance="trn2.3xlarge"))
     assert (choice.name, choice.reason) == ("cpu", "PyTorch sees no accelerator")
     assert [r.getMessage() for r in caplog.records] == [
         "this machine has Neuron cores, but no package that drives them is installed: "
@@ -167,15 +161,12 @@ def test_a_package_of_another_torch_is_named_and_not_loaded(tmp_path):
     (site / "torch_neuronx.py").write_text("raise ImportError('undefined symbol')\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
     ran = subprocess.run(
-        [sys.executable, "-m", "train", "device=neuron"], env=environment, cwd=tmp_path,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "train", "device=neuron"], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
     assert ran.returncode == 2
     assert (
         ran.stderr.strip()
         .splitlines()[-1]
-        .startswith(
-            "error: device.name: neuron needs torch-neuronx 2.13 or 2.14, got 2.99.1.0; pip install"
-        )
+        .startswith("error: device.name: neuron needs torch-neuronx 2.13 or 2.14, got 2.99.1.0; pip install")
     )
     assert "Traceback" not in ran.stderr

@@ -24,10 +24,7 @@ def same(found, model):
 
 def shares_of(model, ranks):
     full = model.state_dict()
-    return [
-        shard_state_dict(full, plan_shards(model, ranks), ranks=ranks, rank=rank)
-        for rank in range(ranks)
-    ]
+    return [shard_state_dict(full, plan_shards(model, ranks), ranks=ranks, rank=rank) for rank in range(ranks)]
 
 
 def saved(folder, shares, *, tag="step_10"):
@@ -108,8 +105,9 @@ def test_tensors_in_files_of_their_own_are_read(tmp_path, monkeypatch):
         torch.save(torch.full((2,), number), own / f"tensor_{number}.pt")
     (file,) = find_rank_files(tmp_path)
     assert {name: tensor.tolist() for name, tensor in read_rank_shard(file).items()} == {
-        "a.weight": [0, 0], "b.weight": [1, 1],
-    }  # fmt: skip
+        "a.weight": [0, 0],
+        "b.weight": [1, 1],
+    }
 
 
 def test_the_older_layout_is_found(tmp_path):
@@ -134,9 +132,7 @@ def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     (place / "dp_rank_00_tp_rank_02_pp_rank_01.pt").write_text("")
     with pytest.raises(UserError, match=r"one pipeline stage and no expert ranks.*converter"):
         find_rank_files(tmp_path)
-    with pytest.raises(
-        UserError, match=r"embed_tokens.weight must be \[64, 64\] when merged, got \[48"
-    ):
+    with pytest.raises(UserError, match=r"embed_tokens.weight must be \[64, 64\] when merged, got \[48"):
         merge_shares(shares[:3], model)
     other = [share | {"model.layers.0.self_attn.k_norm.weight": torch.ones(16)} for share in shares]
     with pytest.raises(UserError, match=r"unknown tensor model.layers.0.self_attn.k_norm.weight"):

@@ -118,10 +118,14 @@ def decoding_modes():
     penalty = SamplingConf(repetition_penalty=1.2, presence_penalty=0.1)
     product = TreeConf(depth=3, nodes=6, beam_width=None, children=3).build()
     modes = {
-        "autoregressive": (None, NO_TREE), "n-gram": ("ngram", chain(3)),
-        "chain": ("eagle3", chain(3)), "static": ("eagle3", static()),
-        "dynamic": ("eagle3", tree()), "product": ("medusa", product), "mixed": ("eagle3", mixed()),
-    }  # fmt: skip
+        "autoregressive": (None, NO_TREE),
+        "n-gram": ("ngram", chain(3)),
+        "chain": ("eagle3", chain(3)),
+        "static": ("eagle3", static()),
+        "dynamic": ("eagle3", tree()),
+        "product": ("medusa", product),
+        "mixed": ("eagle3", mixed()),
+    }
     every = {f"{METHOD}{name}": (name, tree()) for name in QUICK}
     return {name: (*mode, SamplingConf()) for name, mode in (modes | every).items()} | {
         "penalties": ("eagle3", mixed(), penalty),
@@ -221,8 +225,7 @@ def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_one_does(queries, k
         forms.append(lambda q, k, v: attend_unrolled(q, [k, 2 * k], [v, v + 1], mask))
     for form in forms:
         finite, infinite = (
-            with_gradients(form, query, key, value, score=score)
-            for score in (layers.MASKED_SCORE, -torch.inf)
+            with_gradients(form, query, key, value, score=score) for score in (layers.MASKED_SCORE, -torch.inf)
         )
         for found, wanted in zip(finite, infinite, strict=True):
             assert torch.equal(found, wanted)

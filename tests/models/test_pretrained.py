@@ -86,7 +86,7 @@ OTHER_TENSORS = {
         lambda tensors: {n: t.to(torch.float8_e4m3fn) for n, t in tensors.items()},
         "lm_head.weight as float8_e4m3fn",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", OTHER_TENSORS)
@@ -164,32 +164,40 @@ UNREADABLE = {
     "no weights": (lambda f: (f / WEIGHTS).unlink(), f"({WEIGHTS}: no such file)", AGAIN),
     "a pointer": (
         lambda f: (f / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\n"),
-        f"({WEIGHTS}: a pointer of Git LFS, not the file itself)", "(git lfs pull in a clone)",
+        f"({WEIGHTS}: a pointer of Git LFS, not the file itself)",
+        "(git lfs pull in a clone)",
     ),
     "a cut config": (lambda f: cut(f / CONFIG), f"({CONFIG}: ", "not a valid JSON file)" + AGAIN),
-    "an unknown model": (
-        lambda f: edit_json(f / CONFIG, model_type="mystery"), f"({CONFIG}: ", "`mystery`",
-    ),
+    "an unknown model": (lambda f: edit_json(f / CONFIG, model_type="mystery"), f"({CONFIG}: ", "`mystery`"),
     "an unknown rope": (
         lambda f: edit_json(f / CONFIG, rope_parameters={"rope_type": "odd", "rope_theta": 1e4}),
-        f"({CONFIG}: KeyError 'odd')", AGAIN,
+        f"({CONFIG}: KeyError 'odd')",
+        AGAIN,
     ),
     "an adapter": (write_adapter, "no such file)", "; merge the adapter into its base model"),
     "custom code": (
         lambda f: edit_json(f / CONFIG, model_type="odd", auto_map={"AutoConfig": "odd.Odd"}),
-        "custom code", "then set target.trust_remote_code=true",
+        "custom code",
+        "then set target.trust_remote_code=true",
     ),
     "no package": (
-        lambda f: edit_json(f / CONFIG, quantization_config={
-            "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}
-        }),
-        "pip install compressed-tensors", "; install the package",
+        lambda f: edit_json(
+            f / CONFIG,
+            quantization_config={
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "config_groups": {},
+            },
+        ),
+        "pip install compressed-tensors",
+        "; install the package",
     ),
     "an unknown quantization": (
         lambda f: edit_json(f / CONFIG, quantization_config={"quant_method": "modelopt"}),
-        "got 'modelopt'", "; give the model without quantization",
+        "got 'modelopt'",
+        "; give the model without quantization",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNREADABLE)

@@ -38,10 +38,9 @@ from tests.support.tiny import (
 from tests.support.toy_run import toy_conf, toy_run, weights
 
 SAMPLED_CASES = [  # a feature draft, independent heads and a model; every key is tested above
-    name if name in ("eagle3", "medusa", "draft model")
-    else pytest.param(name, marks=pytest.mark.system)
+    name if name in ("eagle3", "medusa", "draft model") else pytest.param(name, marks=pytest.mark.system)
     for name in CASES
-]  # fmt: skip
+]
 SHAPES = {"chain": chain(DEPTH), "static": static(), "dynamic": tree(), "mixed": mixed()}
 
 
@@ -123,9 +122,7 @@ def test_a_checkpoint_decodes_in_the_dtype_of_its_target(case, tmp_path):
 
 def kept(module):
     """Its tensors, low-rank adapters added to what they adapt, but those of learning alone."""
-    return {
-        name: t for name, t in merge_adapters(module).items() if not name.startswith("adapters.")
-    }
+    return {name: t for name, t in merge_adapters(module).items() if not name.startswith("adapters.")}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -138,13 +135,11 @@ def test_a_proposal_leaves_the_state_unchanged(case, shape, target):
     positions = torch.arange(9).expand(2, 9)
     with torch.no_grad():
         seen = target.forward_hidden(
-            ids, positions=positions, mask=torch.ones(2, 1, 9, 9, dtype=torch.bool).tril(),
-            layers=draft.needs.layers,
-        )  # fmt: skip
+            ids, positions=positions, mask=torch.ones(2, 1, 9, 9, dtype=torch.bool).tril(), layers=draft.needs.layers
+        )
         state = draft.start(
-            draft.new_state(2, 64), ids,
-            lengths=lengths, first_token=torch.tensor([3, 4]), target_output=seen,
-        )  # fmt: skip
+            draft.new_state(2, 64), ids, lengths=lengths, first_token=torch.tensor([3, 4]), target_output=seen
+        )
         before = committed(state)
         for temperature in (0.0, 1.0):
             sampler = Sampler(rule=SamplingConf(temperature=temperature))
@@ -169,8 +164,7 @@ def committed(state: DraftState) -> dict[str, Tensor]:
             is_cache = tensor.ndim > 2
             rows = enumerate(state["lengths"].tolist()) if is_cache else [(slice(None), None)]
             tensors |= {
-                f"{part}.{row}": tensor[row][:, :end].clone() if is_cache else tensor.clone()
-                for row, end in rows
+                f"{part}.{row}": tensor[row][:, :end].clone() if is_cache else tensor.clone() for row, end in rows
             }
     return tensors
 
@@ -179,9 +173,7 @@ def committed(state: DraftState) -> dict[str, Tensor]:
 def test_greedy_output_is_that_of_transformers(learned, shape):
     """Of an unknown text, too, and in a batch of unequal prompts."""
     prompts = [learned.text[:5], list(range(7, 16))]
-    decoder = Decoder(
-        learned.verifier, learned.draft, SHAPES[shape], sampling=SamplingConf(), slots=64, batch=2
-    )
+    decoder = Decoder(learned.verifier, learned.draft, SHAPES[shape], sampling=SamplingConf(), slots=64, batch=2)
     done = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24)
     for prompt, row in zip(prompts, done, strict=True):
         wanted = learned.verifier.model.generate(
@@ -197,10 +189,7 @@ def test_sampled_output_is_that_of_the_same_key(learned, shape):
         Decoder(learned.verifier, learned.draft, SHAPES[shape], sampling=sampling, slots=64),
         Decoder(learned.verifier, sampling=sampling, slots=64),
     ]
-    drafted, plain = (
-        decoder.decode([learned.text[:5]], row_ids=[7], max_new_tokens=30)[0]
-        for decoder in decoders
-    )
+    drafted, plain = (decoder.decode([learned.text[:5]], row_ids=[7], max_new_tokens=30)[0] for decoder in decoders)
     assert drafted.ids == plain.ids
 
 
@@ -209,9 +198,7 @@ def test_sampled_output_has_the_targets_distribution(learned):
     """The first token, which the target gives alone, and the first drafted one, jointly."""
     prompt, count, batch = learned.text[:5], 4000, 500
     sampling = SamplingConf(temperature=1.0)
-    decoder = Decoder(
-        learned.verifier, learned.draft, SHAPES["dynamic"], sampling=sampling, slots=16, batch=batch
-    )
+    decoder = Decoder(learned.verifier, learned.draft, SHAPES["dynamic"], sampling=sampling, slots=16, batch=batch)
     wanted = count * _two_tokens(learned.verifier, prompt)
     seen = torch.zeros_like(wanted)
     for first in range(0, count, batch):
@@ -220,9 +207,7 @@ def test_sampled_output_has_the_targets_distribution(learned):
             seen[tuple(row.ids)] += 1
     often = wanted >= 5
     assert often.sum() >= 20
-    observed, expected = (
-        torch.cat([pairs[often], pairs[~often].sum()[None]]) for pairs in (seen, wanted)
-    )
+    observed, expected = (torch.cat([pairs[often], pairs[~often].sum()[None]]) for pairs in (seen, wanted))
     assert stats.chisquare(observed, expected).pvalue > 1e-3
 
 
@@ -266,10 +251,7 @@ def test_the_loss_falls(target, name):
     losses = []
     for _ in range(2):
         seen = target.forward_hidden(
-            batch.input_ids,
-            positions=batch.positions,
-            mask=batch.attention_mask(),
-            layers=draft.needs.layers,
+            batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
         )
         loss = draft.loss(batch, seen)
         losses.append(float(loss.total.detach() / loss.weight))

@@ -46,8 +46,7 @@ def texts_and_logits(case):
 
 
 def history_of(ids, prompt=PROMPT):
-    known, said = (torch.nn.functional.one_hot(part, VOCAB).bool().any(1)
-                   for part in (ids, ids[:, prompt:]))  # fmt: skip
+    known, said = (torch.nn.functional.one_hot(part, VOCAB).bool().any(1) for part in (ids, ids[:, prompt:]))
     return History(in_text=known, in_answer=said)
 
 
@@ -59,12 +58,14 @@ def as_transformers(ids, logits, conf):
     if conf.repetition_penalty != 1:
         logits = RepetitionPenaltyLogitsProcessor(conf.repetition_penalty)(ids, logits)
     if conf.presence_penalty:
-        logits = torch.cat([
-            SequenceBiasLogitsProcessor({(t,): -conf.presence_penalty for t in row[PROMPT:]})(
-                torch.tensor([row]), one[None]
-            )
-            for row, one in zip(ids.tolist(), logits, strict=True)
-        ])  # fmt: skip
+        logits = torch.cat(
+            [
+                SequenceBiasLogitsProcessor({(t,): -conf.presence_penalty for t in row[PROMPT:]})(
+                    torch.tensor([row]), one[None]
+                )
+                for row, one in zip(ids.tolist(), logits, strict=True)
+            ]
+        )
     steps = [TemperatureLogitsWarper(conf.temperature)]
     steps += [TopKLogitsWarper(conf.top_k)] if conf.top_k else []
     steps += [TopPLogitsWarper(conf.top_p)] if conf.top_p < 1 else []
@@ -85,9 +86,7 @@ ALONE = {
 OPTIONS = [{key: value} for key, values in ALONE.items() for value in values]
 OPTIONS += [
     dict(zip(ALONE, values, strict=True))
-    for values in itertools.product(
-        (0.6, 1.2), (0, 8), (1.0, 0.8), (0.0, 0.1), (1.0, 1.4), (0.0, 0.7)
-    )
+    for values in itertools.product((0.6, 1.2), (0, 8), (1.0, 0.8), (0.0, 0.1), (1.0, 1.4), (0.0, 0.7))
 ]
 
 
@@ -118,10 +117,18 @@ def test_generate_has_the_same_order_of_options():
     model = tiny_target(seed=0).model
     ids = torch.randint(1, VOCAB, (1, 9), generator=torch.Generator().manual_seed(2))
     made = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=0.7, max_new_tokens=6,
-        output_scores=True, output_logits=True, return_dict_in_generate=True, pad_token_id=0,
-        eos_token_id=None, **options,
-    )  # fmt: skip
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=True,
+        temperature=0.7,
+        max_new_tokens=6,
+        output_scores=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+        eos_token_id=None,
+        **options,
+    )
     for step, (scores, logits) in enumerate(zip(made.scores, made.logits, strict=True)):
         history = history_of(made.sequences[:, : 9 + step], prompt=9)
         assert torch.equal(warp_logits(conf, logits.float(), history), scores)
@@ -132,11 +139,14 @@ def test_the_history_of_a_tree_is_that_of_each_path():
     numbers = torch.Generator().manual_seed(4)
     for nodes in (1, 4, 9):
         ids, _ = texts_and_logits("plain")
-        parents = torch.stack([
-            torch.tensor([int(torch.randint(-1, max(i, 1), (), generator=numbers)) if i else -1
-                          for i in range(nodes)])
-            for _ in ids
-        ])  # fmt: skip
+        parents = torch.stack(
+            [
+                torch.tensor(
+                    [int(torch.randint(-1, max(i, 1), (), generator=numbers)) if i else -1 for i in range(nodes)]
+                )
+                for _ in ids
+            ]
+        )
         drawn = torch.randint(0, VOCAB, (len(ids), nodes + 1), generator=numbers)
         found = history_of(ids).on_path(drawn, ancestor_mask(parents))
         for row in range(len(ids)):
@@ -191,9 +201,7 @@ def test_noise_of_neighbouring_keys_is_independent(what):
         pair = draw(ROWS + 1, count=1)[:, 0].unfold(0, 2, 1).unbind(-1)
     elif what == "high bits of the row":
         pair = [
-            gumbel_noise(
-                0, torch.arange(ROWS) + (i << 32), 0, torch.ones(ROWS, 1).long(), torch.arange(12)
-            )[:, 0]
+            gumbel_noise(0, torch.arange(ROWS) + (i << 32), 0, torch.ones(ROWS, 1).long(), torch.arange(12))[:, 0]
             for i in (0, 1)
         ]
     else:

@@ -13,12 +13,7 @@ from models.io.secrets import find_secrets, redact
 from models.targets.config import TargetConf
 from tests.support.openai_server import free_port
 
-ENDPOINT = [
-    "mixture=one",
-    "mixture.sources.rows.path=rows.jsonl",
-    "target=demo",
-    "answers=endpoint",
-]
+ENDPOINT = ["mixture=one", "mixture.sources.rows.path=rows.jsonl", "target=demo", "answers=endpoint"]
 URL = "answers.url=http://localhost:8000/v1"
 
 
@@ -54,9 +49,7 @@ def test_an_address_with_credentials_is_refused_without_saying_them(url):
     ],
 )
 def test_a_secret_among_further_fields_is_refused_by_its_key(override, key):
-    with pytest.raises(
-        UserError, match=rf"^answers\.extra_body\.{key}: must not be a secret"
-    ) as refused:
+    with pytest.raises(UserError, match=rf"^answers\.extra_body\.{key}: must not be a secret") as refused:
         compose("prepare", PrepareConf, [*ENDPOINT, URL, override])
     assert "hunter2" not in str(refused.value)
     assert "OPENAI_API_KEY (answers.api_key_env)" in str(refused.value)
@@ -65,27 +58,29 @@ def test_a_secret_among_further_fields_is_refused_by_its_key(override, key):
 def test_fields_that_servers_know_are_no_secrets(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
     fields = (
-        "return_token_ids=true", "skip_special_tokens=false", "stop_token_ids=[1]", "min_tokens=1",
-        "truncate_prompt_tokens=9", "allowed_token_ids=[1]", "cache_salt=x", "bad_words=[a]",
-    )  # fmt: skip
+        "return_token_ids=true",
+        "skip_special_tokens=false",
+        "stop_token_ids=[1]",
+        "min_tokens=1",
+        "truncate_prompt_tokens=9",
+        "allowed_token_ids=[1]",
+        "cache_salt=x",
+        "bad_words=[a]",
+    )
     extra = [f"++answers.extra_body.{field}" for field in fields]
     conf = compose("prepare", PrepareConf, [*ENDPOINT, URL, *extra])
     assert conf.answers.api_key == "hunter2"
     assert "hunter2" not in config_to_yaml(conf)
 
 
-def test_an_address_in_a_mistyped_override_is_shown_without_its_password(
-    monkeypatch, capsys, tmp_path
-):
+def test_an_address_in_a_mistyped_override_is_shown_without_its_password(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     @entry_point("prepare", PrepareConf)
     def main(conf: PrepareConf) -> None:
         pytest.fail("the mistake was not refused")
 
-    monkeypatch.setattr(
-        sys, "argv", ["data.prepare", *ENDPOINT, "+answers.extra_body.x=http://me:hunter2@a,b"]
-    )
+    monkeypatch.setattr(sys, "argv", ["data.prepare", *ENDPOINT, "+answers.extra_body.x=http://me:hunter2@a,b"])
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr().err
@@ -115,6 +110,4 @@ def test_windows_is_refused_in_one_line(capsys):
     with pytest.raises(SystemExit) as stop:
         reject_windows("nt")
     assert stop.value.code == 2
-    assert capsys.readouterr().err == (
-        "error: system: must be Linux or macOS, got Windows; use WSL 2 or a container\n"
-    )
+    assert capsys.readouterr().err == ("error: system: must be Linux or macOS, got Windows; use WSL 2 or a container\n")

@@ -29,10 +29,16 @@ from models.targets.target import Target
 from tests.support.tiny import CPU, VOCAB, tiny_target, tiny_tokenizer
 
 SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "eos_token_id": 0, "pad_token_id": 0,
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
     "bos_token_id": None,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +47,7 @@ def seen(target):
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
         theirs = target.model(ids, output_hidden_states=True)
-        ours = target.forward_hidden(
-            ids, positions=torch.arange(5)[None], mask=mask, layers=list(range(6))
-        )
+        ours = target.forward_hidden(ids, positions=torch.arange(5)[None], mask=mask, layers=list(range(6)))
     return ours, theirs
 
 
@@ -86,23 +90,13 @@ def test_a_saved_target_is_the_same_target(target, tmp_path):
 
 
 ROPE: dict[str, Any] = {"rope_theta": 10000.0, "factor": 4.0}
-LONG: dict[str, Any] = {
-    "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 32,
-}  # fmt: skip
+LONG: dict[str, Any] = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 32}
 UNSERVED = {
-    "gemma2: a window of 4096 tokens, attn_logit_softcapping 50.0": Gemma2Config(
-        **SMALL, final_logit_softcapping=None
-    ),
-    "gemma3_text: final_logit_softcapping 30.0": Gemma3TextConfig(
-        **SMALL, final_logit_softcapping=30.0
-    ),
-    "gemma3_text: attention in both directions": Gemma3TextConfig(
-        **SMALL, use_bidirectional_attention=True
-    ),
+    "gemma2: a window of 4096 tokens, attn_logit_softcapping 50.0": Gemma2Config(**SMALL, final_logit_softcapping=None),
+    "gemma3_text: final_logit_softcapping 30.0": Gemma3TextConfig(**SMALL, final_logit_softcapping=30.0),
+    "gemma3_text: attention in both directions": Gemma3TextConfig(**SMALL, use_bidirectional_attention=True),
     "phi3: a window of 8 tokens": Phi3Config(**SMALL, sliding_window=8),
-    "phi3: longrope rope": Phi3Config(
-        **SMALL, rope_parameters=ROPE | LONG | {"rope_type": "longrope"}
-    ),
+    "phi3: longrope rope": Phi3Config(**SMALL, rope_parameters=ROPE | LONG | {"rope_type": "longrope"}),
     "llama: dynamic rope": LlamaConfig(**SMALL, rope_parameters=ROPE | {"rope_type": "dynamic"}),
     "llama4_text: chunked_attention": Llama4TextConfig(**SMALL),
     "qwen3_next: linear_attention": Qwen3NextConfig(**SMALL | {"num_hidden_layers": 4}),

@@ -29,9 +29,7 @@ def found(tmp_path_factory):
     model_of(CUT["qwen3"]()).save_pretrained(folder / "target")
     tiny_tokenizer(64).save_pretrained(folder / "target")
     multiprocessing.set_forkserver_preload(["tests.support.sharded"])
-    torch.multiprocessing.start_processes(
-        sharded.work, (folder,), nprocs=sharded.PROCESSES, start_method="forkserver"
-    )
+    torch.multiprocessing.start_processes(sharded.work, (folder,), nprocs=sharded.PROCESSES, start_method="forkserver")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(sharded.PROCESSES)]
 
 
@@ -77,9 +75,7 @@ def test_moments_are_spread_and_saved_whole(found):
 
 
 def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
-    with pytest.raises(
-        UserError, match=r"must be 1 without neuronx.* got 2 and .*run scripts/setup"
-    ):
+    with pytest.raises(UserError, match=r"must be 1 without neuronx.* got 2 and .*run scripts/setup"):
         build_parallel(ParallelConf(tensor=2), replace(CPU, name="xla"), trackers=[])
 
 
@@ -89,9 +85,7 @@ def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path
 
     def check(name: str = "adamw", **parallel: Any) -> None:
         optim = {"rows_per_step": 24, "name": OptimName(name)}
-        conf = toy_conf(
-            target=TargetConf(path=str(tmp_path)), optim=optim, parallel=ParallelConf(**parallel)
-        )
+        conf = toy_conf(target=TargetConf(path=str(tmp_path)), optim=optim, parallel=ParallelConf(**parallel))
         check_parallel(replace(conf, device=replace(conf.device, name=DeviceName.xla)))
 
     check(tensor=8)  # two key-value heads, each on four processes

@@ -17,10 +17,7 @@ from models.targets.loading import load_target
 from tests.support.own_target import save_target
 from tests.support.tiny import CPU
 
-METHODS = [
-    CausalLMConf(init_from=InitFrom.pruned, layers=[0, 1]),
-    Medusa2Conf(lora=LoraConf(rank=2)),
-]
+METHODS = [CausalLMConf(init_from=InitFrom.pruned, layers=[0, 1]), Medusa2Conf(lora=LoraConf(rank=2))]
 
 
 @pytest.fixture
@@ -29,8 +26,9 @@ def folder(tmp_path) -> Path:
     folder = save_target(tmp_path / "target", num_hidden_layers=2)
     config = folder / "tokenizer_config.json"
     written = json.loads(config.read_text()) | {
-        "tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": ["<|im_start|>"]
-    }  # fmt: skip
+        "tokenizer_class": "Qwen2Tokenizer",
+        "additional_special_tokens": ["<|im_start|>"],
+    }
     config.write_text(json.dumps(written, indent=7))
     (folder / "special_tokens_map.json").write_text('{"eos_token": "<|im_end|>"}')
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
@@ -48,9 +46,7 @@ def tokenizer_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("conf", METHODS, ids=lambda conf: conf.method)
-def test_every_file_of_the_tokenizer_is_copied_as_it_is_also_over_an_earlier_save(
-    conf, folder, tmp_path
-):
+def test_every_file_of_the_tokenizer_is_copied_as_it_is_also_over_an_earlier_save(conf, folder, tmp_path):
     target = load_target(TargetConf(path=str(folder)), CPU)
     draft = build_draft(conf, target, loss=LossConf(), seed=0)
     for _ in range(2):

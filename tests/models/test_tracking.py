@@ -12,9 +12,12 @@ pytestmark = pytest.mark.no_shapes
 OFFLINE = TrackerConf(wandb=Wandb.offline, project="mine")
 TRAINING = TrackedRun(id="trained", project="drafts", entity=None)
 RESULTS = TrackedResults(
-    prefix="eval_report", figures={"tree/speedup": 2.0, "tree/lossless": "yes"},
-    columns=["mode"], rows=[["tree"]], page="<p>all</p>",
-)  # fmt: skip
+    prefix="eval_report",
+    figures={"tree/speedup": 2.0, "tree/lossless": "yes"},
+    columns=["mode"],
+    rows=[["tree"]],
+    page="<p>all</p>",
+)
 
 
 @pytest.fixture

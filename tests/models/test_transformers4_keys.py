@@ -56,16 +56,11 @@ def test_nested_configurations_have_older_names_of_their_own():
     assert {key: inner[key] for key in OLDER["gemma3"]} == OLDER["gemma3"]
     assert whole == before
     again = Gemma3Config(**add_older_keys(whole))
-    assert architectures.get_rope_parameters(
-        again.text_config
-    ) == architectures.get_rope_parameters(text)
+    assert architectures.get_rope_parameters(again.text_config) == architectures.get_rope_parameters(text)
 
 
 def test_what_has_no_rope_gets_no_keys_of_it():
-    assert add_older_keys({"model_type": "medusa", "num_heads": 5}) == {
-        "model_type": "medusa",
-        "num_heads": 5,
-    }
+    assert add_older_keys({"model_type": "medusa", "num_heads": 5}) == {"model_type": "medusa", "num_heads": 5}
 
 
 def test_a_rotary_part_of_a_head_stands_outside_the_scaling_as_it_did():

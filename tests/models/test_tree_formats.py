@@ -40,9 +40,7 @@ def test_our_own_format_says_what_was_measured(tmp_path):
 def test_adjacency_is_numbered_level_by_level(tmp_path):
     file = tmp_path / "tree.json"
     write_paths([[0], [1, 0], [1], [0, 0], [0, 1], [1, 0, 0]], file, tree_format=TreeFormat.nxd)
-    assert json.loads(file.read_text()) == {
-        "0": ["1", "2"], "1": ["3", "4"], "2": ["5"], "5": ["6"],
-    }  # fmt: skip
+    assert json.loads(file.read_text()) == {"0": ["1", "2"], "1": ["3", "4"], "2": ["5"], "5": ["6"]}
 
 
 def test_adjacency_cannot_skip_a_rank(tmp_path):
@@ -61,7 +59,7 @@ REFUSED = {
     "children of 4, which is not a node; remove them",
     '{"0": ["1"], "1": ["1"]}': "must number nodes level by level from root 0, got {} with ['1'] "
     "below node 1; expected ['2']",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("content", REFUSED)

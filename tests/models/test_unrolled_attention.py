@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from models import unrolled_attention
-from models.unrolled_attention import (
-    attend_unrolled,
-    without_kernel,
-)
+from models.unrolled_attention import attend_unrolled, without_kernel
 
 DOCUMENTS = torch.tensor([0] * 5 + [1] * 6 + [-1] * 2)  # packed, and padding
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 8
@@ -32,9 +29,7 @@ def draw_inputs(steps, *, dtype=torch.float64, documents=DOCUMENTS):
     numbers = torch.Generator().manual_seed(steps)
     length = len(documents)
     query, *rest = (
-        torch.randn(2, heads, length, HEAD_SIZE, generator=numbers, dtype=torch.float64)
-        .to(dtype)
-        .requires_grad_()
+        torch.randn(2, heads, length, HEAD_SIZE, generator=numbers, dtype=torch.float64).to(dtype).requires_grad_()
         for heads in [HEADS] + [KV_HEADS] * 2 * steps
     )
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -44,9 +39,7 @@ def draw_inputs(steps, *, dtype=torch.float64, documents=DOCUMENTS):
 
 def attend_written_out(query, keys, values, mask):
     """One softmax over the T keys of step 0 and the own keys of later steps."""
-    keys, values = (
-        [x.repeat_interleave(HEADS // KV_HEADS, 1) for x in part] for part in (keys, values)
-    )
+    keys, values = ([x.repeat_interleave(HEADS // KV_HEADS, 1) for x in part] for part in (keys, values))
     scale, length = HEAD_SIZE**-0.5, query.shape[2]
     dense = (query @ keys[0].mT * scale).masked_fill(~mask, -torch.inf)
     own = [(query * key).sum(-1, keepdim=True) * scale for key in keys[1:]]

@@ -20,14 +20,7 @@ from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
-from models.drafts.options import (
-    CausalLMConf,
-    DraftConf,
-    Eagle1Conf,
-    Eagle3Conf,
-    InitFrom,
-    MedusaConf,
-)
+from models.drafts.options import CausalLMConf, DraftConf, Eagle1Conf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft
 from models.trees.config import SamplingConf
 from tests.support.tiny import LAYERS, tiny_target, tree
@@ -37,9 +30,7 @@ from train.distributed.build import build_accelerator
 
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2),
-    "eagle1": Eagle1Conf(
-        token_loss_weight=1.0, feature_noise=0.2
-    ),  # what it reads is disturbed at random
+    "eagle1": Eagle1Conf(token_loss_weight=1.0, feature_noise=0.2),  # what it reads is disturbed at random
     "medusa": MedusaConf(heads=4),
     "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
 }
@@ -102,10 +93,11 @@ def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
     conf = toy_conf(draft=DRAFTS[name], device=device, optim=FEW)
     draft, _ = toy_run(folder / name, conf, target=target)
     decoded = {
-        kind: Decoder(target, draft.eval(), tree(), sampling=sampling, slots=64, batch=2)
-        .decode(PROMPTS, row_ids=[0, 1], max_new_tokens=8)
+        kind: Decoder(target, draft.eval(), tree(), sampling=sampling, slots=64, batch=2).decode(
+            PROMPTS, row_ids=[0, 1], max_new_tokens=8
+        )
         for kind, sampling in (("greedy", GREEDY), ("sampled", SAMPLED))
-    }  # fmt: skip
+    }
     return {
         "on": sorted({p.device.type for p in draft.parameters()}),
         "losses": losses_in(folder / name),

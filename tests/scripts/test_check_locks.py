@@ -104,9 +104,7 @@ def test_a_lock_that_was_never_tested_is_noticed(root):
 def test_other_versions_than_the_locks_are_named_and_nothing_is_noted(root):
     before = (root / "locks/tested.txt").read_text()
     write_lock(root, "dev", {"torch": "2.8.0", "pytest": version("pytest")})
-    assert note_tested(root) == (
-        f"locks/dev.txt is not noted as tested, installed are torch {version('torch')}"
-    )
+    assert note_tested(root) == (f"locks/dev.txt is not noted as tested, installed are torch {version('torch')}")
     assert (root / "locks/tested.txt").read_text() == before
 
 

@@ -12,25 +12,18 @@ ROWS = f"{KEPT} torch 1 | CPU | x |\n{NONE} | - | y |\n"
 
 def test_only_upper_bounds_are_lifted():
     pyproject = {
-        "project": {
-            "dependencies": ["torch>=2.9,<2.15", "omegaconf<2.4,>=2.3", "numpy>=2", "rich<16"]
-        },
+        "project": {"dependencies": ["torch>=2.9,<2.15", "omegaconf<2.4,>=2.3", "numpy>=2", "rich<16"]},
         "dependency-groups": {"dev": ["pyright[nodejs]>=1.1.400,<2"]},
     }
-    assert lift_bounds(pyproject) == [
-        "torch>=2.9", "omegaconf>=2.3", "numpy>=2", "rich", "pyright[nodejs]>=1.1.400",
-    ]  # fmt: skip
+    assert lift_bounds(pyproject) == ["torch>=2.9", "omegaconf>=2.3", "numpy>=2", "rich", "pyright[nodejs]>=1.1.400"]
 
 
 def test_a_result_replaces_the_row_of_its_bounds_alone():
     kept = note_result(ROWS, "passed", "kept", {"torch": "2.14.1"}, "CPU")
-    assert kept == (
-        f"{KEPT} torch 2.14.1 | CPU: **passed** | `make test-newest` |\n{NONE} | - | y |\n"
-    )
+    assert kept == (f"{KEPT} torch 2.14.1 | CPU: **passed** | `make test-newest` |\n{NONE} | - | y |\n")
     none = note_result(ROWS, "failed", "none", {"torch": "2.15.0"}, "CPU")
     assert none == (
-        f"{KEPT} torch 1 | CPU | x |\n"
-        f"{NONE} torch 2.15.0 | CPU: **failed** | `make test-newest BOUNDS=none` |\n"
+        f"{KEPT} torch 1 | CPU | x |\n{NONE} torch 2.15.0 | CPU: **failed** | `make test-newest BOUNDS=none` |\n"
     )
 
 

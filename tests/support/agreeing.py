@@ -30,20 +30,27 @@ SHAPES: dict[str, Tree] = {
     "product": TreeConf(depth=DEPTH, nodes=6, beam_width=None, children=3).build(),
     "chain, copied": TreeConf(kind=TreeKind.chain, depth=DEPTH, ngram_tokens=2).build(),
     "static, copied": TreeConf(kind=TreeKind.static, paths=PATHS, ngram_tokens=2).build(),
-    "dynamic, copied": TreeConf(
-        depth=DEPTH, nodes=4, beam_width=2, children=2, ngram_tokens=2
-    ).build(),
+    "dynamic, copied": TreeConf(depth=DEPTH, nodes=4, beam_width=2, children=2, ngram_tokens=2).build(),
 }
 
 
 def small_target() -> Target:
     torch.manual_seed(5)
     config = Qwen3Config(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, intermediate_size=32, max_position_embeddings=256,
-        tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
         initializer_range=0.4,
-    )  # fmt: skip
+    )
     return Target(Qwen3ForCausalLM(config), tiny_tokenizer(WORDS), name="small", device=CPU)
 
 
@@ -54,13 +61,9 @@ def small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
     eagle = build_draft(Eagle3Conf(layers=LAYERS, ttt_steps=2), target, loss=loss, seed=0)
     reduced = Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=10)
     reduced = build_draft(reduced, target, loss=loss, seed=0)
-    reduced.fit_vocabulary(
-        batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0]
-    )
+    reduced.fit_vocabulary(batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0])
     heads = build_draft(MedusaConf(heads=DEPTH), target, loss=loss, seed=0)
-    for name, draft, rate in zip(
-        METHODS[:3], (eagle, reduced, heads), (1e-2, 1e-2, 2e-2), strict=True
-    ):
+    for name, draft, rate in zip(METHODS[:3], (eagle, reduced, heads), (1e-2, 1e-2, 2e-2), strict=True):
         train = partial(learn, draft, target, batch, steps=80, lr=rate)
         trained_once.train(f"small {name}", draft, train)
     drafts = [eagle, reduced, heads, noised(target)]

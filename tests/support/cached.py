@@ -24,9 +24,7 @@ def read_prompts(target, cache, prompts, padded, layers=LAYERS):
     return lengths, seen
 
 
-def read_tree(
-    target, cache, lengths, ids, parents, *, active=True, source=None, goal=None, layers=LAYERS
-):
+def read_tree(target, cache, lengths, ids, parents, *, active=True, source=None, goal=None, layers=LAYERS):
     sees = ancestor_mask(parents)
     place = lengths[:, None] + torch.arange(ids.shape[1])
     slots = place if active else torch.full_like(place, cache.garbage_slot)

@@ -42,15 +42,20 @@ def conf(folder: Path, *, draft: DraftConf | None = None, precision: str = "floa
     """A capture of a handful of shards."""
     settings = {"batch": 2, "shard_mb": 0.02, "run_name": "small"} | changes
     data = DataConf(
-        source=DataSource.jsonl, path=str(folder / "documents.jsonl"), row_length=LENGTH,
-        overlap=settings.pop("overlap", None), limit=settings.pop("limit", None),
-    )  # fmt: skip
+        source=DataSource.jsonl,
+        path=str(folder / "documents.jsonl"),
+        row_length=LENGTH,
+        overlap=settings.pop("overlap", None),
+        limit=settings.pop("limit", None),
+    )
     return CaptureConf(
         target=TargetConf(name="tiny", path=str(folder / "target")),
-        draft=draft or Eagle3Conf(layers=LAYERS, ttt_steps=2), data=data,
+        draft=draft or Eagle3Conf(layers=LAYERS, ttt_steps=2),
+        data=data,
         device=DeviceConf(name=DeviceName.cpu, precision=Precision(precision), compile=False),
-        output_dir=str(folder / "capture"), **settings,
-    )  # fmt: skip
+        output_dir=str(folder / "capture"),
+        **settings,
+    )
 
 
 def captured(wanted: CaptureConf) -> Path:
@@ -59,9 +64,8 @@ def captured(wanted: CaptureConf) -> Path:
 
 def opened(path: Path, target: Target, needs: Needs = EAGLE3, **how) -> FeatureStore:
     return FeatureStore.open(
-        path, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint,
-        needs=needs, **how,
-    )  # fmt: skip
+        path, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint, needs=needs, **how
+    )
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -45,10 +45,7 @@ def asked(count: int) -> list[PreparedRow]:
         for turn in range(1 + number % 3):
             first = 1 + (7 * number + 13 * turn) % (VOCAB - 10)
             words = " ".join(str(first + i) for i in range(3 + (number + turn) % 4))
-            messages += [
-                {"role": "user", "content": words},
-                {"role": "assistant", "content": "1 2 3"},
-            ]
+            messages += [{"role": "user", "content": words}, {"role": "assistant", "content": "1 2 3"}]
         rows.append(PreparedRow(id=f"row-{number}", source="made", messages=messages))
     return rows
 

@@ -64,9 +64,12 @@ def assert_suits_its_route(conf: Any) -> None:
     if name not in INSTANCES:
         return
     device = Device(
-        name=name.value, torch_device=torch.device("cpu"), dtype=torch.bfloat16, compiles=True,
+        name=name.value,
+        torch_device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        compiles=True,
         instance_type=INSTANCES[name],
-    )  # fmt: skip
+    )
     check_run_device(conf, device)
 
 

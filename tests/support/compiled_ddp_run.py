@@ -44,13 +44,10 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> No
     backend = f"counted_{len(parts)}"
     parts[folder.name] = 0
     device = replace(CPU, compiles=compiled, backend=backend, ledger=GraphLedger())
-    build.DistributedDataParallelKwargs = partial(
-        DistributedDataParallelKwargs, bucket_cap_mb=bucket_mb
-    )
+    build.DistributedDataParallelKwargs = partial(DistributedDataParallelKwargs, bucket_cap_mb=bucket_mb)
     conf = toy_conf(
-        draft=DRAFTS[name], data=DataConf(seed=1),
-        optim={"steps": 3, "rows_per_step": 8, "micro_batch_size": 2},
-    )  # fmt: skip
+        draft=DRAFTS[name], data=DataConf(seed=1), optim={"steps": 3, "rows_per_step": 8, "micro_batch_size": 2}
+    )
     conf.log.interval = 1
     toy_run(folder, conf, target=layout_target(device), device=device)
 

@@ -23,10 +23,7 @@ def decode(decoder: Decoder, lengths: list[int]) -> list[list[int]]:
     """Two rows of each two lengths."""
     numbers = torch.Generator().manual_seed(5)
     texts = [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in lengths]
-    done = [
-        decoder.decode(texts[i : i + 2], row_ids=[i, i + 1], max_new_tokens=NEW)
-        for i in range(0, len(texts), 2)
-    ]
+    done = [decoder.decode(texts[i : i + 2], row_ids=[i, i + 1], max_new_tokens=NEW) for i in range(0, len(texts), 2)]
     return [row.ids for rows in done for row in rows]
 
 
@@ -50,10 +47,11 @@ def measure(family: str) -> dict[str, object]:
         answers[-1] += decode(decoder, [9, 2, WINDOW, 30])
         counts.append(Device.count_graphs())
     return {
-        "graphs": counts[-2] - counts[-3], "added": counts[-1] - counts[-2],
+        "graphs": counts[-2] - counts[-3],
+        "added": counts[-1] - counts[-2],
         "equal": answers[0] == answers[1],
         "layer_graphs": min(regions),  # of a round with one pass; those of drafts have several
-    }  # fmt: skip
+    }
 
 
 def main(*families: str) -> None:

@@ -27,31 +27,9 @@ from models.targets.target import Target
 from models.trees.config import SamplingConf, TreeConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.methods import CASES
-from tests.support.tiny import (
-    CPU,
-    VOCAB,
-    batch_of,
-    chain,
-    learn,
-    mixed,
-    new_draft,
-    sampled_texts,
-    tiny_target,
-)
+from tests.support.tiny import CPU, VOCAB, batch_of, chain, learn, mixed, new_draft, sampled_texts, tiny_target
 
-LENGTHS = [
-    *range(5, 15),
-    17,
-    20,
-    23,
-    26,
-    29,
-    32,
-    33,
-    41,
-    50,
-    60,
-]  # twenty; sixteen of the first bucket
+LENGTHS = [*range(5, 15), 17, 20, 23, 26, 29, 32, 33, 41, 50, 60]  # twenty; sixteen of the first bucket
 NEW = 10
 REQUESTS = "requests"  # the name of a run that is no shape and no method
 SHAPES = {
@@ -122,17 +100,12 @@ def compiled_loss_apart(name: str, target: Target) -> float:
     draft = CASES[name].build(target).eval()  # without noise
     batch = batch_of(sampled_texts(target, count=4, length=24))
     seen = target.forward_hidden(
-        batch.input_ids,
-        positions=batch.positions,
-        mask=batch.attention_mask(),
-        layers=draft.needs.layers,
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
     )
     trained = [p for p in draft.parameters() if p.requires_grad]
     # not "eager", which does not trace the backward pass
     compiled = replace(CPU, compiles=True, backend="aot_eager").compile(draft.loss)
-    ours, theirs = (
-        torch.autograd.grad(loss(batch, seen).total, trained) for loss in (draft.loss, compiled)
-    )
+    ours, theirs = (torch.autograd.grad(loss(batch, seen).total, trained) for loss in (draft.loss, compiled))
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -141,18 +114,19 @@ def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
     typical = name == "typical"
     return [
         Decoder(
-            target, draft, SHAPES.get(name, SHAPES["mixed"]),
+            target,
+            draft,
+            SHAPES.get(name, SHAPES["mixed"]),
             sampling=SamplingConf(temperature=float(typical)),
-            slots=max(LENGTHS) + NEW, layers=drafts[0].needs.layers,
+            slots=max(LENGTHS) + NEW,
+            layers=drafts[0].needs.layers,
             acceptance_rule=TypicalRule() if typical else None,
         )
         for draft in some
-    ]  # fmt: skip
+    ]
 
 
-def measure(
-    name: str, backend: str, texts: list[list[int]], target: Target, drafts: list[Draft]
-) -> dict[str, object]:
+def measure(name: str, backend: str, texts: list[list[int]], target: Target, drafts: list[Draft]) -> dict[str, object]:
     target.device = replace(CPU, compiles=True, backend=backend)
     first, *others = decoders(name, target, drafts)
     decode(first, list({bucket_length(len(text)): text for text in texts}.values()))  # the warm-up
@@ -186,9 +160,7 @@ def mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, obje
     warm = added = 0
     for device in (replace(CPU, compiles=True, backend=backend), CPU):
         target.device = device
-        decoder = Decoder(
-            target, draft, SHAPES["dynamic"], sampling=SamplingConf(), slots=136, batch=4
-        )
+        decoder = Decoder(target, draft, SHAPES["dynamic"], sampling=SamplingConf(), slots=136, batch=4)
         before = Device.count_graphs()
         for length in (9, 90):
             first = [texts[0][:1] * length] * 6
@@ -199,11 +171,13 @@ def mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, obje
         added = max(added, Device.count_graphs() - before)
         found.append([(row.ids, row.accepted) for row in done])
     return {
-        "graphs": warm, "added": added, "equal": found[0] == found[1],
+        "graphs": warm,
+        "added": added,
+        "equal": found[0] == found[1],
         "buckets": sorted({bucket_length(n) for n in lengths}),
         "accepted": sum(sum(counts) for _, counts in found[0]),
         "early": sum(len(ids) < n for (ids, _), n in zip(found[0], limits, strict=True)),
-    }  # fmt: skip
+    }
 
 
 def keeps_apart(backend: str, texts: list[list[int]]) -> bool:

@@ -125,9 +125,7 @@ def context_of(node: int, parents: list[int], tokens: dict[int, int]) -> Context
     return () if node < 0 else (*context_of(parents[node], parents, tokens), tokens[node])
 
 
-def trees_of(
-    tables: Tables, parents: list[int], ids: list[list[int]], chance: list[float]
-) -> Trees:
+def trees_of(tables: Tables, parents: list[int], ids: list[list[int]], chance: list[float]) -> Trees:
     nodes = range(-1, len(parents))
     contexts = [[context_of(n, parents, dict(enumerate(row))) for n in nodes] for row in ids]
     target, draft = (
@@ -135,13 +133,9 @@ def trees_of(
         for table in (tables.target, tables.draft)
     )
     proposal = Proposal(
-        ids=torch.tensor(ids), parents=torch.tensor(parents).expand(len(ids), -1),
-        child_log_probs=draft.log(),
-    )  # fmt: skip
-    return Trees(
-        proposal=proposal, contexts=contexts, target=target,
-        chance=torch.tensor(chance, dtype=torch.float64),
-    )  # fmt: skip
+        ids=torch.tensor(ids), parents=torch.tensor(parents).expand(len(ids), -1), child_log_probs=draft.log()
+    )
+    return Trees(proposal=proposal, contexts=contexts, target=target, chance=torch.tensor(chance, dtype=torch.float64))
 
 
 @dataclass(kw_only=True)
@@ -161,11 +155,7 @@ def judge_tree(trees: Trees) -> Judged:
     """Odds of a node: given that its parent was accepted and its elder siblings were not."""
     proposal, rows = trees.proposal, len(trees.chance)
     left = list(trees.target.unbind(1))
-    draft = list(
-        (proposal.child_log_probs if proposal.child_log_probs is not None else trees.target)
-        .exp()
-        .unbind(1)
-    )
+    draft = list((proposal.child_log_probs if proposal.child_log_probs is not None else trees.target).exp().unbind(1))
     ends = [torch.ones(rows, dtype=torch.float64)]
     odds = []
     for node, parent in enumerate(proposal.parents[0].tolist()):
@@ -190,9 +180,7 @@ def judge_chain(trees: Trees) -> Judged:
     for chance in reversed(odds.unbind(1)):
         ends.insert(0, open_ * chance)
         open_ = open_ * (1 - chance)
-    return Judged(
-        odds=odds, ends=torch.stack([open_, *ends], 1), left=left / left.sum(-1, keepdim=True)
-    )
+    return Judged(odds=odds, ends=torch.stack([open_, *ends], 1), left=left / left.sum(-1, keepdim=True))
 
 
 def played_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Judged) -> bool:
@@ -213,12 +201,7 @@ def played_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Judg
         possible = torch.minimum(judged.ends[:, end], judged.left[:, end, word]) > HAIR
         for taken in accepts:
             coins = torch.where(taken, yes, no)
-            scored = ScoredTree(
-                proposal=trees.proposal,
-                warped_logits=trees.target.log(),
-                noise=noise,
-                uniforms=coins,
-            )
+            scored = ScoredTree(proposal=trees.proposal, warped_logits=trees.target.log(), noise=noise, uniforms=coins)
             done = rule.accept(scored, trees.depth)
             right = (done.count == text.shape[1]) & (done.nodes[:, -1] == end)
             right &= (done.ids[:, : text.shape[1]] == text).all(1)
@@ -268,9 +251,10 @@ def _compare(tables: Tables, contexts: list[list[Context]], likely: Tensor) -> O
         said = sum(emitted.get(start, 0.0) * said_by(tables, text, len(start)) for start in starts)
         errors.append(said - said_by(tables, text, 0))
     return Outcome(
-        error=max(map(abs, errors)), distance=sum(map(abs, errors)) / 2,
+        error=max(map(abs, errors)),
+        distance=sum(map(abs, errors)) / 2,
         tau=sum(len(start) * chance for start, chance in emitted.items()),
-    )  # fmt: skip
+    )
 
 
 def said_by(tables: Tables, text: Context, start: int) -> float:

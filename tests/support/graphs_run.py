@@ -67,9 +67,15 @@ def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device:
         return {"delivered_per_round": 1.0}
 
     Trainer(
-        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows(), state=state,
-        log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=evaluate,
-    ).run()  # fmt: skip
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=rows(),
+        state=state,
+        log=MetricLogger(conf.log, state, parallel.accelerator),
+        evaluate=evaluate,
+    ).run()
     return budgets[-1]
 
 

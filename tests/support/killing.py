@@ -22,23 +22,20 @@ FORKS.set_forkserver_preload(["data.preparation", "tests.support.openai_server"]
 
 
 def toy_process(
-    folder: Path, changes: dict, *, stderr: int | None = None,
-    signal_at: tuple[signal.Signals, str] | None = None, **environment: str,
-) -> subprocess.Popen:  # fmt: skip
+    folder: Path,
+    changes: dict,
+    *,
+    stderr: int | None = None,
+    signal_at: tuple[signal.Signals, str] | None = None,
+    **environment: str,
+) -> subprocess.Popen:
     """`toy_run.py` in a process of its own, on one thread.
 
     `signal_at`: a signal that it gets before it gives a file of this pattern its name.
     """
     signaled = ["tests.support.signaled", *map(str, signal_at)] if signal_at else []
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            *signaled,
-            "tests.support.toy_run",
-            folder,
-            json.dumps(changes),
-        ],
+        [sys.executable, "-m", *signaled, "tests.support.toy_run", folder, json.dumps(changes)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.DEVNULL,
         stderr=stderr,
@@ -82,15 +79,28 @@ def finish(folder: Path, changes: dict) -> None:
 
 @contextmanager
 def launcher(
-    folder: Path, changes: dict, *, processes: int, restarts: int,
-    meeting: Sequence[str] = ("--standalone",), node: int = 0, **environment: str,
-) -> Iterator[subprocess.Popen]:  # fmt: skip
+    folder: Path,
+    changes: dict,
+    *,
+    processes: int,
+    restarts: int,
+    meeting: Sequence[str] = ("--standalone",),
+    node: int = 0,
+    **environment: str,
+) -> Iterator[subprocess.Popen]:
     """`toy_run.py` by torchrun, which must finish well. Launchers of several nodes need a place."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", *meeting,
-        f"--nproc_per_node={processes}", f"--max-restarts={restarts}", "--monitor-interval=0.1",
-        ROOT / "tests" / "support" / "toy_run.py", folder, json.dumps(changes),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *meeting,
+        f"--nproc_per_node={processes}",
+        f"--max-restarts={restarts}",
+        "--monitor-interval=0.1",
+        ROOT / "tests" / "support" / "toy_run.py",
+        folder,
+        json.dumps(changes),
+    ]
     given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     log = folder.with_suffix(f".{node}.log")
     with log.open("w") as said:

@@ -47,9 +47,7 @@ LEARNERS = {
     "eagle3, reduced": Learner(draft=Eagle3Conf(layers=[0, 1, 2], ttt_steps=2, vocab_size=20)),
     "hass, noise": Learner(draft=Eagle1Conf(feature_noise=0.2, ttt_steps=2)),
     "medusa": Learner(draft=MedusaConf(heads=2)),
-    "medusa2, ramp": Learner(
-        draft=Medusa2Conf(heads=2, lora=LoraConf(rank=4), heads_warmup=12), loss=BY_TOKEN
-    ),
+    "medusa2, ramp": Learner(draft=Medusa2Conf(heads=2, lora=LoraConf(rank=4), heads_warmup=12), loss=BY_TOKEN),
     "hydra, dropout": Learner(draft=HydraConf(heads=2, dropout=0.3)),
     "draft model, own words": Learner(
         draft=CausalLMConf(init_from=InitFrom.pruned, layers=[0, 2]),
@@ -63,11 +61,20 @@ def layout_target(device: Device = CPU) -> Target:
     """Of four layers, with logits sharp enough that its hidden states matter."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=4, head_dim=8,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
-        tie_word_embeddings=False, eos_token_id=0, bos_token_id=None, initializer_range=0.2,
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        head_dim=8,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        bos_token_id=None,
+        initializer_range=0.2,
         attention_dropout=0.1,  # a draft model inherits it, and must not draw by micro-batch
-    )  # fmt: skip
+    )
     return Target(Qwen3ForCausalLM(config), tiny_tokenizer(VOCAB), name="layout", device=device)
 
 
@@ -75,13 +82,19 @@ def train(name: str, folder: Path, *, at_a_time: int) -> None:
     """A run of 20 steps of eight rows, `at_a_time` of which a process learns from together."""
     learner = LEARNERS[name]
     conf = toy_conf(
-        draft=learner.draft, data=DataConf(seed=1, **learner.data), loss=learner.loss,
+        draft=learner.draft,
+        data=DataConf(seed=1, **learner.data),
+        loss=learner.loss,
         optim={
-            "steps": STEPS, "rows_per_step": ROWS, "micro_batch_size": at_a_time, "lr": 1e-3,
+            "steps": STEPS,
+            "rows_per_step": ROWS,
+            "micro_batch_size": at_a_time,
+            "lr": 1e-3,
             "max_grad_norm": 1e3,  # a clipped gradient has one size, however it was scaled
         },
-        eval_every=STEPS, save_every=STEPS,
-    )  # fmt: skip
+        eval_every=STEPS,
+        save_every=STEPS,
+    )
     toy_run(folder / name, conf, target=layout_target())
 
 

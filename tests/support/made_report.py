@@ -94,13 +94,22 @@ def measured(*, baseline="autoregressive", **kwargs):
     draft_ms = 2.0 if depth else 0.0
     cache_move = 0.3 if depth else 0.0
     split = RoundSplit(
-        draft=draft_ms, verify=round_ms - draft_ms - cache_move - 0.4, accept=0.4,
-        cache_move=cache_move, host=0.2, round=round_ms + 0.2, fused_round=round_ms - 1,
-    )  # fmt: skip
+        draft=draft_ms,
+        verify=round_ms - draft_ms - cache_move - 0.4,
+        accept=0.4,
+        cache_move=cache_move,
+        host=0.2,
+        round=round_ms + 0.2,
+        fused_round=round_ms - 1,
+    )
     return ModeResult(
-        prompt_results=traces(**kwargs), baseline=baseline, depth=depth, split=split,
-        draft_passes=depth or None, bytes_ratio=0.1 if depth else None,
-    )  # fmt: skip
+        prompt_results=traces(**kwargs),
+        baseline=baseline,
+        depth=depth,
+        split=split,
+        draft_passes=depth or None,
+        bytes_ratio=0.1 if depth else None,
+    )
 
 
 def measured_draft(name, seed, **more):
@@ -111,9 +120,7 @@ def measured_draft(name, seed, **more):
         "tree": measured(share=0.75, depth=6, nodes=20, round_s=0.015, seed=seed + 2, **more),
     }
     near = Mismatch(prompt_id="code-3", position=17, logit_gap=0.002)
-    modes["tree"] = replace(
-        modes["tree"], exactness=Exactness(mismatches=[near], tolerance=NEAR)
-    )  # fmt: skip
+    modes["tree"] = replace(modes["tree"], exactness=Exactness(mismatches=[near], tolerance=NEAR))
     return {f"{name}/{mode}": result for mode, result in modes.items()}
 
 
@@ -121,26 +128,23 @@ def measured_target(**more):
     """The modes of the target alone, by key."""
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **more)
     ngram = measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2, **more)
-    return {
-        "autoregressive": plain, "ngram": replace(ngram, draft_passes=0, bytes_ratio=0.0)
-    }  # fmt: skip
+    return {"autoregressive": plain, "ngram": replace(ngram, draft_passes=0, bytes_ratio=0.0)}
 
 
 def at_batch(size, speedup):
     return BatchFigures(
         size=size,
         speedup=Estimate(mean=speedup, ci95=[speedup - 0.2, speedup + 0.3]),
-        tokens_per_s=Estimate(mean=1234.5, ci95=None), autoregressive_tokens_per_s=FIGURE,
-        acceptance_length=FIGURE, verdict=Exactness().judge("exact"),
-    )  # fmt: skip
+        tokens_per_s=Estimate(mean=1234.5, ci95=None),
+        autoregressive_tokens_per_s=FIGURE,
+        acceptance_length=FIGURE,
+        verdict=Exactness().judge("exact"),
+    )
 
 
 def curve(points=10, *, rise=0.1, noise=0.01):
     """Tau at each 100,000 tokens: `rise` more for each, and off by `noise` in turns."""
-    return [
-        CurvePoint(tokens=100_000 * n, tau=2.0 + rise * n + noise * (-1) ** n)
-        for n in range(1, points + 1)
-    ]
+    return [CurvePoint(tokens=100_000 * n, tau=2.0 + rise * n + noise * (-1) ** n) for n in range(1, points + 1)]
 
 
 def described(name, **changes):
@@ -161,14 +165,9 @@ def described(name, **changes):
     return DraftInfo(name=name, **fields | changes)
 
 
-def made_report(
-    results, drafts=(), *, contamination=None, source=None, graphs_after_warmup=0
-) -> EvalReport:
+def made_report(results, drafts=(), *, contamination=None, source=None, graphs_after_warmup=0) -> EvalReport:
     """A report of these modes, of a demo target on two threads; `source` names the prompts."""
-    prompts = [
-        replace(result.prompt, held_out_of=source or "")
-        for result in results["autoregressive"].prompt_results
-    ]
+    prompts = [replace(result.prompt, held_out_of=source or "") for result in results["autoregressive"].prompt_results]
     setup = EvalSetup(
         created="2026-11-23T00:00:00+00:00",
         command="python -m infer.eval",
@@ -179,9 +178,7 @@ def made_report(
         target=TargetInfo(name="demo", parameters=3_456_789),
         sampling=SamplingConf(),
         tree=TreeInfo(kind="dynamic", depth=4, nodes=12, copied=0),
-        prompts=describe_prompts(
-            prompts, source, max_new_tokens=64, contamination=contamination or {}
-        ),
+        prompts=describe_prompts(prompts, source, max_new_tokens=64, contamination=contamination or {}),
     )
     return build_report(setup, results, list(drafts))
 
@@ -221,9 +218,7 @@ def with_mode(report, key, **changes) -> Report:
     mode = report.overall.modes[key]
     figures = {name: value for name, value in changes.items() if hasattr(mode.figures, name)}
     verdict = {name: value for name, value in changes.items() if hasattr(mode.verdict, name)}
-    changed = replace(
-        mode, figures=replace(mode.figures, **figures), verdict=replace(mode.verdict, **verdict)
-    )
+    changed = replace(mode, figures=replace(mode.figures, **figures), verdict=replace(mode.verdict, **verdict))
     return with_modes(report, report.overall.modes | {key: changed})
 
 

@@ -134,24 +134,16 @@ def tools(folder: Path) -> None:
 
 def build(folder: Path) -> dict[str, Counter[str]]:
     """Write sources, held-out prompts and conf/mixture/messy.yaml; what must be dropped."""
-    files = {
-        "sharegpt": "sharegpt.jsonl", "chat": "chat.parquet", "plain": "plain.jsonl.gz",
-        "tools": "tools",
-    }  # fmt: skip
+    files = {"sharegpt": "sharegpt.jsonl", "chat": "chat.parquet", "plain": "plain.jsonl.gz", "tools": "tools"}
     for name, write in {"sharegpt": sharegpt, "chat": chat, "plain": plain, "tools": tools}.items():
         write(folder / files[name])
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"question": q, "answer": ""}) + "\n" for q in HELD_OUT))
-    sources = {
-        name: {"path": str(folder / file), "license": f"{name} license"}
-        for name, file in files.items()
-    }
+    sources = {name: {"path": str(folder / file), "license": f"{name} license"} for name, file in files.items()}
     sources["chat"] |= {"language": "en", "template": {"enable_thinking": [True, False]}}
     mixture = {"sources": sources, "max_chars": MAX_CHARS, "exclude": [str(prompts)]}
     (folder / "conf" / "mixture").mkdir(parents=True)
-    (folder / "conf" / "mixture" / "messy.yaml").write_text(
-        yaml.safe_dump(mixture, sort_keys=False)
-    )
+    (folder / "conf" / "mixture" / "messy.yaml").write_text(yaml.safe_dump(mixture, sort_keys=False))
     return {
         "sharegpt": Counter(FAULTS),
         "chat": Counter({"a duplicate": ROWS["chat"] // 50}),

@@ -40,23 +40,13 @@ PRUNED = {"init_from": InitFrom.pruned, "layers": [0, 5]}
 CASES = {
     "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4)),
     "eagle3, paper": Case(
-        conf=Eagle3Conf(
-            layers=LAYERS,
-            ttt_steps=4,
-            norm_before_residual=False,
-            norm_before_fc=False,
-        )
+        conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, norm_before_residual=False, norm_before_fc=False)
     ),
-    "eagle3, three norms": Case(
-        conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, train_head=False, norm_output=True)
-    ),
+    "eagle3, three norms": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, train_head=False, norm_output=True)),
     "eagle1": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0)),
     "hass": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0, ttt_steps=4)),
     "medusa": Case(conf=MedusaConf(heads=4), lr=2e-2),
-    "medusa2": Case(
-        conf=Medusa2Conf(heads=4, lora=LoraConf(rank=8), heads_weight=1.0, heads_lr_scale=2.0),
-        lr=1e-2,
-    ),
+    "medusa2": Case(conf=Medusa2Conf(heads=4, lora=LoraConf(rank=8), heads_weight=1.0, heads_lr_scale=2.0), lr=1e-2),
     "hydra": Case(conf=HydraConf(prefix=False)),
     "hydra++": Case(conf=HydraConf(num_layers=2)),
     "draft model": Case(conf=CausalLMConf(**PRUNED)),
@@ -66,9 +56,7 @@ CASES = {
 
 # One case of each class of drafts in the quick tests, all of them in the system tests.
 QUICK = ("eagle3", "eagle1", "medusa", "medusa2", "hydra++", "draft model")
-EVERY_CASE = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.system) for name in CASES
-]
+EVERY_CASE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.system) for name in CASES]
 
 
 def eventful_text(target: Target) -> list[int]:

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from tests.support import parallel_layers
 
-LAYERS, STATE = (
-    f"neuronx_distributed.parallel_layers.{name}" for name in ("layers", "parallel_state")
-)
+LAYERS, STATE = (f"neuronx_distributed.parallel_layers.{name}" for name in ("layers", "parallel_state"))
 ZERO = "torch_xla.distributed.zero_redundancy_optimizer"
 SIGNATURES = {
     f"{LAYERS}.ColumnParallelLinear": """(
@@ -59,13 +57,10 @@ SIGNATURES = {
 class Zero:
     """Steps of ZeRO-1: means of gradients, own rows moved, all rows gathered."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, params: Any, optimizer_class: Any, **defaults: Any
-    ):
+    def __init__(self, group: dist.ProcessGroup, params: Any, optimizer_class: Any, **defaults: Any):
         self.group, self.param_groups = group, params
         shares = [
-            entry | {"params": [nn.Parameter(self._mine(p.detach())) for p in entry["params"]]}
-            for entry in params
+            entry | {"params": [nn.Parameter(self._mine(p.detach())) for p in entry["params"]]} for entry in params
         ]
         self.base_optimizer = optimizer_class(shares, **defaults)
 

@@ -33,9 +33,15 @@ GONE_S = 1.0  # between a server that was killed and the next
 
 
 def app(
-    folder: str, *, name: str, context: int = 256, ids: bool = True, faulty: bool = False,
-    odd: Iterable[Any] = (), refused: str = "",
-) -> FastAPI:  # fmt: skip
+    folder: str,
+    *,
+    name: str,
+    context: int = 256,
+    ids: bool = True,
+    faulty: bool = False,
+    odd: Iterable[Any] = (),
+    refused: str = "",
+) -> FastAPI:
     """`odd`: what is replied in place of the first answers; `refused`: a field it does not take."""
     target = load_target(TargetConf(name="served", path=folder), CPU)
     served, asked, odd = FastAPI(), itertools.count(1), iter(odd)
@@ -43,10 +49,20 @@ def app(
 
     @served.get("/v1/models")
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{
-            "id": name, "object": "model", "created": 0, "owned_by": "test", "root": folder,
-            "max_model_len": context,
-        }, {"id": "adapter", "object": "model", "parent": name}]}  # fmt: skip
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "id": name,
+                    "object": "model",
+                    "created": 0,
+                    "owned_by": "test",
+                    "root": folder,
+                    "max_model_len": context,
+                },
+                {"id": "adapter", "object": "model", "parent": name},
+            ],
+        }
 
     @served.post("/v1/completions")
     async def completions(asked_by: Request) -> Any:
@@ -65,21 +81,20 @@ def app(
         if len(prompt) + request["max_tokens"] >= context:  # as SGLang
             raise HTTPException(400, "longer than the context")
         sampling = SamplingConf(
-            temperature=request.get("temperature", 1.0), top_p=request.get("top_p", 1.0),
+            temperature=request.get("temperature", 1.0),
+            top_p=request.get("top_p", 1.0),
             top_k=max(request.get("top_k", -1), 0),
-        )  # fmt: skip
+        )
         ((_, answer),) = generate_answers(
-            target, [prompt], max_new_tokens=request["max_tokens"], sampling=sampling,
-            row_ids=[request.get("seed", 0)],
-        )  # fmt: skip
+            target, [prompt], max_new_tokens=request["max_tokens"], sampling=sampling, row_ids=[request.get("seed", 0)]
+        )
         ended = answer[-1] in target.eos_ids
         text = target.tokenizer.decode(answer[:-1] if ended else answer)
         reason = "stop" if ended else "length"
         choice = {"index": 0, "text": text, "finish_reason": reason}
         if ids and request.get("return_token_ids"):
             choice |= {"token_ids": answer, "prompt_token_ids": prompt}
-        return {"id": "0", "object": "text_completion", "created": 0, "model": name,
-                "choices": [choice]}  # fmt: skip
+        return {"id": "0", "object": "text_completion", "created": 0, "model": name, "choices": [choice]}
 
     return served
 

@@ -18,13 +18,23 @@ def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **
     """
     tokenizer = FAMILIES[family].tokenizer(family)
     own = {
-        "hidden_size": 32, "num_hidden_layers": 8, "num_attention_heads": 2, "head_dim": 16,
-        "num_key_value_heads": 1, "intermediate_size": 64, "max_position_embeddings": 4096,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+        "max_position_embeddings": 4096,
+    }
     config = Qwen3Config(
-        vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-        pad_token_id=0, tie_word_embeddings=False, initializer_range=0.15, **own | shape,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        initializer_range=0.15,
+        **own | shape,
+    )
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)
@@ -44,10 +54,7 @@ def save_conversations(file: Path, *, count: int, turns: int = 3, words: int = 8
             topic = TOPICS[(number + turn) % len(TOPICS)]
             asked = f"Question {number}.{turn}: tell me about {topic}."
             said = " ".join(f"{topic} is {topic} {number + n}" for n in range(words))
-            messages += [
-                {"role": "user", "content": asked},
-                {"role": "assistant", "content": f"{said}."},
-            ]
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": f"{said}."}]
         prompt = messages[0]["content"]
         rows.append({"prompt": prompt, "prompt_id": f"{number:08x}", "messages": messages})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -10,14 +10,10 @@ from models.drafts.base import Batch
 def packed_of(batch: Batch) -> Packed:
     """Rows that give this batch back."""
     texts, table, starts = [], [], [0]
-    for ids, answer, document in zip(
-        batch.input_ids, batch.answer_mask, batch.document_ids, strict=True
-    ):
+    for ids, answer, document in zip(batch.input_ids, batch.answer_mask, batch.document_ids, strict=True):
         for number in range(int(document.max()) + 1):
             inside = document == number
-            texts.append(
-                TokenizedDocument(ids=ids[inside].tolist(), answer=answer[inside].tolist())
-            )
+            texts.append(TokenizedDocument(ids=ids[inside].tolist(), answer=answer[inside].tolist()))
             table.append((len(texts) - 1, 0, int(inside.sum()), 0))
         starts.append(len(table))
     return Packed(
@@ -38,7 +34,5 @@ def documents_of(packed: Packed) -> list[TokenizedDocument]:
         for number in range(int(document.max()) + 1):
             inside = document == number
             assert positions[inside].tolist() == list(range(int(inside.sum())))
-            found.append(
-                TokenizedDocument(ids=ids[inside].tolist(), answer=answer[inside].tolist())
-            )
+            found.append(TokenizedDocument(ids=ids[inside].tolist(), answer=answer[inside].tolist()))
     return found

@@ -36,9 +36,14 @@ class _Parallel(nn.Module):
     bias: Tensor | None
 
     def __init__(
-        self, shape: tuple[int, int], bias: int | None, *, group: ProcessGroup,
-        dtype: torch.dtype, device: torch.device | None,
-    ):  # fmt: skip
+        self,
+        shape: tuple[int, int],
+        bias: int | None,
+        *,
+        group: ProcessGroup,
+        dtype: torch.dtype,
+        device: torch.device | None,
+    ):
         super().__init__()
         self.group, self.ranks, self.rank = group, get_world_size(group), get_rank(group)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
@@ -60,16 +65,21 @@ class ColumnParallelLinear(_Parallel):
     """Each rank computes some of the output features."""
 
     def __init__(
-        self, input_size: int, output_size: int, bias: bool = True, gather_output: bool = True,
-        dtype: torch.dtype = torch.float32, device: torch.device | None = None, *,
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        gather_output: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        *,
         tensor_model_parallel_group: ProcessGroup,
-    ):  # fmt: skip
+    ):
         part = output_size // get_world_size(tensor_model_parallel_group)
         added = output_size if gather_output else part  # a bias of whole features is whole
         super().__init__(
-            (part, input_size), added if bias else None,
-            group=tensor_model_parallel_group, dtype=dtype, device=device,
-        )  # fmt: skip
+            (part, input_size), added if bias else None, group=tensor_model_parallel_group, dtype=dtype, device=device
+        )
         self.gather_output = gather_output
 
     def forward(self, features: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
@@ -83,15 +93,24 @@ class RowParallelLinear(_Parallel):
     """Each rank reads some of the input features; their sum is the output."""
 
     def __init__(
-        self, input_size: int, output_size: int, bias: bool = True, input_is_parallel: bool = False,
-        dtype: torch.dtype = torch.float32, device: torch.device | None = None, *,
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        input_is_parallel: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        *,
         tensor_model_parallel_group: ProcessGroup,
-    ):  # fmt: skip
+    ):
         part = input_size // get_world_size(tensor_model_parallel_group)
         super().__init__(
-            (output_size, part), output_size if bias else None,
-            group=tensor_model_parallel_group, dtype=dtype, device=device,
-        )  # fmt: skip
+            (output_size, part),
+            output_size if bias else None,
+            group=tensor_model_parallel_group,
+            dtype=dtype,
+            device=device,
+        )
         self.input_is_parallel = input_is_parallel
 
     def forward(self, features: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
@@ -106,17 +125,20 @@ class ParallelEmbedding(_Parallel):
     """Each rank has some rows of the table, or some of its columns."""
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None, shard_across_embedding: bool = False, *,
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        shard_across_embedding: bool = False,
+        *,
         tensor_model_parallel_group: ProcessGroup,
-    ):  # fmt: skip
+    ):
         ranks = get_world_size(tensor_model_parallel_group)
         rows, columns = num_embeddings, embedding_dim // ranks
         if not shard_across_embedding:
             rows, columns = num_embeddings // ranks, embedding_dim
-        super().__init__(
-            (rows, columns), None, group=tensor_model_parallel_group, dtype=dtype, device=device
-        )
+        super().__init__((rows, columns), None, group=tensor_model_parallel_group, dtype=dtype, device=device)
         self.shard_across_embedding = shard_across_embedding
 
     def forward(self, ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows features"]:
@@ -130,18 +152,12 @@ class ParallelEmbedding(_Parallel):
 
 
 def shard_state_dict(
-    full: Mapping[str, Shaped[Tensor, "..."]],
-    shards: Mapping[str, LayerShard],
-    *,
-    ranks: int,
-    rank: int,
+    full: Mapping[str, Shaped[Tensor, "..."]], shards: Mapping[str, LayerShard], *, ranks: int, rank: int
 ) -> dict[str, Shaped[Tensor, "..."]]:
     """The share of a state dict that one rank holds."""
     share = {}
     for name, tensor in full.items():
         layer, _, parameter = name.rpartition(".")
         part = shards.get(layer)
-        share[name] = (
-            part.shard(parameter, tensor, ranks=ranks, rank=rank) if part else tensor.clone()
-        )
+        share[name] = part.shard(parameter, tensor, ranks=ranks, rank=rank) if part else tensor.clone()
     return share

@@ -20,14 +20,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from infer.config import EvaluationConf
 from models.checkpoints.checkpoint import hash_tensors
 from models.device.opening import open_device
-from models.drafts.options import (
-    CausalLMConf,
-    Eagle1Conf,
-    Eagle3Conf,
-    HydraConf,
-    InitFrom,
-    MedusaConf,
-)
+from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params, full_tensor
 from models.targets.config import TargetConf
@@ -55,10 +48,17 @@ def save_target(folder: Path, *, tied: bool = False) -> None:
     """Four attention heads over two key-value heads, so that two processes can share them."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        tie_word_embeddings=tied, initializer_range=0.2,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+    )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tiny_tokenizer(VOCAB).save_pretrained(folder)
 
@@ -68,9 +68,15 @@ class Stopped(Exception):  # noqa: N818  # it is no error
 
 
 def run(
-    target: Path, *, folder: str, parallel: dict[str, Any], draft: str = "eagle3",
-    after: str | None = None, stop: int | None = None, **optim: Any,
-) -> None:  # fmt: skip
+    target: Path,
+    *,
+    folder: str,
+    parallel: dict[str, Any],
+    draft: str = "eagle3",
+    after: str | None = None,
+    stop: int | None = None,
+    **optim: Any,
+) -> None:
     """One training run, from the state of the run `after` on, up to the state of step `stop`."""
     torch.set_num_threads(1)
     if "name" in optim:
@@ -95,10 +101,15 @@ def run(
     own = spread.build_target(conf.target)
     learner = build_draft(conf.draft, own, loss=conf.loss, seed=conf.seed)
     loop = Trainer(
-        conf=conf, parallel=spread, target=own, draft=learner, rows=toy_rows(),
-        state=state, log=MetricLogger(conf.log, state, spread.accelerator),
+        conf=conf,
+        parallel=spread,
+        target=own,
+        draft=learner,
+        rows=toy_rows(),
+        state=state,
+        log=MetricLogger(conf.log, state, spread.accelerator),
         evaluate=build_quick_eval(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),
-    )  # fmt: skip
+    )
     save = state.save
 
     def stopping(*args: Any) -> None:
@@ -112,9 +123,7 @@ def run(
     ids = torch.tensor(PROMPTS[:1])
     logits = own.model(input_ids=ids).logits
     with full_params(learner):
-        weights = hash_tensors(
-            {name: p for name, p in learner.named_parameters() if p.requires_grad}
-        )
+        weights = hash_tensors({name: p for name, p in learner.named_parameters() if p.requires_grad})
     left = {
         "heard": any(spread.gather(spread.accelerator.process_index == 1)),
         "fingerprint": own.fingerprint,
@@ -129,9 +138,7 @@ def run(
 
 def held(module: nn.Module) -> int:
     """Numbers that this process keeps of the weights."""
-    return sum(
-        p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters()
-    )
+    return sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters())
 
 
 if __name__ == "__main__":

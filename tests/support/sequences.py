@@ -19,22 +19,28 @@ PAGE = ROOT / "docs/sequences.md"
 CHAIN = ["data.prepare", "train", "infer.tune", "infer.eval"]
 SHORT = {
     "data.prepare": [
-        "mixture=one", "mixture.sources.rows.path=prompts.jsonl", "mixture.held_out=0.2",
-        "mixture.exclude=[]", "answers.max_new_tokens=12", "target.path=target",
+        "mixture=one",
+        "mixture.sources.rows.path=prompts.jsonl",
+        "mixture.held_out=0.2",
+        "mixture.exclude=[]",
+        "answers.max_new_tokens=12",
+        "target.path=target",
     ],
     "train": [
-        "target.path=target", "optim.epochs=null", "optim.steps=4", "optim.rows_per_step=2",
-        "data.row_length=256", "eval_every=2", "num_eval_prompts=2", "held_out_prompts=2",
-        "evaluation.max_new_tokens=8", "evaluation.batch_sizes=[]",
-    ],
-    "infer.tune": [
-        "max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=2", "repeats=1", "batch=[1]",
-    ],
-    "infer.eval": [
-        "evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1",
+        "target.path=target",
+        "optim.epochs=null",
+        "optim.steps=4",
+        "optim.rows_per_step=2",
+        "data.row_length=256",
+        "eval_every=2",
+        "num_eval_prompts=2",
+        "held_out_prompts=2",
+        "evaluation.max_new_tokens=8",
         "evaluation.batch_sizes=[]",
     ],
-}  # fmt: skip
+    "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=2", "repeats=1", "batch=[1]"],
+    "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1", "evaluation.batch_sizes=[]"],
+}
 
 
 def shown(name: str) -> Iterator[Command]:
@@ -51,24 +57,20 @@ def run_sequence(name: str, folder: Path, *train_words: str) -> dict[str, Any]:
     ran = []
     for command in shown(name):
         more = train_words if command.module == "train" else ()
-        words = [
-            *command.words,
-            *SHORT[command.module],
-            *more,
-            "device=cpu",
-            "device.compile=false",
-        ]
+        words = [*command.words, *SHORT[command.module], *more, "device=cpu", "device.compile=false"]
         done = subprocess.run(
-            [sys.executable, "-m", command.module, *words], cwd=folder, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", command.module, *words],
+            cwd=folder,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=False,
+        )
         assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         ran.append(command.module)
     assert ran == CHAIN
     outputs = folder / "outputs"
-    assert {path.name for path in outputs.iterdir()} >= {
-        "prepare", "train", "infer.tune", "infer.eval",
-    }  # fmt: skip
+    assert {path.name for path in outputs.iterdir()} >= {"prepare", "train", "infer.tune", "infer.eval"}
     assert {path.name for path in outputs.glob("infer.*/*")} == {name}
     assert (outputs / "prepare" / name / "report.json").exists()
     assert (outputs / "train" / name / "checkpoint/config.json").exists()

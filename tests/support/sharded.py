@@ -35,15 +35,17 @@ from train.distributed.xla import XlaParallel
 PROCESSES = 8
 RANKS = (1, 2, 4, 8)
 HEADED: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
-    "num_hidden_layers": 2, "num_key_value_heads": 2,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+}
 # of every part of the promise: grouped, single and ungrouped heads, biases, tied and odd
 # vocabularies, features gathered around norms and slices, embeddings that scale
 CUT: dict[str, Callable[[], Any]] = {
-    "qwen3": lambda: transformers.Qwen3Config(
-        **SHAPE | HEADED | {"head_dim": 16, "attention_bias": True}
-    ),
+    "qwen3": lambda: transformers.Qwen3Config(**SHAPE | HEADED | {"head_dim": 16, "attention_bias": True}),
     "llama": lambda: transformers.LlamaConfig(
         **SHAPE | HEADED | {"head_dim": 16, "mlp_bias": True, "attention_bias": True}
     ),
@@ -56,11 +58,10 @@ CUT: dict[str, Callable[[], Any]] = {
     "olmo3": lambda: transformers.Olmo3Config(**SHAPE | HEADED, layer_types=2 * ["full_attention"]),
     "phi3": lambda: transformers.Phi3Config(**SHAPE | HEADED),
     "gemma3": lambda: transformers.Gemma3TextConfig(
-        **SHAPE | HEADED | {"head_dim": 16}, layer_types=2 * ["full_attention"],
-        query_pre_attn_scalar=16,
+        **SHAPE | HEADED | {"head_dim": 16}, layer_types=2 * ["full_attention"], query_pre_attn_scalar=16
     ),
     "starcoder2": lambda: transformers.Starcoder2Config(**SHAPE | HEADED),
-}  # fmt: skip
+}
 UNCUT: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**EXPERTS, num_experts=6),
     "gpt_oss": lambda: transformers.GptOssConfig(**HEADS, **SLIDING, num_local_experts=4),
@@ -83,16 +84,12 @@ def work(rank: int, folder: Path) -> None:
     """One of the processes. What it found is in a file of its own."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )  # fmt: skip
+        "gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=TIMEOUT_S)
+    )
     groups = {ranks: dist.new_group(range(ranks)) for ranks in RANKS}
     second = dist.new_group([2, 3])
     found = {
-        f"{name}, {ranks} ranks": difference(name, groups[ranks])
-        for ranks in RANKS
-        for name in CUT
-        if rank < ranks
+        f"{name}, {ranks} ranks": difference(name, groups[ranks]) for ranks in RANKS for name in CUT if rank < ranks
     }
     if rank < 2:
         found["texts"] = texts(groups[2])
@@ -128,10 +125,7 @@ def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, An
             getattr(cut, name) == getattr(whole, name)
             for name in ("fingerprint", "num_parameters", "vocab_size", "num_layers")
         ],
-        "tables": [
-            cut.head.weight.shape == whole.head.weight.shape,
-            cut.model.get_input_embeddings()(ids).shape[-1],
-        ],
+        "tables": [cut.head.weight.shape == whole.head.weight.shape, cut.model.get_input_embeddings()(ids).shape[-1]],
         "kv_heads": cut.kv_heads,
         "held": sum(p.numel() for p in cut.model.parameters()) / whole.num_parameters,
     }

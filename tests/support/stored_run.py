@@ -46,21 +46,25 @@ def documents(folder: Path) -> Path:
 
 
 def training(
-    folder: Path, draft: DraftConf, *, name: str, store: Path | None = None,
-    loss: LossConf | None = None,
-) -> TrainConf:  # fmt: skip
+    folder: Path, draft: DraftConf, *, name: str, store: Path | None = None, loss: LossConf | None = None
+) -> TrainConf:
     """A run of six steps over the documents, or over a store of them."""
     source = DataSource.jsonl if store is None else DataSource.captured
     path = folder / "documents.jsonl" if store is None else store
     return TrainConf(
-        target=TargetConf(name="tiny", path=str(folder / "target")), draft=draft,
+        target=TargetConf(name="tiny", path=str(folder / "target")),
+        draft=draft,
         data=DataConf(source=source, path=str(path), row_length=LENGTH),
         loss=loss or LossConf(),
         device=DeviceConf(name=DeviceName.cpu, precision=Precision(BF16), compile=False),
         optim=OptimConf(steps=6, micro_batch_size=4, lr=3e-3, compile=False),
-        log=LogConf(interval=1), run_name=name, output_dir=str(folder / "train"),
-        eval_every=3, num_eval_prompts=2, save_every=2,
-    )  # fmt: skip
+        log=LogConf(interval=1),
+        run_name=name,
+        output_dir=str(folder / "train"),
+        eval_every=3,
+        num_eval_prompts=2,
+        save_every=2,
+    )
 
 
 def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
@@ -73,10 +77,16 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     rows, _, store = load_training_rows(conf, target, draft, parallel)
     choose_vocabulary(draft, target, rows, state.folder)
     Trainer(
-        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=rows,
+        store=store,
         state=state,
-        log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=evaluate,
-    ).run()  # fmt: skip
+        log=MetricLogger(conf.log, state, parallel.accelerator),
+        evaluate=evaluate,
+    ).run()
 
 
 def losses(folder: Path, name: str) -> list[float]:
@@ -92,22 +102,23 @@ def ranks(folder: Path, store: Path, name: str, *, processes: int) -> None:
         subprocess.Popen(
             [sys.executable, "-m", "tests.support.stored_run", str(folder), str(store), name],
             env={
-                **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RANK": str(rank),
-                "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
-                "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": port,
             },
-            cwd=ROOT, stdout=subprocess.DEVNULL,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
         )
         for rank in range(processes)
-    ]  # fmt: skip
+    ]
     assert [rank.wait(timeout=TIMEOUT_S) for rank in started] == [0] * processes
 
 
 if __name__ == "__main__":
     given, kept, called = sys.argv[1:]
-    learned(
-        training(
-            Path(given), Eagle3Conf(layers=LAYERS, ttt_steps=2), name=called,
-            store=Path(kept),
-        )
-    )  # fmt: skip
+    learned(training(Path(given), Eagle3Conf(layers=LAYERS, ttt_steps=2), name=called, store=Path(kept)))

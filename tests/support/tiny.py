@@ -63,17 +63,26 @@ def byte_tokenizer(
 
 
 def tiny_target(
-    *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6,
-    padding: int = 0, layers: int = 6,
-) -> Target:  # fmt: skip
+    *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6, padding: int = 0, layers: int = 6
+) -> Target:
     """`padding` rows of embeddings and head have no token."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCAB + padding, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, intermediate_size=64, max_position_embeddings=256,
-        tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
-        initializer_range=0.15, rms_norm_eps=eps,
-    )  # fmt: skip
+        vocab_size=VOCAB + padding,
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
+        initializer_range=0.15,
+        rms_norm_eps=eps,
+    )
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         model.lm_head.weight.mul_(sharpness * 0.15)
@@ -106,29 +115,20 @@ def batch_of(texts: list[list[int]]) -> Batch:
     """One text a row; what follows its first four tokens is the answer."""
     ids = torch.tensor(texts)
     place = torch.arange(ids.shape[1]).expand_as(ids)
-    return Batch(
-        input_ids=ids, answer_mask=place >= 4, document_ids=torch.zeros_like(ids), positions=place
-    )
+    return Batch(input_ids=ids, answer_mask=place >= 4, document_ids=torch.zeros_like(ids), positions=place)
 
 
-def learn(
-    draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: float = 5e-3
-) -> None:
+def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: float = 5e-3) -> None:
     """The plainest training loop there is."""
     with torch.no_grad():
         seen = target.forward_hidden(
-            batch.input_ids,
-            positions=batch.positions,
-            mask=batch.attention_mask(),
-            layers=draft.needs.layers,
+            batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
         )
     optimizer = torch.optim.Adam([p for p in draft.parameters() if p.requires_grad], lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
     def step(number: int) -> None:
-        generators = [
-            np.random.default_rng([0, number, row]) for row in range(len(batch.input_ids))
-        ]
+        generators = [np.random.default_rng([0, number, row]) for row in range(len(batch.input_ids))]
         extras = draft.prepare_batch(batch, step=number, generators=generators)
         loss = draft.loss(batch, seen, **extras)
         optimizer.zero_grad()

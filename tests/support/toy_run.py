@@ -70,9 +70,7 @@ class ToyDraft(Draft):
         torch.manual_seed(seed)
         return cls(conf, target)
 
-    def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
-    ) -> Extras:  # fmt: skip
+    def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         shape = (batch.input_ids.shape[1], WIDTH)
         drawn = np.stack([numbers.random(shape, dtype=np.float32) for numbers in generators])
         return {"kept": torch.from_numpy(drawn >= self.dropout) / (1 - self.dropout)}
@@ -82,15 +80,11 @@ class ToyDraft(Draft):
         mixed = self.norm((self.mix(both).tanh() * kept).float())
         logits = self.lm_head(mixed)[:, :-1]
         each = F.cross_entropy(logits.float().mT, batch.input_ids[:, 1:], reduction="none")
-        counted = batch.answer_mask[:, 1:] & (
-            batch.document_ids[:, 1:] == batch.document_ids[:, :-1]
-        )
+        counted = batch.answer_mask[:, 1:] & (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])
         hits = (logits.argmax(-1) == batch.input_ids[:, 1:]) & counted
         weight = counted.sum().float()
         return Loss(
-            total=(each * counted).sum(),
-            weight=weight,
-            metrics={"hit": torch.stack([hits.sum().float(), weight])},
+            total=(each * counted).sum(), weight=weight, metrics={"hit": torch.stack([hits.sum().float(), weight])}
         )
 
     def save(self, directory: Path, target: Target) -> None:
@@ -101,9 +95,15 @@ class ToyDraft(Draft):
 def toy_target() -> Target:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=2, head_dim=8,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        head_dim=8,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
     device = open_device(DeviceConf(name=DeviceName.cpu, compile=False))
     return Target(Qwen3ForCausalLM(config), None, name="toy", device=device)
 
@@ -114,9 +114,7 @@ def toy_rows() -> Packed:
     ids = (start + torch.arange(LENGTH)) % VOCAB
     answer = torch.arange(LENGTH) >= 1 + torch.arange(ROWS)[:, None] % 9
     place = torch.arange(LENGTH).expand(ROWS, -1)
-    return packed_of(
-        Batch(input_ids=ids, answer_mask=answer, document_ids=place // 6, positions=place % 6)
-    )
+    return packed_of(Batch(input_ids=ids, answer_mask=answer, document_ids=place // 6, positions=place % 6))
 
 
 def toy_conf(**changes) -> TrainConf:
@@ -125,9 +123,7 @@ def toy_conf(**changes) -> TrainConf:
         draft=changes.pop("draft", None) or ToyConf(dropout=changes.pop("dropout", 0.1)),
         data=DataConf(seed=1),
         device=DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False),
-        optim=OptimConf(
-            **{"steps": 12, "rows_per_step": 4, "lr": 3e-3, "warmup_ratio": 0.1, **optim}
-        ),
+        optim=OptimConf(**{"steps": 12, "rows_per_step": 4, "lr": 3e-3, "warmup_ratio": 0.1, **optim}),
         log=LogConf(interval=3),
         run_name="toy",
         eval_every=4,
@@ -137,9 +133,13 @@ def toy_conf(**changes) -> TrainConf:
 
 
 def toy_run(
-    folder: Path, conf: TrainConf, *, target: Target | None = None, interrupt_at: int | None = None,
+    folder: Path,
+    conf: TrainConf,
+    *,
+    target: Target | None = None,
+    interrupt_at: int | None = None,
     device: Device | None = None,
-) -> tuple[Draft, RunProgress]:  # fmt: skip
+) -> tuple[Draft, RunProgress]:
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
     device = device or open_device(conf.device)
@@ -156,9 +156,15 @@ def toy_run(
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     log = MetricLogger(conf.log, state, parallel.accelerator)
     loop = Trainer(
-        conf=conf, parallel=parallel, target=target, draft=draft, rows=toy_rows(), state=state,
-        log=log, evaluate=toy_length,
-    )  # fmt: skip
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=toy_rows(),
+        state=state,
+        log=log,
+        evaluate=toy_length,
+    )
     if interrupt_at is not None:
         learn = loop._train_step
 

@@ -14,9 +14,8 @@ GIVEN_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [2], [0, 0]])
 
 def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE, lookup=()):
     return list_candidates(
-        table, node_budgets=list(nodes), ngram_tokens=copied, user_tree=GIVEN_TREE,
-        ngram_windows=lookup,
-    )  # fmt: skip
+        table, node_budgets=list(nodes), ngram_tokens=copied, user_tree=GIVEN_TREE, ngram_windows=lookup
+    )
 
 
 def costs(*, node_s: float, pass_s: float = 0.0) -> RoundSeconds:
@@ -32,7 +31,5 @@ def costs(*, node_s: float, pass_s: float = 0.0) -> RoundSeconds:
 
 def prompts_of(written):
     return [
-        EvalPrompt(id=f"{i}-{cut}", category="all", ids=text[:cut])
-        for i, text in enumerate(written)
-        for cut in (4, 7)
+        EvalPrompt(id=f"{i}-{cut}", category="all", ids=text[:cut]) for i, text in enumerate(written) for cut in (4, 7)
     ]

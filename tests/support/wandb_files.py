@@ -50,8 +50,4 @@ def run_ids(folder: Path) -> list[tuple[str, str, str]]:
 def axes(folder: Path) -> dict[str, str]:
     """The axis of each metric that has one."""
     metrics = [record.metric for record in read_records(folder) if record.HasField("metric")]
-    return {
-        metric.glob_name or metric.name: metric.step_metric
-        for metric in metrics
-        if metric.step_metric
-    }
+    return {metric.glob_name or metric.name: metric.step_metric for metric in metrics if metric.step_metric}

@@ -53,9 +53,7 @@ def test_prompt_lookup_gives_the_answers_of_the_tree(target, learned, copies):
 def draft_model(target, learned, tmp_path):
     """A distilled one by its folder: a plain Hugging Face directory, which others take as it is."""
     _, texts = learned
-    draft = build_draft(
-        CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]), target, loss=LossConf(), seed=0
-    )
+    draft = build_draft(CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]), target, loss=LossConf(), seed=0)
     learn(draft, target, batch_of(texts), steps=60)
     draft.save(tmp_path / "draft", target)
     return {tmp_path / "draft": draft.eval()}
@@ -140,9 +138,7 @@ def test_an_engine_is_warmed_up_asked_in_turns_and_its_other_answers_are_counted
     assert asked[1:] == [[prompt[0], 8] for prompt in prompts for _ in range(2)]
 
 
-def test_an_engine_that_fails_is_quoted(
-    target, copies, tmp_path, monkeypatch, threads_of_the_machine
-):
+def test_an_engine_that_fails_is_quoted(target, copies, tmp_path, monkeypatch, threads_of_the_machine):
     folder = engines_with(tmp_path / "engines", {})
     monkeypatch.setenv("ENGINES", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
@@ -153,9 +149,7 @@ def test_an_engine_that_fails_is_quoted(
 def test_turns_alternate_forth_and_back():
     order = []
     one, two = (
-        decoding.Contender(
-            settings=[], run=lambda _, count, name=name: order.append(name) or [0] * count
-        )
+        decoding.Contender(settings=[], run=lambda _, count, name=name: order.append(name) or [0] * count)
         for name in "ab"
     )
     decoding.race([one, two], [[1], [2]], new_tokens=1, turns=2)

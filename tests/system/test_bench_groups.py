@@ -29,9 +29,8 @@ def groups(target, prompts, monkeypatch, tmp_path):
     plain = decoding.endless(copy.deepcopy(target.model))
     ids = [prompt.ids for prompt in prompts]
     lookup = decoding.decoding(
-        target, NgramDraft(), chain(4), prompts=ids, new_tokens=NEW,
-        settings=["n-gram", "ours, chain", "4"],
-    )  # fmt: skip
+        target, NgramDraft(), chain(4), prompts=ids, new_tokens=NEW, settings=["n-gram", "ours, chain", "4"]
+    )
     return [
         comparison.without_draft(target, plain, ids, new_tokens=NEW),
         comparison.Group(draft="n-gram", ours=[lookup], others=[], serve=None),
@@ -42,9 +41,7 @@ def contenders_of(groups):
     return [contender for group in groups for contender in [*group.ours, *group.others]]
 
 
-def test_a_repeated_command_times_only_the_prompts_that_have_no_line(
-    target, groups, prompts, tmp_path
-):
+def test_a_repeated_command_times_only_the_prompts_that_have_no_line(target, groups, prompts, tmp_path):
     results = tmp_path / "race.jsonl"
     hold_race(groups, target, prompts[:1], results, NEW)
     first = results.read_text()

@@ -91,9 +91,7 @@ print(compiled(torch.arange(60.0).view(4, 15) / 7).flatten().tolist())
     def printed(capability: str) -> str:
         changed = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "ATEN_CPU_CAPABILITY": capability}
         command = [sys.executable, "-W", "ignore", "-c", script]
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | changed, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | changed, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

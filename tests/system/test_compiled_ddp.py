@@ -18,31 +18,28 @@ ROOT = Path(__file__).parents[2]
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled")
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        ROOT / "tests" / "support" / "compiled_ddp_run.py", folder,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        ROOT / "tests" / "support" / "compiled_ddp_run.py",
+        folder,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-8000:]
     return folder
 
 
 @pytest.mark.parametrize(
     ("name", "draft"),
-    [
-        ("eagle3, compiled", "eagle3"),
-        ("eagle3, small buckets", "eagle3"),
-        ("draft model, compiled", "draft model"),
-    ],
+    [("eagle3, compiled", "eagle3"), ("eagle3, small buckets", "eagle3"), ("draft model, compiled", "draft model")],
 )
 def test_a_compiled_loss_teaches_two_processes_what_the_eager_one_does(folder, name, draft):
     eager, compiled = metrics(folder / f"{draft}, eager"), metrics(folder / name)
     for figure in ("train/loss", "train/grad_norm"):
-        assert [line[figure] for line in compiled] == pytest.approx(
-            [line[figure] for line in eager], rel=1e-5
-        )
+        assert [line[figure] for line in compiled] == pytest.approx([line[figure] for line in eager], rel=1e-5)
     assert all(line["train/graphs_unannounced"] == 0 for line in compiled)
     wanted, found = weights(folder / f"{draft}, eager"), weights(folder / name)
     assert wanted.keys() == found.keys()

@@ -19,10 +19,7 @@ from train.config.run import TrainConf
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MANIFESTS = sorted((ROOT / "scripts/eks").glob("*.yaml"))
-KUBERNETES = (
-    "1.34",
-    "1.37",
-)  # the first with resource claims (DRA), and the newest that is published
+KUBERNETES = ("1.34", "1.37")  # the first with resource claims (DRA), and the newest that is published
 CUSTOM = {"TrainingRuntime", "TrainJob"}  # Kubeflow's: Kubernetes publishes no schema for them
 
 
@@ -94,8 +91,11 @@ def test_pods_refer_to_what_ships_beside_them(resource):
     pod = pod_spec(resource)
     assert pod["serviceAccountName"] in everything("ServiceAccount")
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    claims = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if len(v) == 2
-              and "persistentVolumeClaim" in v}  # fmt: skip
+    claims = {
+        v["persistentVolumeClaim"]["claimName"]
+        for v in volumes.values()
+        if len(v) == 2 and "persistentVolumeClaim" in v
+    }
     assert claims <= everything("PersistentVolumeClaim").keys()
     templates = {c["resourceClaimTemplateName"] for c in pod.get("resourceClaims", [])}
     assert templates <= everything("ResourceClaimTemplate").keys()
@@ -119,10 +119,7 @@ def test_shell_in_manifests_passes_shellcheck(resource):
 
 
 def shell(*words: str | Path, **options) -> subprocess.CompletedProcess:
-    words = (
-        shutil.which(words[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
-        *words[1:],
-    )
+    words = (shutil.which(words[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"), *words[1:])
     return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, **options)
 
 
@@ -134,17 +131,13 @@ def written() -> dict[str, list[Command]]:
         trainer = job["spec"]["trainer"]
         (node,) = pod_spec(RUNTIMES[job["spec"]["runtimeRef"]["name"]])["containers"]
         launcher, *rest = node["command"]
-        layout = [
-            f"--nnodes={trainer['numNodes']}",
-            f"--nproc-per-node={trainer['numProcPerNode']}",
-        ]
+        layout = [f"--nnodes={trainer['numNodes']}", f"--nproc-per-node={trainer['numProcPerNode']}"]
         texts[f"TrainJob {name}"] = shlex.join([launcher, *layout, *rest, *trainer["args"]])
     return {name: list(commands(text)) for name, text in texts.items()}
 
 
 WRITTEN = {name: found for name, found in written().items() if found}
-FOR_SURE = ("README.md", "docs/trainium.md", "scripts/slurm_train.sh",
-            *(f"TrainJob {name}" for name in JOBS))  # fmt: skip
+FOR_SURE = ("README.md", "docs/trainium.md", "scripts/slurm_train.sh", *(f"TrainJob {name}" for name in JOBS))
 
 
 def test_commands_are_found_where_they_are():

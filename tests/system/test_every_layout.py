@@ -25,10 +25,15 @@ SPLITS = {"1x8": 1, "4x2": 4, "two processes": 2}  # rows at a time
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layouts")
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        ROOT / "tests/support/layout_run.py", folder / "two processes",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        ROOT / "tests/support/layout_run.py",
+        folder / "two processes",
         str(SPLITS["two processes"]),
-    ]  # fmt: skip
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     two = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     for name, rows in {"8x1": 8, "1x8": 1, "4x2": 4}.items():

@@ -34,12 +34,29 @@ pytestmark = [
 ]
 
 SMALL = [
-    "target.name=target", "draft.layers=[1,3,5]", "draft.ttt_steps=2", "draft.vocab_size=null",
-    "data=jsonl", "data.path=rows.jsonl", "data.row_length=64", "evaluation.prompts=prompts.jsonl",
-    "evaluation.max_new_tokens=2", "evaluation.batch_sizes=[]", "tree=chain", "tree.depth=2",
-    "optim=adamw", "optim.steps=1", "optim.rows_per_step=2", "optim.compile=false", "save_every=1",
-    "eval_every=9", "device.compile=false", "device.threads=1", "output_dir=out", "run_name=there",
-]  # fmt: skip
+    "target.name=target",
+    "draft.layers=[1,3,5]",
+    "draft.ttt_steps=2",
+    "draft.vocab_size=null",
+    "data=jsonl",
+    "data.path=rows.jsonl",
+    "data.row_length=64",
+    "evaluation.prompts=prompts.jsonl",
+    "evaluation.max_new_tokens=2",
+    "evaluation.batch_sizes=[]",
+    "tree=chain",
+    "tree.depth=2",
+    "optim=adamw",
+    "optim.steps=1",
+    "optim.rows_per_step=2",
+    "optim.compile=false",
+    "save_every=1",
+    "eval_every=9",
+    "device.compile=false",
+    "device.threads=1",
+    "output_dir=out",
+    "run_name=there",
+]
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +81,38 @@ def environment(tmp_path_factory):
     path = os.pathsep.join([str(site), str(HERE.parent)])
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON", "TORCH"))}
     return kept | {
-        "PATH": f"{place}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path,
-        "NEURON_OVER_HOST": str(library), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        "PATH": f"{place}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": path,
+        "NEURON_OVER_HOST": str(library),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def build(source: Path, library: Path) -> None:
     roots = [f"-I{path}" for path in cpp_extension.include_paths()]
     torch_lib = Path(torch.__file__).parent / "lib"
     command = [
-        COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", *roots, str(source), "-o", str(library),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", f"-L{torch_lib}",
-        "-ltorch", "-ltorch_cpu", "-lc10",
-    ]  # fmt: skip
+        COMPILER,
+        "-O0",
+        "-shared",
+        "-fPIC",
+        "-std=c++20",
+        *roots,
+        str(source),
+        "-o",
+        str(library),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f"-L{torch_lib}",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[:3000]
 
 
 def run(command: list[str], environment: dict[str, str], place: Path) -> str:
-    ran = subprocess.run(
-        [sys.executable, *command], env=environment, cwd=place, capture_output=True, text=True
-    )
+    ran = subprocess.run([sys.executable, *command], env=environment, cwd=place, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stdout
 
@@ -135,13 +163,9 @@ def test_its_compiler_is_found_by_name_and_compiles_once(facts):
     assert found["losses"] == pytest.approx(facts["medusa"]["losses"], rel=1e-5)
 
 
-def test_a_run_needs_the_name_alone_and_does_not_go_on_elsewhere(
-    environment, small_run, monkeypatch  # noqa: F811
-):  # fmt: skip
+def test_a_run_needs_the_name_alone_and_does_not_go_on_elsewhere(environment, small_run, monkeypatch):  # noqa: F811
     said = run(["-m", "train", "device=neuron", *SMALL], environment, small_run)
-    assert any(
-        line.startswith("device: neuron, as configured (torch 2.") for line in said.splitlines()
-    )
+    assert any(line.startswith("device: neuron, as configured (torch 2.") for line in said.splitlines())
     report = json.loads((small_run / "out/there/report.json").read_text())
     device = report["setup"]["device"]
     assert (device["name"], device["dtype"]) == ("neuron", "bfloat16")
@@ -151,6 +175,5 @@ def test_a_run_needs_the_name_alone_and_does_not_go_on_elsewhere(
     with pytest.raises(UserError) as refused:
         open_run(conf, build_parallel(conf.parallel, open_device(conf.device), trackers=[]))
     assert str(refused.value) == (
-        "device.route: the run was started with neuron, got cpu; use another run_name or "
-        "resume=false"
+        "device.route: the run was started with neuron, got cpu; use another run_name or resume=false"
     )

@@ -76,9 +76,7 @@ bigram:
 def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tmp_path):
     copy = tmp_path / "checkout"
     for package in ("conf", "data", "infer", "models", "train"):
-        shutil.copytree(
-            ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "models" / "drafts" / "options.py").open("a") as options:
         options.write(OPTIONS)
     (copy / "models" / "drafts" / "bigram.py").write_text(METHOD)
@@ -89,22 +87,37 @@ def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tm
     texts = sampled_texts(target, count=8, length=32)
     rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in texts]
     prompts = [
-        {"id": str(i), "category": "abc"[i % 3], "text": " ".join(map(str, ids[:4]))}
-        for i, ids in enumerate(texts[:3])
+        {"id": str(i), "category": "abc"[i % 3], "text": " ".join(map(str, ids[:4]))} for i, ids in enumerate(texts[:3])
     ]
     for name, lines in (("rows", rows), ("prompts", prompts)):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / f"{name}.jsonl").write_text(text)
     common = [
-        f"target.path={tmp_path}/target", "device=cpu", "device.compile=false", "tree=dynamic",
-        "device.threads=1", f"evaluation.prompts={tmp_path}/prompts.jsonl",
-        "evaluation.max_new_tokens=24", "evaluation.batch_sizes=[]",
-    ]  # fmt: skip
+        f"target.path={tmp_path}/target",
+        "device=cpu",
+        "device.compile=false",
+        "tree=dynamic",
+        "device.threads=1",
+        f"evaluation.prompts={tmp_path}/prompts.jsonl",
+        "evaluation.max_new_tokens=24",
+        "evaluation.batch_sizes=[]",
+    ]
     run(
-        copy, "train", "draft=bigram", "data=jsonl", f"data.path={tmp_path}/rows.jsonl",
-        "data.row_length=32", "optim.steps=150", "optim.rows_per_step=4", "optim.lr=3e-2",
-        "optim.compile=false", "eval_every=150", "num_eval_prompts=2", "run_name=new", *common,
-    )  # fmt: skip
+        copy,
+        "train",
+        "draft=bigram",
+        "data=jsonl",
+        f"data.path={tmp_path}/rows.jsonl",
+        "data.row_length=32",
+        "optim.steps=150",
+        "optim.rows_per_step=4",
+        "optim.lr=3e-2",
+        "optim.compile=false",
+        "eval_every=150",
+        "num_eval_prompts=2",
+        "run_name=new",
+        *common,
+    )
     out = run(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)
     assert "new, tree: " in out
     for place in ("train/new", "infer.eval/eval"):
@@ -113,8 +126,7 @@ def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tm
         modes = report["overall"]["modes"]
         assert all(mode["verdict"]["lossless"] == "yes" for mode in modes.values())
         tree, untrained = (
-            modes[f"new/{name}"]["figures"]["acceptance_length"]["mean"]
-            for name in ("tree", "untrained")
+            modes[f"new/{name}"]["figures"]["acceptance_length"]["mean"] for name in ("tree", "untrained")
         )
         assert tree > 1.2 * untrained
 
@@ -122,7 +134,11 @@ def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tm
 def run(folder: Path, module: str, *overrides: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", module, *overrides],
-        cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout

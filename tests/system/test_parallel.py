@@ -24,21 +24,22 @@ ROOT = Path(__file__).parents[2]
 SPLIT = {"tensor": 2}
 DRAFT_SHARDED = {"draft": "sharded"}
 ALL_SHARDED = {"target": "sharded", "draft": "sharded"}
-LAYOUTS = {
-    "tensor": SPLIT,
-    "sharded": ALL_SHARDED,
-    "tensor and sharded": SPLIT | ALL_SHARDED,
-}
+LAYOUTS = {"tensor": SPLIT, "sharded": ALL_SHARDED, "tensor and sharded": SPLIT | ALL_SHARDED}
 OTHERS = ("eagle1", "medusa", "hydra", "pruned")
 
 
 def launch(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
     """These runs, by the launcher that users take."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc_per_node={processes}", ROOT / "tests/support/parallel_run.py", folder / "target",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        ROOT / "tests/support/parallel_run.py",
+        folder / "target",
         json.dumps(runs),
-    ]  # fmt: skip
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-8000:]
@@ -51,10 +52,7 @@ def folder(tmp_path_factory):
     save_target(folder / "target")
     runs = [{"folder": str(folder / name), "parallel": way} for name, way in LAYOUTS.items()]
     state = {"folder": str(folder / "state"), "parallel": SPLIT, "stop": 2}
-    runs += [
-        state,
-        state | {"folder": str(folder / "resumed"), "after": state["folder"], "stop": 4},
-    ]
+    runs += [state, state | {"folder": str(folder / "resumed"), "after": state["folder"], "stop": 4}]
     launch(4, folder, runs)
     run(folder / "target", folder=str(folder / "one"), parallel={})
     return folder
@@ -106,11 +104,14 @@ def test_a_resumed_run_of_four_processes_ends_as_an_unbroken_one_bit_for_bit(fol
 
 def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
     after = str(folder / "state")
-    launch(2, folder, [
-        {"folder": str(folder / "on two"), "parallel": DRAFT_SHARDED, "after": after},
-        *({"folder": str(folder / name), "parallel": SPLIT, "draft": name, "steps": 1}
-          for name in OTHERS),
-    ])  # fmt: skip
+    launch(
+        2,
+        folder,
+        [
+            {"folder": str(folder / "on two"), "parallel": DRAFT_SHARDED, "after": after},
+            *({"folder": str(folder / name), "parallel": SPLIT, "draft": name, "steps": 1} for name in OTHERS),
+        ],
+    )
     run(folder / "target", folder=str(folder / "on one"), parallel={}, after=after)
     whole = losses(folder / "one")
     assert losses(folder / "state") == pytest.approx(whole[:2], abs=1e-5)
@@ -140,14 +141,14 @@ def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
     (tmp_path / "model.safetensors").unlink()
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     run = toy_conf(
-        target=TargetConf(path=str(tmp_path)), draft=Medusa2Conf() if adapts else None,
-        parallel=ParallelConf(**conf), optim={"rows_per_step": rows},
-    )  # fmt: skip
+        target=TargetConf(path=str(tmp_path)),
+        draft=Medusa2Conf() if adapts else None,
+        parallel=ParallelConf(**conf),
+        optim={"rows_per_step": rows},
+    )
     with pytest.raises(UserError, match=message):
         check_parallel(run)
-    check_parallel(
-        replace(run, parallel=ParallelConf(), optim=replace(run.optim, rows_per_step=4 * rows))
-    )
+    check_parallel(replace(run, parallel=ParallelConf(), optim=replace(run.optim, rows_per_step=4 * rows)))
 
 
 def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):

@@ -56,9 +56,7 @@ def test_a_checkpoint_of_the_peer_gives_the_logits_of_the_same_tensors(target, t
             parameter.add_(0.1 * torch.randn_like(parameter))
     save_as_peer(ours, tmp_path)
     batch = batch_of(texts)
-    seen = target.forward_hidden(
-        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=LAYERS
-    )
+    seen = target.forward_hidden(batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=LAYERS)
 
     def logits(draft):
         outputs = draft.unroll_steps(batch, draft.target_features(seen))
@@ -98,14 +96,7 @@ def race(tmp_path):
 
 def add_run(race, side, *, rate, seed, judged, calibration=None):
     run = Run(race=race, side=side, rate=rate, seed=seed)
-    run.add_figures(
-        side=side,
-        rate=rate,
-        seed=seed,
-        steps=race.steps,
-        tokens=20 * race.steps,
-        tokens_per_s=300.0,
-    )
+    run.add_figures(side=side, rate=rate, seed=seed, steps=race.steps, tokens=20 * race.steps, tokens_per_s=300.0)
     run.add_figures(peak_bytes=3 * 2**20, runtime={"3": [judged[:5]] * 9, "4": [judged] * 9})
     if calibration:
         run.add_figures(calibration={"4": [calibration] * 9})
@@ -120,16 +111,13 @@ def test_the_tables_compare_the_chosen_runs(race):
     (race.output / LOOKUP_FILE).write_text(json.dumps(lookup))
     acceptance, categories, rates, cost = build_tables(race)
     assert acceptance.rows[2:] == [
-        ["ours", "this runtime", "4", "2.00, 2.00", "2.00", "+0.50 [+0.50, +0.50]",
-         "0.50 0.30 0.10 0.10"],
+        ["ours", "this runtime", "4", "2.00, 2.00", "2.00", "+0.50 [+0.50, +0.50]", "0.50 0.30 0.10 0.10"],
         ["speculators", "this runtime", "4", "1.50, 1.50", "1.50", "", "0.50 0.00 0.00 0.00"],
         ["prompt lookup", "transformers", "", "", "1.20", "", ""],
-    ]  # fmt: skip
+    ]
     assert categories.columns == ["draft", "code", "docs"]
     assert categories.rows[1] == ["speculators", "1.50", "1.50"]
-    assert rates.rows[0] == [
-        "ours", "0.01: 2.00, 0.03: 1.00", "0.01", "400", "8,000, 8,000"
-    ]  # fmt: skip
+    assert rates.rows[0] == ["ours", "0.01: 2.00, 0.03: 1.00", "0.01", "400", "8,000, 8,000"]
     assert cost.rows[0] == ["ours", "60", "300", "3"]
     assert race.short.documents(0).resolve() == race.documents(0)
 
@@ -169,8 +157,7 @@ def test_both_sides_count_the_same_steps(tmp_path):
     ]
     speeds = [10.0] * 10 + [400.0] * 5 + [200.0] * 5 + [1.0]  # the last step is extra
     peers = [
-        {"global_step": step, "profile": {"step_ms": 500.0, "tokens_per_s": speed}}
-        for step, speed in enumerate(speeds)
+        {"global_step": step, "profile": {"step_ms": 500.0, "tokens_per_s": speed}} for step, speed in enumerate(speeds)
     ]
     for name, records in {"metrics": ours, "steps": [*peers, {"val": {}, "epoch": 0}]}.items():
         lines = [json.dumps(record) for record in records]

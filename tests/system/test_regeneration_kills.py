@@ -32,11 +32,18 @@ HOW = conf(max_new_tokens=8)
 def command(folder: Path, port: int) -> Iterator[BaseProcess]:
     """`python -m data.prepare ...` in a process of its own, killed at the end."""
     words = [
-        "mixture=one", f"mixture.sources.rows.path={folder / 'rows.jsonl'}", "mixture.exclude=[]",
-        "mixture.held_out=0.1", "target=demo", "answers=endpoint", f"output_dir={folder}",
-        "run_name=run", f"answers.url=http://127.0.0.1:{port}/v1", "answers.max_new_tokens=8",
+        "mixture=one",
+        f"mixture.sources.rows.path={folder / 'rows.jsonl'}",
+        "mixture.exclude=[]",
+        "mixture.held_out=0.1",
+        "target=demo",
+        "answers=endpoint",
+        f"output_dir={folder}",
+        "run_name=run",
+        f"answers.url=http://127.0.0.1:{port}/v1",
+        "answers.max_new_tokens=8",
         f"answers.concurrency={AT_ONCE}",
-    ]  # fmt: skip
+    ]
     run = FORKS.Process(target=typed, args=(words, folder))
     run.start()
     try:
@@ -113,9 +120,7 @@ def finished(journal: Path) -> set[str]:
     return {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
 
 
-def as_in_one_process(
-    rows: list[PreparedRow], ids: set[str], folder: Path
-) -> dict[str, PreparedRow]:
+def as_in_one_process(rows: list[PreparedRow], ids: set[str], folder: Path) -> dict[str, PreparedRow]:
     """The same rows, answered by the target without a server and without a kill."""
     target = load_target(TargetConf(), CPU)
     own = {}
@@ -124,7 +129,12 @@ def as_in_one_process(
         if given is not None:
             own[given] = PreparedRow(id=given, source="rows", messages=row.messages)
     made = answer_rows(
-        own.values(), TargetAnswerBackend(target, HOW), target.tokenizer, HOW, folder / "own",
-        report=AnswersReport(), total=len(own),
-    )  # fmt: skip
+        own.values(),
+        TargetAnswerBackend(target, HOW),
+        target.tokenizer,
+        HOW,
+        folder / "own",
+        report=AnswersReport(),
+        total=len(own),
+    )
     return {row.id: row for row in made}

@@ -21,10 +21,7 @@ SEVERAL_NODES = {
 
 
 def test_the_run_of_a_killed_worker_goes_on_with_new_ones(tmp_path):
-    killed, changes = (
-        tmp_path / "killed",
-        {"dropout": 0.0, "optim": {"steps": 30, "max_grad_norm": 1e3}},
-    )
+    killed, changes = (tmp_path / "killed", {"dropout": 0.0, "optim": {"steps": 30, "max_grad_norm": 1e3}})
     with launcher(killed, changes, processes=2, restarts=1) as run:
         kill_worker(run, 1, when=lambda: newest_step(killed) >= 6)
     toy_run(tmp_path / "whole", toy_conf(**changes))

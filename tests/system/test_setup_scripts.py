@@ -12,9 +12,7 @@ import pytest
 
 from tests.support.commands import ROOT, assert_suits_its_route, commands
 
-TRN1, TRN2, SLURM = (
-    f"scripts/{name}" for name in ("setup_trn1.sh", "setup_trn2.sh", "slurm_train.sh")
-)
+TRN1, TRN2, SLURM = (f"scripts/{name}" for name in ("setup_trn1.sh", "setup_trn2.sh", "slurm_train.sh"))
 
 # Answers as Python does: runs what is asked of its standard library, notes what pip would install,
 # and makes an environment that holds a copy of itself.
@@ -37,13 +35,7 @@ esac
 def machine(tmp_path):
     """A folder that looks like the root of a Trn2 instance with Ubuntu 26.04 and the driver."""
     root = tmp_path / "root"
-    for folder in (
-        "sys/devices/virtual/dmi/id",
-        "sys/module/neuron",
-        "dev",
-        "etc",
-        "opt/aws/neuron/lib",
-    ):
+    for folder in ("sys/devices/virtual/dmi/id", "sys/module/neuron", "dev", "etc", "opt/aws/neuron/lib"):
         (root / folder).mkdir(parents=True)
     (root / "dev/neuron0").touch()
     (root / "opt/aws/neuron/lib/libnrt.so.1").touch()
@@ -66,18 +58,19 @@ def setup(script: str, root: Path, **environment: str) -> subprocess.CompletedPr
     """Run a set-up script on the made-up machine, into `venv` beside it."""
     here = root.parent
     fakes = {
-        "FAKE_TORCH": "2.14.0", "FAKE_NEURONX": "2.14.3.0", "FAKE_LOG": str(here / "pip.log"),
-        "HOST_ROOT": str(root), "PYTHON": str(here / "python"),
-    }  # fmt: skip
+        "FAKE_TORCH": "2.14.0",
+        "FAKE_NEURONX": "2.14.3.0",
+        "FAKE_LOG": str(here / "pip.log"),
+        "HOST_ROOT": str(root),
+        "PYTHON": str(here / "python"),
+    }
     if script == TRN1:
         fakes |= {"FAKE_TORCH": "2.9.0", "FAKE_NEURONX": "2.9.0.2.15.32035"}
     return run("bash", script, here / "venv", **fakes | environment)
 
 
 def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        words, capture_output=True, text=True, cwd=ROOT, check=False, env=os.environ | environment
-    )
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=os.environ | environment)
 
 
 def installed(root: Path) -> str:
@@ -96,9 +89,7 @@ def test_a_fresh_machine_is_set_up_once(script, instance, machine):
     plan, train = commands(first.stdout)
     assert (plan.module, train.module) == ("train.plan", "train")
     (planned,), (trained,) = plan.configs(), train.configs()
-    assert planned.machine.name == (
-        instance if (ROOT / f"conf/machine/{instance}.yaml").exists() else "here"
-    )
+    assert planned.machine.name == (instance if (ROOT / f"conf/machine/{instance}.yaml").exists() else "here")
     assert_suits_its_route(trained)
     done = installed(machine)
     assert "pip.repos.neuron.amazonaws.com" in done
@@ -237,19 +228,22 @@ def slurm(tmp_path):
     log = tmp_path / "log"
     executable(tools / "srun", '#!/usr/bin/env bash\nshift\nexec "$@"\n')
     executable(
-        tools / "scontrol",
-        f'#!/usr/bin/env bash\n[[ $1 == show ]] && printf "n1\\nn2\\n" || echo "$@" >>{log}\n',
+        tools / "scontrol", f'#!/usr/bin/env bash\n[[ $1 == show ]] && printf "n1\\nn2\\n" || echo "$@" >>{log}\n'
     )
     executable(venv / "neuronx-cc", "#!/usr/bin/env bash\n")
     executable(
-        venv / "torchrun",
-        f'#!/usr/bin/env bash\n(command -v neuronx-cc; echo "$@") >>{log}\nexec sleep "$NAP"\n',
+        venv / "torchrun", f'#!/usr/bin/env bash\n(command -v neuronx-cc; echo "$@") >>{log}\nexec sleep "$NAP"\n'
     )
     return {
-        "PATH": f"{tools}:{os.environ['PATH']}", "ENVIRONMENT": str(venv.parent), "NAP": "0",
-        "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_NNODES": "2",
-        "SLURM_JOB_NODELIST": "n[1-2]", "LOG": str(log),
-    }  # fmt: skip
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "ENVIRONMENT": str(venv.parent),
+        "NAP": "0",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_ID": "7",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "LOG": str(log),
+    }
 
 
 def test_a_slurm_job_launches_the_command_on_every_node(slurm):

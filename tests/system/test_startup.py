@@ -7,10 +7,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
-    "train.__main__", "train.plan", "train.warmup", "infer.eval", "infer.tune",
+    "train.__main__",
+    "train.plan",
+    "train.warmup",
+    "infer.eval",
+    "infer.tune",
     "infer.generate",
-    "infer.plan", "infer.warmup", "infer.tree_file", "data.prepare", "data.capture", "data.show",
-)  # fmt: skip
+    "infer.plan",
+    "infer.warmup",
+    "infer.tree_file",
+    "data.prepare",
+    "data.capture",
+    "data.show",
+)
 CHECKPOINT_COMMANDS = ("infer.eval", "infer.tune", "infer.warmup")
 SLOW = {"accelerate", "datasets", "matplotlib", "openai", "peft", "scipy", "torch", "transformers"}
 # Runs each line in turn: as modules stay imported, the first line that imports one is named.
@@ -37,9 +46,12 @@ def run_all(lines: list[list[str]], folder: Path) -> list[tuple[int, str, set[st
     """Return the exit code, the output and the imported packages after each command line."""
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL, json.dumps(lines)],
-        cwd=folder, env={"PYTHONPATH": str(ROOT), "HF_ENDPOINT": "http://127.0.0.1:9"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "HF_ENDPOINT": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return [(code, said, set(packages)) for code, said, packages in json.loads(done.stdout)]
 
 
@@ -71,13 +83,7 @@ def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
         (2, "error: report: must be a readable report.json,", "infer.compare", missing, missing),
     ]
     asked += [
-        (
-            2,
-            "error: data.path: must be a JSONL file,",
-            c,
-            "data=jsonl",
-            f"data.path={missing}.jsonl",
-        )
+        (2, "error: data.path: must be a JSONL file,", c, "data=jsonl", f"data.path={missing}.jsonl")
         for c in ("train.__main__", "data.capture", "data.show")
     ]
     asked += [
@@ -85,13 +91,7 @@ def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
         for command in ("train.__main__", "data.capture")
     ]
     asked += [
-        (
-            2,
-            "error: draft.name: must be a reachable",
-            "train.__main__",
-            "draft=qwen3-1.7b",
-            "target=demo",
-        ),
+        (2, "error: draft.name: must be a reachable", "train.__main__", "draft=qwen3-1.7b", "target=demo"),
         (2, "error: target.path: must be a reachable", "train.__main__", f"target.path={missing}"),
     ]
     answers = run_all([list(words) for _, _, *words in asked], tmp_path)

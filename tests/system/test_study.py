@@ -67,9 +67,11 @@ def test_a_copied_token_is_one_that_lookup_would_propose_from_its_own_document()
     input_ids = torch.tensor([[7, 8, 9, 7, 8, 9, 7, 8, 9]])
     document_ids = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1]])
     batch = Batch(
-        input_ids=input_ids, answer_mask=torch.ones_like(input_ids, dtype=torch.bool),
-        document_ids=document_ids, positions=torch.zeros_like(input_ids),
-    )  # fmt: skip
+        input_ids=input_ids,
+        answer_mask=torch.ones_like(input_ids, dtype=torch.bool),
+        document_ids=document_ids,
+        positions=torch.zeros_like(input_ids),
+    )
     copied = variants.find_copied_tokens(batch)
     assert copied.nonzero()[:, 1].tolist() == [5]  # only the second 7 8 is followed by a known 9
 
@@ -78,9 +80,12 @@ def test_a_copied_token_is_one_that_lookup_would_propose_from_its_own_document()
 def replaced(monkeypatch):
     """Functions that variants replace, restored after the test."""
     for owner, name in (
-        (Trainer, "optimizer_step"), (Trainer, "_evaluate_draft"),
-        (Eagle3Draft, "copy_target_weights"), (sampler, "_shuffle_rows"), (Packed, "batch"),
-    ):  # fmt: skip
+        (Trainer, "optimizer_step"),
+        (Trainer, "_evaluate_draft"),
+        (Eagle3Draft, "copy_target_weights"),
+        (sampler, "_shuffle_rows"),
+        (Packed, "batch"),
+    ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
@@ -90,8 +95,7 @@ def test_the_average_is_judged_and_saved_and_training_goes_on_without_it(replace
     averaged, _ = toy_run(tmp_path / "ema", toy_conf(eval_every=12))
     assert torch.equal(plain.mix.weight, averaged.mix.weight)
     saved, last = (
-        load_file(tmp_path / name / "checkpoint" / "model.safetensors")["mix.weight"]
-        for name in ("ema", "plain")
+        load_file(tmp_path / name / "checkpoint" / "model.safetensors")["mix.weight"] for name in ("ema", "plain")
     )
     initial = build_draft(toy_conf().draft, toy_target(), loss=LossConf(), seed=0).mix.weight
     assert 0 < (saved - initial).norm() < (last - initial).norm()

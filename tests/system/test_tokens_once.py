@@ -33,9 +33,8 @@ class CountedTokenizer(PreTrainedTokenizerFast):
 def counted_tokenizer() -> CountedTokenizer:
     plain = tokenizer()
     return CountedTokenizer(
-        tokenizer_object=plain.backend_tokenizer, chat_template=plain.chat_template,
-        eos_token=plain.eos_token,
-    )  # fmt: skip
+        tokenizer_object=plain.backend_tokenizer, chat_template=plain.chat_template, eos_token=plain.eos_token
+    )
 
 
 def open_data(conf: DataConf, output_dir: str, hashes) -> None:
@@ -47,10 +46,7 @@ def start_ranks(conf: DataConf, output_dir: Path) -> set[str]:
     """Return the hashes of the documents that the ranks have."""
     context = multiprocessing.get_context("spawn")
     hashes = context.Queue()
-    ranks = [
-        context.Process(target=open_data, args=(conf, str(output_dir), hashes))
-        for _ in range(RANKS)
-    ]
+    ranks = [context.Process(target=open_data, args=(conf, str(output_dir), hashes)) for _ in range(RANKS)]
     for rank in ranks:
         rank.start()
     contents = {hashes.get() for _ in ranks}

@@ -36,10 +36,7 @@ def folder(tmp_path_factory, target):
     folder = tmp_path_factory.mktemp("fit")
     target.tokenizer.save_pretrained(folder / "target")
     target.model.save_pretrained(folder / "target")
-    rows = [
-        {"ids": ids, "answer": [t >= 4 for t in range(32)]}
-        for ids in sampled_texts(target, count=24, length=32)
-    ]
+    rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in sampled_texts(target, count=24, length=32)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -53,14 +50,34 @@ def no_weights(monkeypatch):
 
 
 def conf(folder, *overrides: str) -> TrainConf:
-    return compose("train", TrainConf, [
-        f"target.path={folder / 'target'}", "data=jsonl", f"data.path={folder / 'rows.jsonl'}",
-        "data.row_length=64", "draft.ttt_steps=2", "draft.vocab_size=null", "optim=adamw",
-        "optim.steps=4", f"optim.rows_per_step={ROWS}", "device=cpu", "device.compile=false",
-        "device.threads=1", "eval_every=2", "num_eval_prompts=2", "held_out_prompts=2",
-        "save_every=2", "evaluation.max_new_tokens=4", "evaluation.batch_sizes=[]", "tree=chain",
-        "tree.depth=2", f"output_dir={folder / 'out'}", *overrides,
-    ])  # fmt: skip
+    return compose(
+        "train",
+        TrainConf,
+        [
+            f"target.path={folder / 'target'}",
+            "data=jsonl",
+            f"data.path={folder / 'rows.jsonl'}",
+            "data.row_length=64",
+            "draft.ttt_steps=2",
+            "draft.vocab_size=null",
+            "optim=adamw",
+            "optim.steps=4",
+            f"optim.rows_per_step={ROWS}",
+            "device=cpu",
+            "device.compile=false",
+            "device.threads=1",
+            "eval_every=2",
+            "num_eval_prompts=2",
+            "held_out_prompts=2",
+            "save_every=2",
+            "evaluation.max_new_tokens=4",
+            "evaluation.batch_sizes=[]",
+            "tree=chain",
+            "tree.depth=2",
+            f"output_dir={folder / 'out'}",
+            *overrides,
+        ],
+    )
 
 
 @functools.cache
@@ -70,9 +87,7 @@ def planned_gib(folder, rows: int) -> float:
     return fitted.planned_bytes / GIB / 0.9
 
 
-def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_that_fit(
-    folder, no_weights
-):
+def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_that_fit(folder, no_weights):
     between = (planned_gib(folder, 1) + planned_gib(folder, ROWS)) / 2
     memory = [f"device.memory_gib={between}", f"optim.micro_batch_size={ROWS}"]
     rule = (

@@ -40,10 +40,7 @@ def folder(tmp_path_factory, target):
     texts = sampled_texts(target, count=12, length=32)
     rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in texts]
     write_lines(folder / "rows.jsonl", rows)
-    prompts = [
-        {"id": str(i), "category": "abc"[i % 3], "text": words(ids[:4])}
-        for i, ids in enumerate(texts[:3])
-    ]
+    prompts = [{"id": str(i), "category": "abc"[i % 3], "text": words(ids[:4])} for i, ids in enumerate(texts[:3])]
     write_lines(folder / "prompts.jsonl", prompts)
     return folder
 
@@ -105,8 +102,7 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     assert tree["acceptance_length"]["mean"] >= 1
     evaluated = [line for line in metrics(out) if "eval/acceptance_length" in line]
     assert report["drafts"][0]["training"] == [
-        {"tokens": line["train/tokens"], "tau": line["eval/acceptance_length"]}
-        for line in evaluated
+        {"tokens": line["train/tokens"], "tau": line["eval/acceptance_length"]} for line in evaluated
     ]
     assert len(evaluated) == 2
     assert "run: too few evaluations to tell whether tau still rises: 2, and" in said
@@ -154,9 +150,15 @@ def check_card(checkpoint: Path, folder: Path) -> None:
 def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     """In one command, which does not repeat it; here the second stage trains the target alone."""
     overrides = [
-        "draft=demo-medusa2", "draft.heads=2", "draft.heads_steps=4", "draft.heads_weight=0",
-        "optim.steps=2", "tree=chain", "tree.depth=2", "run_name=medusa2",
-    ]  # fmt: skip
+        "draft=demo-medusa2",
+        "draft.heads=2",
+        "draft.heads_steps=4",
+        "draft.heads_weight=0",
+        "optim.steps=2",
+        "tree=chain",
+        "tree.depth=2",
+        "run_name=medusa2",
+    ]
     staged = conf(folder, *overrides, without=("draft.ttt_steps", "draft.vocab_size"))
     out = folder / "out" / "medusa2"
     run(staged)
@@ -179,9 +181,7 @@ def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     ],
     ids=["two stages", "two optimizers", "features in memory"],
 )
-def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(
-    folder, monkeypatch, tmp_path, overrides
-):
+def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(folder, monkeypatch, tmp_path, overrides):
     taken: list[weakref.ref] = []
     build, evaluate = trainer.build_optimizers, distillation.evaluate_drafts
     keep = TargetFeatures.keep_all
@@ -206,9 +206,8 @@ def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(
     monkeypatch.setattr(distillation, "evaluate_drafts", watch_evaluate)
     small = ["tree=chain", "tree.depth=2", "optim.steps=1", "evaluation.batch_sizes=[]"]
     given = conf(
-        folder, *small, *overrides, f"output_dir={tmp_path}",
-        without=("draft.ttt_steps", "draft.vocab_size", "optim"),
-    )  # fmt: skip
+        folder, *small, *overrides, f"output_dir={tmp_path}", without=("draft.ttt_steps", "draft.vocab_size", "optim")
+    )
     run(given)
 
 
@@ -240,10 +239,17 @@ def test_a_run_does_not_continue_on_other_training_rows(folder, tmp_path, target
 
 def resumable(folder: Path, place: Path, *overrides: str) -> TrainConf:
     return conf(
-        folder, f"data.path={place / 'rows.jsonl'}", f"output_dir={place}", "held_out_prompts=0",
-        "optim.schedule=constant", "eval_every=1", "save_every=1", "tree=chain", "tree.depth=2",
+        folder,
+        f"data.path={place / 'rows.jsonl'}",
+        f"output_dir={place}",
+        "held_out_prompts=0",
+        "optim.schedule=constant",
+        "eval_every=1",
+        "save_every=1",
+        "tree=chain",
+        "tree.depth=2",
         *overrides,
-    )  # fmt: skip
+    )
 
 
 def train_only(conf: TrainConf, target: Target) -> dict[str, torch.Tensor]:
@@ -271,9 +277,7 @@ def load_heads(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoint" / "model.safetensors")
 
 
-def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(
-    folder, capsys, monkeypatch, tmp_path
-):
+def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with a tuner's lock of its own
     monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
     monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)

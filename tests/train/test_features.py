@@ -12,15 +12,7 @@ from data.features.manifest import read_manifest
 from data.packing.pack import pack_documents
 from models.device.config import MachineConf
 from models.drafts.base import Needs
-from models.drafts.options import (
-    CausalLMConf,
-    Eagle1Conf,
-    Eagle3Conf,
-    HydraConf,
-    InitFrom,
-    Medusa2Conf,
-    MedusaConf,
-)
+from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, Medusa2Conf, MedusaConf
 from models.io.errors import UserError
 from models.losses.config import LossConf, LossName
 from tests.support import captured
@@ -44,9 +36,8 @@ EAGLE3, MEDUSA = METHODS["eagle3"], METHODS["medusa"]
 # rounding makes another token the likeliest here and there: which a small vocabulary may lack
 WHOLE = replace(EAGLE3, vocab_size=None)
 MACHINE = MachineConf(
-    name="made", chips=1, cores=1, memory_gib=64.0, bandwidth_gb_s=100.0,
-    tflops={"float32": 1.0, "bfloat16": 4.0},
-)  # fmt: skip
+    name="made", chips=1, cores=1, memory_gib=64.0, bandwidth_gb_s=100.0, tflops={"float32": 1.0, "bfloat16": 4.0}
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +49,7 @@ def folder(tmp_path_factory, target):
 @pytest.fixture(scope="module")
 def store(folder):
     """Of EAGLE-3 in bf16, of a target in bf16."""
-    wanted = captured.conf(
-        folder, draft=EAGLE3, precision=BF16, dtype=Dtype.bf16, run_name="eagle3"
-    )
+    wanted = captured.conf(folder, draft=EAGLE3, precision=BF16, dtype=Dtype.bf16, run_name="eagle3")
     return captured.captured(wanted)
 
 
@@ -68,9 +57,7 @@ def store(folder):
 def test_every_step_has_the_loss_that_it_has_live(folder, method):
     """Bit for bit, of a target in bf16 and its store in bf16."""
     draft = METHODS[method]
-    kept = captured.captured(
-        captured.conf(folder, draft=draft, precision=BF16, dtype=Dtype.bf16, run_name=method)
-    )
+    kept = captured.captured(captured.conf(folder, draft=draft, precision=BF16, dtype=Dtype.bf16, run_name=method))
     learned(training(folder, draft, name=f"{method} live"))
     learned(training(folder, draft, name=f"{method} stored", store=kept))
     live, stored = losses(folder, f"{method} live"), losses(folder, f"{method} stored")
@@ -84,9 +71,7 @@ def test_every_step_has_the_loss_that_it_has_live(folder, method):
 @pytest.mark.parametrize("draft", [WHOLE, MEDUSA], ids=lambda draft: draft.method)
 def test_smaller_stores_are_close(folder, draft, dtype, close):
     name = f"{draft.method} {dtype.value}"
-    kept = captured.captured(
-        captured.conf(folder, draft=draft, precision=BF16, dtype=dtype, run_name=name)
-    )
+    kept = captured.captured(captured.conf(folder, draft=draft, precision=BF16, dtype=dtype, run_name=name))
     learned(training(folder, draft, name=name, store=kept))
     learned(training(folder, draft, name=f"{name} live"))
     found, live = losses(folder, name), losses(folder, f"{name} live")
@@ -107,9 +92,8 @@ def test_the_likeliest_tokens_teach_as_the_head_does(folder, loss):
     for top_k, close in ((VOCAB, 2**-8), (VOCAB // 2, 0.1)):
         name = f"{loss.value} of {top_k}"
         wanted = captured.conf(
-            folder, draft=WHOLE, precision=BF16, dtype=Dtype.bf16, run_name=name,
-            teacher=TeacherKind.topk, top_k=top_k,
-        )  # fmt: skip
+            folder, draft=WHOLE, precision=BF16, dtype=Dtype.bf16, run_name=name, teacher=TeacherKind.topk, top_k=top_k
+        )
         learned(training(folder, WHOLE, name=name, store=captured.captured(wanted), loss=conf))
         assert losses(folder, name) == pytest.approx(live, rel=close)
 
@@ -146,9 +130,7 @@ def test_a_continued_run_ends_in_the_same_weights(folder, store):
 @pytest.mark.parametrize("teacher", TeacherKind)
 @pytest.mark.parametrize("method", ["eagle3", "draft model"])
 def test_a_plan_reads_rows_of_the_shapes_that_a_store_gives(folder, target, method, teacher):
-    wanted = captured.conf(
-        folder, draft=METHODS[method], teacher=teacher, top_k=4, run_name=f"{method} {teacher}"
-    )
+    wanted = captured.conf(folder, draft=METHODS[method], teacher=teacher, top_k=4, run_name=f"{method} {teacher}")
     place = captured.captured(wanted)
     needs = Needs(layers=LAYERS if method == "eagle3" else [], hidden=False, context=False)
     given = captured.opened(place, target, needs)
@@ -163,20 +145,13 @@ def kinds(seen):
     """Shape and type of whatever is seen."""
     teacher = vars(seen.topk) if seen.topk else {}
     found = {"captured": seen.captured, "hidden": seen.hidden} | teacher
-    return {
-        name: (one.shape, one.dtype) if isinstance(one, torch.Tensor) else one
-        for name, one in found.items()
-    }
+    return {name: (one.shape, one.dtype) if isinstance(one, torch.Tensor) else one for name, one in found.items()}
 
 
 def test_a_plan_of_a_stored_run_has_no_pass_of_the_target(folder, store):
     """What the draft learns costs the same; features are those on disk."""
     live, stored = (
-        plan_run(
-            TrainPlanConf(
-                **vars(training(folder, EAGLE3, name="plan", store=kept)), machine=MACHINE
-            )
-        )
+        plan_run(TrainPlanConf(**vars(training(folder, EAGLE3, name="plan", store=kept)), machine=MACHINE))
         for kept in (None, store)
     )
     before, now = live.best.phases, stored.best.phases
@@ -219,25 +194,17 @@ def with_nan_weights(folder):
 @pytest.mark.parametrize(
     ("draft", "data", "line"),
     [
+        (Medusa2Conf(heads=4), {}, "data.source: must be documents for draft medusa2, which changes its"),
         (
-            Medusa2Conf(heads=4), {},
-            "data.source: must be documents for draft medusa2, which changes its",
-        ),
-        (
-            METHODS["draft model"], {"on_policy": OnPolicyConf(share=0.5, interval=2)},
+            METHODS["draft model"],
+            {"on_policy": OnPolicyConf(share=0.5, interval=2)},
             "data.on_policy.share: must be 0.0 with data.source=captured, got 0.5",
         ),
-        (
-            EAGLE3, {"keep_features": True},
-            "data.keep_features: must be False with data.source=captured, got True",
-        ),
-        (
-            replace(EAGLE3, layers=[1, 2, 3]), {},
-            "data.path: must hold what the draft reads, captured layers [1, 2, 3]",
-        ),
+        (EAGLE3, {"keep_features": True}, "data.keep_features: must be False with data.source=captured, got True"),
+        (replace(EAGLE3, layers=[1, 2, 3]), {}, "data.path: must hold what the draft reads, captured layers [1, 2, 3]"),
     ],
     ids=["trained target", "rows of the draft", "features in memory", "other layers"],
-)  # fmt: skip
+)
 def test_what_a_store_cannot_serve_is_refused(folder, store, draft, data, line):
     assert refused(folder, draft, store, "refused", data=data).startswith(line)
 
@@ -252,9 +219,7 @@ def test_a_missing_shard_is_named_before_the_target_is_read(folder, store, tmp_p
 
 def test_likeliest_tokens_are_known_at_one_temperature(folder):
     wanted = captured.conf(folder, draft=EAGLE3, run_name="topk", teacher=TeacherKind.topk, top_k=4)
-    said = refused(
-        folder, EAGLE3, captured.captured(wanted), "warm", loss=LossConf(temperature=0.7)
-    )
+    said = refused(folder, EAGLE3, captured.captured(wanted), "warm", loss=LossConf(temperature=0.7))
     assert said.startswith("loss.temperature: must be 1 with a store of teacher=topk, got 0.7")
 
 

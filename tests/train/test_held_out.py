@@ -57,10 +57,7 @@ def conversations(count: int) -> list[dict]:
         for turn in range(1 + number % 3):
             topic = "the weather" if turn == 0 and number % 9 == 4 else f"thing {number}.{turn}"
             said = " ".join(draw.choices(["it", "is", "cold", "well", "there"], k=6))
-            messages += [
-                {"role": "user", "content": f"Tell me of {topic}."},
-                {"role": "assistant", "content": said},
-            ]
+            messages += [{"role": "user", "content": f"Tell me of {topic}."}, {"role": "assistant", "content": said}]
         rows.append({"messages": messages, "category": ("chat", "code")[number % 5 == 0]})
     return rows
 
@@ -78,27 +75,44 @@ def save_target(folder: Path) -> None:
     torch.manual_seed(0)
     tokenizer = FAMILY.tokenizer("qwen3")
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, intermediate_size=64, max_position_embeddings=512,
-        tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
         pad_token_id=0,
-    )  # fmt: skip
+    )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def conf(folder: Path, *overrides: str) -> TrainConf:
     given = {
-        "target.name": folder / "target", "draft.layers": [0, 1, 2], "draft.ttt_steps": 2,
-        "draft.vocab_size": "null", "data": "jsonl", "data.path": folder / "rows.jsonl",
-        "data.row_length": 256, "data.turns": "each", "evaluation.max_new_tokens": 3,
-        "evaluation.batch_sizes": [], "optim": "adamw", "optim.steps": 1, "optim.rows_per_step": 2,
-        "held_out_prompts": 6, "num_eval_prompts": 3, "run_name": "run",
+        "target.name": folder / "target",
+        "draft.layers": [0, 1, 2],
+        "draft.ttt_steps": 2,
+        "draft.vocab_size": "null",
+        "data": "jsonl",
+        "data.path": folder / "rows.jsonl",
+        "data.row_length": 256,
+        "data.turns": "each",
+        "evaluation.max_new_tokens": 3,
+        "evaluation.batch_sizes": [],
+        "optim": "adamw",
+        "optim.steps": 1,
+        "optim.rows_per_step": 2,
+        "held_out_prompts": 6,
+        "num_eval_prompts": 3,
+        "run_name": "run",
         "output_dir": folder / "outputs" / "train",
-    }  # fmt: skip
-    return compose(
-        "train", TrainConf, [*(f"{k}={v}" for k, v in given.items()), *FEW, *TREE, *overrides]
-    )
+    }
+    return compose("train", TrainConf, [*(f"{k}={v}" for k, v in given.items()), *FEW, *TREE, *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +169,12 @@ def test_held_out_prompts_are_what_serving_would_send(folder, run, tokenizer):
     rendered = {
         tuple(
             tokenizer.apply_chat_template(
-                row["messages"][: turn + 1], add_generation_prompt=True, enable_thinking=False,
-                return_dict=True,
+                row["messages"][: turn + 1], add_generation_prompt=True, enable_thinking=False, return_dict=True
             )["input_ids"]
         )
         for row in lines(folder / "rows.jsonl")
         for turn in range(0, len(row["messages"]), 2)
-    }  # fmt: skip
+    }
     held = [tuple(row["ids"]) for name in (FINAL_FILE, SELECTION_FILE) for row in lines(run / name)]
     assert len(held) == 9
     assert set(held) <= rendered
@@ -178,9 +191,7 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
     }
     for document in read_documents(conf(folder).data, tokenizer):
         ids = document.ids[: document.answer.index(True)]
-        known = bool(
-            learned & set(prompt_hashes(tokenizer.decode(ids, skip_special_tokens=True), ""))
-        )
+        known = bool(learned & set(prompt_hashes(tokenizer.decode(ids, skip_special_tokens=True), "")))
         first = tokenizer.decode(ids).partition("<|im_end|>")[0]
         assert known == (first not in held)
         kept, gone = kept + known, gone + (not known)
@@ -188,9 +199,7 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
     assert kept
     checked = report_of(run)["setup"]["prompts"]["contamination"]["run"]
     assert (checked["checked"], checked["count"]) == (True, 0)
-    judged, choosing = (
-        {tuple(r["ids"]) for r in lines(run / name)} for name in (FINAL_FILE, SELECTION_FILE)
-    )
+    judged, choosing = ({tuple(r["ids"]) for r in lines(run / name)} for name in (FINAL_FILE, SELECTION_FILE))
     assert not judged & choosing
 
 
@@ -211,9 +220,7 @@ def test_eval_takes_the_prompts_of_the_run(run, command, folder):
 
 
 def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, tokenizer):
-    selection = fingerprint_prompts(
-        load_eval_prompts(tokenizer, str(run / SELECTION_FILE), limit=None)
-    )
+    selection = fingerprint_prompts(load_eval_prompts(tokenizer, str(run / SELECTION_FILE), limit=None))
     few = ["depth=1", "max_new_tokens=2", "ranks=2"]
     command(infer.tune.main, *few, "nodes=[2]", "batch=[1]", "repeats=1", "ngram_tokens=0")
     told = json.loads((folder / "outputs/infer.tune/tune/tune.json").read_text())
@@ -221,17 +228,12 @@ def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, toke
     assert selection != report_of(run)["setup"]["prompts"]["sha256"]
 
 
-@pytest.mark.parametrize(
-    ("module", "key"),
-    [(infer.eval, "evaluation.prompts"), (infer.tune, "prompts")],
-)
+@pytest.mark.parametrize(("module", "key"), [(infer.eval, "evaluation.prompts"), (infer.tune, "prompts")])
 def test_a_checkpoint_that_came_without_prompts_is_refused(run, command, folder, module, key):
     """It is not judged on the demo's in silence."""
     shutil.copytree(run / "checkpoint", folder / "foreign" / "draft", dirs_exist_ok=True)
     refused = command(module.main, "checkpoint=foreign/draft", refused=True).splitlines()[-1]
-    assert refused.startswith(
-        f"error: {key}: must be named for a draft whose run kept no prompts of its own, got null"
-    )
+    assert refused.startswith(f"error: {key}: must be named for a draft whose run kept no prompts of its own, got null")
     assert refused.endswith(f"give {key}=FILE")
 
 
@@ -253,9 +255,7 @@ def test_drafts_side_by_side_must_share_their_prompts(tmp_path):
 def test_the_demo_keeps_its_own_prompts(tmp_path):
     checkpoint = tmp_path / "run" / "checkpoint"
     assert find_held_out_file([checkpoint], TargetConf(), FINAL_FILE, key="k") == "demo"
-    copy = TargetConf(
-        path=str(tmp_path)
-    )  # of another model, under the name that a bare command has
+    copy = TargetConf(path=str(tmp_path))  # of another model, under the name that a bare command has
     with pytest.raises(UserError, match="must be named"):
         find_held_out_file([checkpoint], copy, FINAL_FILE, key="k")
     (tmp_path / "run").mkdir()
@@ -264,9 +264,7 @@ def test_the_demo_keeps_its_own_prompts(tmp_path):
     assert read_longest_row(checkpoint) == 128
 
 
-@pytest.mark.parametrize(
-    ("context", "demo", "tokens"), [(None, True, 64), (4096, False, 256), (100, False, 50)]
-)
+@pytest.mark.parametrize(("context", "demo", "tokens"), [(None, True, 64), (4096, False, 256), (100, False, 50)])
 def test_answers_are_long_where_the_target_is_real_and_has_room(context, demo, tokens):
     assert max_answer_tokens(EvaluationConf(), context, demo=demo) == tokens
     assert max_answer_tokens(EvaluationConf(max_new_tokens=9), context, demo=demo) == 9
@@ -303,19 +301,14 @@ def test_what_data_prepare_held_out_is_what_the_draft_is_judged_by(folder, tmp_p
     assert first.chat_template
     assert tokenizer.decode(first.ids).endswith("<think>\n\n</think>\n\n")
     assert len(learned) < len(
-        read_documents(
-            DataConf(source=DataSource.prepared, path=str(data), turns=TurnSelection.each),
-            tokenizer,
-        )
+        read_documents(DataConf(source=DataSource.prepared, path=str(data), turns=TurnSelection.each), tokenizer)
     )
 
 
 def test_too_few_of_them_are_added_to_from_the_data(folder, tmp_path):
     data = prepared(tmp_path / "data", held=2)
     _, held, _ = held_of(folder, data)
-    assert [row["held_out_of"] for row in held.final] == [f"{data} by data.prepare"] * 2 + [
-        str(data)
-    ] * 4
+    assert [row["held_out_of"] for row in held.final] == [f"{data} by data.prepare"] * 2 + [str(data)] * 4
 
 
 def test_prompts_without_room_for_an_answer_are_left_out_and_counted(folder, tmp_path, caplog):
@@ -353,9 +346,9 @@ def test_a_store_tells_which_documents_are_of_one_conversation(folder, tmp_path)
 
 
 def test_names_say_where_prompts_are_from():
-    assert format_data_name(
-        DataConf(source=DataSource.dataset, path="org/chat", split="train_sft")
-    ) == ("org/chat:train_sft")
+    assert format_data_name(DataConf(source=DataSource.dataset, path="org/chat", split="train_sft")) == (
+        "org/chat:train_sft"
+    )
     assert format_data_name(DataConf(source=DataSource.captured, path="a")) == "the feature store a"
 
 

@@ -59,11 +59,17 @@ def two_processes(*folders: Path, changes: dict) -> list[Popen]:
         port = str(free.getsockname()[1])
     return [
         toy_process(
-            folder, changes, stderr=PIPE, RANK=rank, LOCAL_RANK=rank,
-            WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port,
+            folder,
+            changes,
+            stderr=PIPE,
+            RANK=rank,
+            LOCAL_RANK=rank,
+            WORLD_SIZE="2",
+            MASTER_ADDR="localhost",
+            MASTER_PORT=port,
         )
         for rank, folder in zip("01", (folders[0], folders[-1]), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.system
@@ -84,9 +90,7 @@ def test_processes_change_nothing(tmp_path):
     toy_run(tmp_path / "one", toy_conf(dropout=0.0, optim=UNCLIPPED))
     assert_close(weights(tmp_path / "one"), weights(tmp_path / "two"))
     counts = ("step", "train/rows", "train/epochs", "train/tokens", "train/answer_tokens")
-    one, two = (
-        [[m[k] for k in counts] for m in metrics(tmp_path / name)] for name in ("one", "two")
-    )
+    one, two = ([[m[k] for k in counts] for m in metrics(tmp_path / name)] for name in ("one", "two"))
     assert one == two
 
 
@@ -121,10 +125,7 @@ def test_the_best_checkpoint_is_chosen_by_delivered_tokens(tmp_path, monkeypatch
     lengths = iter([1.5, 2.5, 2.0])
     monkeypatch.setattr(
         "tests.support.toy_run.toy_length",
-        lambda draft: {
-            "delivered_per_round": (length := next(lengths)),
-            "acceptance_length": 9 - length,
-        },
+        lambda draft: {"delivered_per_round": (length := next(lengths)), "acceptance_length": 9 - length},
     )
     _, progress = toy_run(tmp_path, toy_conf())
     assert (progress.best, progress.best_step) == (2.5, 8)
@@ -134,9 +135,7 @@ def test_the_best_checkpoint_is_chosen_by_delivered_tokens(tmp_path, monkeypatch
 
 def test_measuring_leaves_training_alone(tmp_path, monkeypatch):
     toy_run(tmp_path / "drawing", toy_conf())
-    monkeypatch.setattr(
-        "tests.support.toy_run.toy_length", lambda draft: {"delivered_per_round": 1.0}
-    )
+    monkeypatch.setattr("tests.support.toy_run.toy_length", lambda draft: {"delivered_per_round": 1.0})
     toy_run(tmp_path / "quiet", toy_conf())
     one, two = weights(tmp_path / "drawing"), weights(tmp_path / "quiet")
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -26,9 +26,7 @@ def card_of(folder: Path, *overrides: str, report=None, adapted=None, target=Non
     checkpoint = folder / "checkpoint"
     (checkpoint / (adapted or "")).mkdir(parents=True)
     (folder / "metrics.jsonl").write_text(
-        json.dumps(
-            {"step": 9, "train/tokens": 80.0, "train/answer_tokens": 40.0, "train/epochs": 2.0}
-        )
+        json.dumps({"step": 9, "train/tokens": 80.0, "train/answer_tokens": 40.0, "train/epochs": 2.0})
     )
     save_file({"w": torch.zeros(1)}, checkpoint / "model.safetensors", {"target_sha256": "ab12"})
     conf = compose("train", TrainConf, ["draft=qwen3-8b-eagle3", *overrides])
@@ -45,9 +43,7 @@ def only(report, index: int, **fields):
 @pytest.fixture(scope="module")
 def exact():
     """A draft whose answers are all those of the target."""
-    return with_mode(
-        one_draft(), "eagle3-demo/tree", lossless=LosslessVerdict.yes, mismatched_prompts=0
-    )
+    return with_mode(one_draft(), "eagle3-demo/tree", lossless=LosslessVerdict.yes, mismatched_prompts=0)
 
 
 def test_a_draft_of_a_public_target_names_it_and_its_data(tmp_path, exact):
@@ -66,8 +62,7 @@ def test_the_card_of_the_demo_tells_no_path_of_its_machine_but_to_serve(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("draft", "of"),
-    [("qwen3-8b-eagle3", "Qwen/Qwen3-8B"), ("qwen3-32b-eagle3", "Qwen/Qwen3-32B"), ("demo", None)],
+    ("draft", "of"), [("qwen3-8b-eagle3", "Qwen/Qwen3-8B"), ("qwen3-32b-eagle3", "Qwen/Qwen3-32B"), ("demo", None)]
 )
 def test_a_draft_of_a_fine_tune_is_served_with_it(tmp_path, draft, of):
     """Not with the public model that it was made from."""
@@ -92,15 +87,11 @@ def test_what_it_was_trained_on_is_a_table_with_a_row_for_each_fact(tmp_path):
 
 @pytest.mark.parametrize("licenses", [["MIT"], ["MIT", "Apache-2.0"], [""]])
 def test_the_license_of_the_data_is_the_one_that_the_mixture_recorded(tmp_path, licenses):
-    rows = [
-        PreparedRow(id=str(n), source="mine", license=name, text="a text")
-        for n, name in enumerate(licenses)
-    ]
+    rows = [PreparedRow(id=str(n), source="mine", license=name, text="a text") for n, name in enumerate(licenses)]
     (tmp_path / "rows").mkdir()
     write_prepared_rows(
-        tmp_path / "rows" / "train-00000.parquet", rows,
-        lambda: {"licenses": {"mine": dict.fromkeys(licenses, 7)}},
-    )  # fmt: skip
+        tmp_path / "rows" / "train-00000.parquet", rows, lambda: {"licenses": {"mine": dict.fromkeys(licenses, 7)}}
+    )
     card = card_of(tmp_path / "run", "data=prepared", f"data.path={tmp_path / 'rows'}")
     told = ", ".join(f"{name or 'not recorded'} (7 rows)" for name in licenses)
     assert f"| license of the data | {told} |" in card.text
@@ -108,9 +99,12 @@ def test_the_license_of_the_data_is_the_one_that_the_mixture_recorded(tmp_path, 
 
 @pytest.mark.parametrize(
     ("overrides", "told"),
-    [([], "MIT"), (["data=jsonl", "data.path=a.jsonl"], "not recorded"),
-     (["data=jsonl", "data.path=a.jsonl", "data.license=CC-BY-4.0"], "CC-BY-4.0")],
-)  # fmt: skip
+    [
+        ([], "MIT"),
+        (["data=jsonl", "data.path=a.jsonl"], "not recorded"),
+        (["data=jsonl", "data.path=a.jsonl", "data.license=CC-BY-4.0"], "CC-BY-4.0"),
+    ],
+)
 def test_data_that_was_not_prepared_has_the_license_of_its_settings(tmp_path, overrides, told):
     assert f"| license of the data | {told} |" in card_of(tmp_path, *overrides).text
 
@@ -124,15 +118,14 @@ def test_the_serve_line_and_what_is_said_of_it_are_of_the_same_chain(tmp_path, e
 
 
 @pytest.mark.parametrize("tuned_tree", ["n-gram lookup alone, 8 tokens", "no speculation"])
-def test_where_the_tuner_chose_none_of_the_draft_the_serving_section_says_so(
-    tmp_path, exact, tuned_tree
-):
+def test_where_the_tuner_chose_none_of_the_draft_the_serving_section_says_so(tmp_path, exact, tuned_tree):
     modes = exact.overall.modes
     chain = modes["eagle3-demo/chain"].figures
     report = with_mode(
         with_modes(exact, modes | {"eagle3-demo/tuned": modes["ngram"]}),
-        "eagle3-demo/chain", speedup=replace(chain.speedup, mean=0.6),
-    )  # fmt: skip
+        "eagle3-demo/chain",
+        speedup=replace(chain.speedup, mean=0.6),
+    )
     card = card_of(tmp_path, report=only(report, 0, tuned_tree=tuned_tree))
     serving = card.text.split("## Serve")[1].split("vllm serve")[0]
     assert "0.60 [" in serving

@@ -68,10 +68,7 @@ def test_products_are_fp32_on_a_cpu_and_bf16_elsewhere_unless_a_key_says_otherwi
     assert matmul_dtype(Precision.auto, torch.device("cpu")) == torch.float32
     assert matmul_dtype(Precision.auto, torch.device("cuda")) == torch.bfloat16
     assert matmul_dtype(Precision.float32, torch.device("cuda")) == torch.float32
-    for precision, dtype in [
-        (Precision.auto, torch.float32),
-        (Precision.bfloat16, torch.bfloat16),
-    ]:
+    for precision, dtype in [(Precision.auto, torch.float32), (Precision.bfloat16, torch.bfloat16)]:
         conf = OptimConf(name=OptimName.muon, muon_precision=precision)
         (muon,), _ = build_optimizers(conf, nn.Linear(8, 8, bias=False))
         assert isinstance(muon, Muon)

@@ -38,20 +38,14 @@ def test_muon_takes_hidden_matrices_and_adamw_the_rest():
     assert isinstance(muon, Muon)
     assert names(small, muon.param_groups[0]["params"]) == {"hidden.weight"}
     rest = [p for group in adamw.param_groups for p in group["params"]]
-    assert names(small, rest) == {
-        "embed.weight", "hidden.bias", "norm.weight", "norm.bias", "lm_head.weight",
-    }  # fmt: skip
+    assert names(small, rest) == {"embed.weight", "hidden.bias", "norm.weight", "norm.bias", "lm_head.weight"}
     assert muon.param_groups[0]["initial_lr"] == pytest.approx(1e-2)
 
 
 def test_norms_biases_and_embeddings_do_not_decay():
     small = Small()
     (adamw,), _ = build_optimizers(OptimConf(weight_decay=0.1), small)
-    decays = {
-        name: group["weight_decay"]
-        for group in adamw.param_groups
-        for name in names(small, group["params"])
-    }
+    decays = {name: group["weight_decay"] for group in adamw.param_groups for name in names(small, group["params"])}
     assert {name for name, decay in decays.items() if decay} == {"hidden.weight", "lm_head.weight"}
 
 
@@ -85,16 +79,10 @@ def test_the_schedule_is_a_function_of_the_step_alone():
     ("wrong", "message"),
     [
         ({"steps": 0}, r"optim\.steps: must be at least 1, got 0"),
-        (
-            {"warmup_ratio": 1.5},
-            r"optim\.warmup_ratio: is a share and must lie in 0\.\.1, got 1\.5",
-        ),
+        ({"warmup_ratio": 1.5}, r"optim\.warmup_ratio: is a share and must lie in 0\.\.1, got 1\.5"),
         ({"lr": -1.0}, r"optim\.lr: must be positive, got -1\.0"),
         ({"betas": [0.9]}, r"optim\.betas: must be two numbers in \[0, 1\), got \[0\.9\]"),
-        (
-            {"warmup_ratio": 0.5, "decay_ratio": 0.6, "schedule": Schedule.wsd},
-            r"optim\.warmup_ratio: .*share",
-        ),
+        ({"warmup_ratio": 0.5, "decay_ratio": 0.6, "schedule": Schedule.wsd}, r"optim\.warmup_ratio: .*share"),
     ],
 )
 def test_wrong_settings_are_refused_by_key(wrong, message):
@@ -117,15 +105,9 @@ def test_muon_is_refused_where_operations_are_recorded():
         (["optim.epochs=null"], None, None),  # the default number of steps
         (["optim.epochs=3"], None, 2),
         (["draft.heads_epochs=null", "draft.heads_steps=7"], 7, None),
-        (
-            [
-                "optim.epochs=null", "optim.steps=5", "draft.heads_epochs=null",
-                "draft.heads_steps=7",
-            ],
-            7, None,
-        ),
+        (["optim.epochs=null", "optim.steps=5", "draft.heads_epochs=null", "draft.heads_steps=7"], 7, None),
     ],
-)  # fmt: skip
+)
 def test_a_first_stage_counts_as_its_run_does(overrides, steps, epochs):
     stage = compose("train", TrainConf, ["draft=qwen3-8b-medusa2", *overrides]).first_stage()
     assert (stage.optim.steps, stage.optim.epochs) == (steps, epochs)

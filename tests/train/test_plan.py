@@ -66,27 +66,39 @@ KINDS = {
 
 
 def conf(*overrides: str) -> TrainConf:
-    small = ["optim=adamw", "optim.rows_per_step=2", "optim.compile=false", "tree=chain",
-             "tree.depth=3", f"data.row_length={LENGTH}", "num_eval_prompts=4", "run_name=planned",
-             "evaluation.max_new_tokens=6"]  # fmt: skip
+    small = [
+        "optim=adamw",
+        "optim.rows_per_step=2",
+        "optim.compile=false",
+        "tree=chain",
+        "tree.depth=3",
+        f"data.row_length={LENGTH}",
+        "num_eval_prompts=4",
+        "run_name=planned",
+        "evaluation.max_new_tokens=6",
+    ]
     return compose("train", TrainConf, [*small, *overrides])
 
 
 def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     """A real run of random weights, every token of its rows an answer."""
     torch.manual_seed(0)
-    target = Target(
-        Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device
-    )
+    target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows_per_step, LENGTH)
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
     parallel = build_parallel(conf.parallel, device, trackers=[])
     state = RunState(folder, flatten_config(conf))
     return Trainer(
-        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows,
-        state=state, log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=lambda _: {},
-    )  # fmt: skip
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=rows,
+        state=state,
+        log=MetricLogger(conf.log, state, parallel.accelerator),
+        evaluate=lambda _: {},
+    )
 
 
 def allocated(work) -> int:
@@ -125,20 +137,12 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
     taken = allocated(loop._train_step)
 
     target = model_outline(device)
-    found = trace_run(
-        run,
-        target,
-        build_meta_draft(run.draft, target, loss=run.loss, seed=0),
-        prompt_tokens=PROMPT,
-    )
+    found = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
     held = found.pop(EVALUATION).peak_bytes
-    moments = [
-        m for o in loop.training_state.optimizers for s in o.state.values() for m in s.values()
-    ]
+    moments = [m for o in loop.training_state.optimizers for s in o.state.values() for m in s.values()]
     assert held[TARGET] == sum(t.nbytes for t in loop.target.model.state_dict().values()) + sum(
-        b.nbytes for n, b in loop.target.model.named_buffers()
-        if n not in loop.target.model.state_dict()
-    )  # fmt: skip
+        b.nbytes for n, b in loop.target.model.named_buffers() if n not in loop.target.model.state_dict()
+    )
     parameters = sum(p.nbytes for p in loop.draft.parameters())
     buffers = sum(b.nbytes for b in loop.draft.buffers())
     assert held[FROZEN] + held[TRAINED] == parameters + buffers
@@ -146,19 +150,14 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
     target = model_outline(device)
     draft = build_meta_draft(run.draft, target, loss=run.loss, seed=0)
     stays = persistent_memory(run, target, draft).peak_bytes
-    assert {part: stays[part] for part in PERSISTENT_PARTS} == {
-        part: held[part] for part in PERSISTENT_PARTS
-    }
+    assert {part: stays[part] for part in PERSISTENT_PARTS} == {part: held[part] for part in PERSISTENT_PARTS}
     planned = max(
-        phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS)
-        for phase in found.values()
+        phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS) for phase in found.values()
     )
     assert planned == pytest.approx(taken, rel=0.1)
 
 
-def trace_rows(
-    kind: str, rows: int, device: Device = CPU, overrides: Sequence[str] = ()
-) -> dict[str, TracedPhase]:
+def trace_rows(kind: str, rows: int, device: Device = CPU, overrides: Sequence[str] = ()) -> dict[str, TracedPhase]:
     run = conf(*KINDS[kind], f"optim.rows_per_step={rows}", "loss.logits_chunk=96", *overrides)
     target = model_outline(device)
     draft = build_meta_draft(run.draft, target, loss=run.loss, seed=0)
@@ -175,8 +174,7 @@ def trace_rows(
 )
 def test_random_numbers_of_a_batch_are_in_the_plan(kind, switch, bytes_per_position):
     without, with_numbers = (
-        trace_rows(kind, 2, overrides=[f"{switch}={value}"])[DRAFT_PASS].peak_bytes.total()
-        for value in (0.0, 0.2)
+        trace_rows(kind, 2, overrides=[f"{switch}={value}"])[DRAFT_PASS].peak_bytes.total() for value in (0.0, 0.2)
     )
     assert with_numbers - without >= 2 * LENGTH * bytes_per_position
 
@@ -197,16 +195,11 @@ def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
     judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation)
     taken = allocated(lambda: judge(loop.draft.eval()))
     target = model_outline(CPU)
-    found = trace_run(
-        run,
-        target,
-        build_meta_draft(run.draft, target, loss=run.loss, seed=0),
-        prompt_tokens=PROMPT,
-    )
+    found = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
     phase = found[EVALUATION]
-    assert phase.peak_bytes.total() - sum(
-        phase.peak_bytes[part] for part in PERSISTENT_PARTS
-    ) == pytest.approx(taken, rel=0.1)
+    assert phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS) == pytest.approx(
+        taken, rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,10 +233,7 @@ def test_a_core_holds_its_share_of_the_target(ranks):
 @pytest.mark.parametrize("name", ["qwen2", "phi", "llama", "gemma3"])
 def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):
     """Biases of cut features are cut too; one of gathered features, as of Phi's head, is not."""
-    biased = {
-        "qwen2": transformers.Qwen2Config(**SHAPE | HEADED),
-        "phi": transformers.PhiConfig(**SHAPE | HEADED),
-    }
+    biased = {"qwen2": transformers.Qwen2Config(**SHAPE | HEADED), "phi": transformers.PhiConfig(**SHAPE | HEADED)}
     with torch.device("meta"):
         model = model_of(biased[name] if name in biased else CUT[name]())
         target = MetaTarget(model, name="outline", device=CPU)
@@ -269,8 +259,15 @@ def folder(tmp_path):
 
 
 def plan_conf(folder, *overrides: str, machine: MachineConf = GENEROUS) -> TrainPlanConf:
-    base = ["draft=demo-medusa", f"target.path={folder / 'target'}", "optim.rows_per_step=4",
-            f"data.row_length={LENGTH}", "tree=chain", "tree.depth=3", "device=cpu"]  # fmt: skip
+    base = [
+        "draft=demo-medusa",
+        f"target.path={folder / 'target'}",
+        "optim.rows_per_step=4",
+        f"data.row_length={LENGTH}",
+        "tree=chain",
+        "tree.depth=3",
+        "device=cpu",
+    ]
     found = compose("train_plan", TrainPlanConf, [*base, *overrides])
     found.machine = machine
     return found
@@ -297,8 +294,15 @@ def suggest_for(folder, *overrides: str, gib_per_core: float) -> list[str]:
 def test_the_layout_with_the_longest_rows_is_suggested(folder):
     """One core would do with rows of 128 tokens, two fit with rows of 256."""
     machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.061})
-    tight = ["draft=demo", "draft.layers=[1,2,3]", "optim=adamw", "optim.rows_per_step=2",
-             "optim.micro_batch_size=1", "num_eval_prompts=1", "loss.logits_chunk=64"]  # fmt: skip
+    tight = [
+        "draft=demo",
+        "draft.layers=[1,2,3]",
+        "optim=adamw",
+        "optim.rows_per_step=2",
+        "optim.micro_batch_size=1",
+        "num_eval_prompts=1",
+        "loss.logits_chunk=64",
+    ]
     short = plan_run(plan_conf(folder, *tight, "data.row_length=128", machine=machine))
     assert short.fits(short.options[0])
     assert short.options[0].layout.tensor == 1
@@ -324,10 +328,17 @@ def test_every_layout_does_all_rows_on_the_cores_there_are(folder):
 
 
 def test_the_command_prints_a_plan(folder, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", [
-        "plan", "draft=demo-medusa", f"target.path={folder / 'target'}", "machine=trn2.3xlarge",
-        "tokens=1e6", f"data.row_length={LENGTH}",
-    ])  # fmt: skip
+    monkeypatch.setattr(
+        "sys.argv",
+        [
+            "plan",
+            "draft=demo-medusa",
+            f"target.path={folder / 'target'}",
+            "machine=trn2.3xlarge",
+            "tokens=1e6",
+            f"data.row_length={LENGTH}",
+        ],
+    )
     main()
     printed = capsys.readouterr().out
     assert "It fits" in printed
@@ -349,10 +360,7 @@ def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(folder):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (
-            ["data.row_length=100"],
-            "data.row_length: must be a multiple of 32 on generous, got 100; take 128",
-        ),
+        (["data.row_length=100"], "data.row_length: must be a multiple of 32 on generous, got 100; take 128"),
         (["parallel.tensor=3"], "parallel.tensor: must divide the 8 cores of generous, got 3"),
         (["memory_margin=1.5"], "memory_margin: must be at least 0 and below 1"),
         (["target.path=null", "target.name=nobody/nothing"], "target.name: must be a reachable"),
@@ -371,12 +379,13 @@ def test_mistakes_are_refused_in_a_line(folder, overrides, line):
         ({"chips": 4}, "parallel.tensor=16", r"parallel\.tensor: .* a divisor of its 8 attention"),
         ({"repeats_heads": False}, "parallel.tensor=8", r"divide the target's 4 key-value heads"),
         (
-            {"tflops": {"bfloat16": 4.0}}, "device.precision=float32",
+            {"tflops": {"bfloat16": 4.0}},
+            "device.precision=float32",
             r"device\.precision: must be one of bfloat16 on generous",
         ),
     ],
     ids=["heads", "repeated heads", "precision"],
-)  # fmt: skip
+)
 def test_what_the_machine_cannot_do_is_refused(folder, machine, override, line):
     with pytest.raises(UserError, match=line):
         plan_run(plan_conf(folder, override, machine=MachineConf(**vars(GENEROUS) | machine)))

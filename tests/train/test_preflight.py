@@ -33,15 +33,22 @@ from train.first_lines import describe_data, prepare_command
 
 LAPTOP = "smollm2-135m"  # its drafts bring no public data: they learn from answers of the target
 REAL = sorted(
-    path.stem
-    for path in (Path(CONF_DIR) / "draft").glob("*.yaml")
-    if not path.stem.startswith(("demo", LAPTOP))
+    path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if not path.stem.startswith(("demo", LAPTOP))
 )
 SMALL = [
-    "data.row_length=128", "optim.epochs=null", "optim.steps=2", "optim.rows_per_step=2",
-    "draft.ttt_steps=2", "eval_every=2", "num_eval_prompts=2", "device=cpu", "device.compile=false",
-    "device.threads=1", "tree=chain", "tree.depth=3",
-]  # fmt: skip
+    "data.row_length=128",
+    "optim.epochs=null",
+    "optim.steps=2",
+    "optim.rows_per_step=2",
+    "draft.ttt_steps=2",
+    "eval_every=2",
+    "num_eval_prompts=2",
+    "device=cpu",
+    "device.compile=false",
+    "device.threads=1",
+    "tree=chain",
+    "tree.depth=3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +99,17 @@ def test_every_real_draft_brings_public_data_that_the_command_line_overrides(dra
 
 def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(run, folder):
     code, said = run(
-        train.__main__.main, "draft=qwen3-8b-eagle3", "target.path=target", "data.path=rows.jsonl",
-        "run_name=first", "evaluation.prompts_per_category=1", "evaluation.max_new_tokens=4",
-        "data=ultrachat", "evaluation.batch_sizes=[]", *SMALL,
-    )  # fmt: skip
+        train.__main__.main,
+        "draft=qwen3-8b-eagle3",
+        "target.path=target",
+        "data.path=rows.jsonl",
+        "run_name=first",
+        "evaluation.prompts_per_category=1",
+        "evaluation.max_new_tokens=4",
+        "data=ultrachat",
+        "evaluation.batch_sizes=[]",
+        *SMALL,
+    )
     assert code == 0
     first = said.splitlines()
     assert first[0] == (
@@ -111,10 +125,15 @@ def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(ru
 
 def test_the_printed_command_composes_to_this_target_and_these_prompts():
     typed = [
-        "draft=qwen3-1.7b", "data=jsonl", 'data.path="my rows,1.jsonl"', "data.column=said",
-        "data.limit=50", "+data.template.enable_thinking=false", "target.path=/models/mine",
+        "draft=qwen3-1.7b",
+        "data=jsonl",
+        'data.path="my rows,1.jsonl"',
+        "data.column=said",
+        "data.limit=50",
+        "+data.template.enable_thinking=false",
+        "target.path=/models/mine",
         "run_name=mine",
-    ]  # fmt: skip
+    ]
     mine = conf(*typed)
     prepared = compose("prepare", PrepareConf, shlex.split(prepare_command(mine))[3:])
     (source,) = prepared.mixture.sources.values()
@@ -131,9 +150,7 @@ def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
-    table = datasets.Dataset.from_list(
-        [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    )
+    table = datasets.Dataset.from_list([json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()])
     table.to_parquet(folder / "rows.parquet")
     table.save_to_disk(folder / "saved")
     datasets.DatasetDict(train=table).save_to_disk(folder / "splits")
@@ -153,10 +170,7 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     said = preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
     assert ("rewrites" in said) == (target == "unread")
     rows.data.turns = TurnSelection.each
-    assert (
-        preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
-        == "one document per turn"
-    )
+    assert preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns == "one document per turn"
     each = read_documents(rows.data, load_tokenizer(place))
     assert found.answer.sum() == each.answer.sum()
 
@@ -202,13 +216,15 @@ def test_what_the_data_cannot_do_is_refused_before_weights_are_read(mistake, mai
 
 def test_prepare_refuses_a_target_without_a_template_before_weights_are_read(run):
     code, error = run(
-        data.prepare.main, "mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target",
-        "mixture.exclude=[]", "target.path=plain", "run_name=plain",
-    )  # fmt: skip
-    assert (code, error.splitlines()[-1][:45]) == (
-        2,
-        "error: target.name: must have a chat template",
+        data.prepare.main,
+        "mixture=one",
+        "mixture.sources.rows.path=rows.jsonl",
+        "answers=target",
+        "mixture.exclude=[]",
+        "target.path=plain",
+        "run_name=plain",
     )
+    assert (code, error.splitlines()[-1][:45]) == (2, "error: target.name: must have a chat template")
 
 
 def test_prepare_refuses_a_target_that_is_not_whole_before_rows_are_read(run, folder):
@@ -218,9 +234,14 @@ def test_prepare_refuses_a_target_that_is_not_whole_before_rows_are_read(run, fo
     del tensors["lm_head.weight"]
     save_file(tensors, weights, metadata={"format": "pt"})
     code, error = run(
-        data.prepare.main, "mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target",
-        "mixture.exclude=[]", "target.path=headless", "run_name=headless",
-    )  # fmt: skip
+        data.prepare.main,
+        "mixture=one",
+        "mixture.sources.rows.path=rows.jsonl",
+        "answers=target",
+        "mixture.exclude=[]",
+        "target.path=headless",
+        "run_name=headless",
+    )
     assert code == 2
     assert error.startswith("error: target.path: must have the tensors that its config.json desc")
     assert not (folder / "outputs" / "prepare" / "headless").exists()
@@ -275,9 +296,13 @@ def test_a_store_of_the_demos_prompts_is_refused_with_the_command_that_answers_t
 @pytest.mark.parametrize("choice", ["data=prepared", "data=captured data.path=none"])
 def test_a_plan_needs_no_data(choice, run):
     code, said = run(
-        train.plan.main, "draft=qwen3-8b-medusa", "machine=trn2.3xlarge", "target.path=unread",
-        "data.row_length=128", *choice.split(),
-    )  # fmt: skip
+        train.plan.main,
+        "draft=qwen3-8b-medusa",
+        "machine=trn2.3xlarge",
+        "target.path=unread",
+        "data.row_length=128",
+        *choice.split(),
+    )
     assert code == 0, said
     assert ("no feature store there" in said) == ("captured" in choice)
 
@@ -289,9 +314,7 @@ def test_a_plan_takes_rows_of_2048_tokens_where_nothing_names_another_length(dat
 
 
 def test_a_draft_is_planned_for_decoding_whatever_its_data(run):
-    code, said = run(
-        infer.plan.main, "draft=qwen3-8b-eagle3", "target.path=unread", "machine=trn2.3xlarge"
-    )
+    code, said = run(infer.plan.main, "draft=qwen3-8b-eagle3", "target.path=unread", "machine=trn2.3xlarge")
     assert code == 0
     assert "eagle3 on trn2.3xlarge" in said
 

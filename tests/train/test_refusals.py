@@ -38,9 +38,7 @@ def folder(tmp_path_factory, target):
     weights = folder / "cut" / checkpoint_files.WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:-100])
     shutil.copytree(folder / "draft", folder / "foreign")
-    (folder / "foreign" / checkpoint_files.CONFIG_FILE).write_text(
-        '{"architectures": ["OtherDraft"]}'
-    )
+    (folder / "foreign" / checkpoint_files.CONFIG_FILE).write_text('{"architectures": ["OtherDraft"]}')
     (folder / "file").touch()
     (folder / "prompts.jsonl").write_text('{"text": "1 2 3"}\n')
     (folder / "bad.jsonl").write_text("1 2 3\n")
@@ -122,9 +120,13 @@ LATER = {
 @pytest.mark.parametrize("mistake", LATER)
 def test_eval_refuses_what_only_the_model_shows(mistake, refused):
     given = {
-        "checkpoint": "draft", "target.name": "target", "tree.nodes": 20, "tree.depth": 4,
-        "evaluation.prompts": "prompts.jsonl", "device.compile": "false",
-    }  # fmt: skip
+        "checkpoint": "draft",
+        "target.name": "target",
+        "tree.nodes": 20,
+        "tree.depth": 4,
+        "evaluation.prompts": "prompts.jsonl",
+        "device.compile": "false",
+    }
     key, value = mistake.split("=")
     line, _ = refused(infer.eval.main, *(f"{k}={v}" for k, v in (given | {key: value}).items()))
     assert line.startswith(LATER[mistake])
@@ -134,10 +136,7 @@ def test_eval_refuses_what_only_the_model_shows(mistake, refused):
     ("mistake", "message"),
     [
         ("tree.depth=17", "tree.depth: must be at most the 16 tokens that the draft can propose"),
-        (
-            "output_dir=file",
-            "output_dir: must be a writable folder, got file/demo (Not a directory)",
-        ),
+        ("output_dir=file", "output_dir: must be a writable folder, got file/demo (Not a directory)"),
         ("data=jsonl", "data.path: must be set for data.source=jsonl, got null"),
         ("evaluation.prompts=nowhere", "evaluation.prompts: must be a readable JSONL file"),
         ("evaluation.prompts=long.jsonl", "evaluation.prompts: prompt and answer must fit in the"),
@@ -159,9 +158,7 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
         (data.prepare, None, ["log=wandb"], "No API key configured"),
     ],
 )
-def test_wandb_without_a_key_that_works_is_refused_first(
-    command, key, words, problem, refused, monkeypatch, tmp_path
-):
+def test_wandb_without_a_key_that_works_is_refused_first(command, key, words, problem, refused, monkeypatch, tmp_path):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -181,12 +178,7 @@ def test_a_length_that_the_machine_would_pad_is_refused():
 
 
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
-    given = [
-        "target.name=nobody/nothing",
-        "data.for_any_target=true",
-        "device.compile=false",
-        f"output_dir={tmp_path}",
-    ]
+    given = ["target.name=nobody/nothing", "data.for_any_target=true", "device.compile=false", f"output_dir={tmp_path}"]
     line, _ = refused(train.__main__.main, *given)
     assert line.startswith("target.name: must be a reachable model, got 'nobody/nothing' (")
     assert line.endswith("without a network give a local copy by target.path=DIR")
@@ -208,9 +200,7 @@ def test_a_draft_of_another_tokenizer_is_refused(folder):
     ],
     ids=["eval", "tune", "generate"],
 )
-def test_the_target_of_a_draft_with_another_tokenizer_is_not_loaded(
-    refused, folder, command, given
-):
+def test_the_target_of_a_draft_with_another_tokenizer_is_not_loaded(refused, folder, command, given):
     shutil.copytree(folder / "target", folder / "other", dirs_exist_ok=True)
     tiny_tokenizer(words=60).save_pretrained(folder / "other")
     line, loaded = refused(command, "checkpoint=draft", "target.path=other", given)
@@ -237,18 +227,27 @@ def test_a_full_disk_is_one_line(refused, folder):
     run.mkdir(parents=True)
     (run / f"report.json{PARTIAL_SUFFIX}").symlink_to("/dev/full")
     line, _ = refused(
-        infer.eval.main, "checkpoint=draft", "target.name=target", "output_dir=full",
-        "evaluation.prompts=prompts.jsonl", "evaluation.max_new_tokens=2", "device.compile=false",
-    )  # fmt: skip
+        infer.eval.main,
+        "checkpoint=draft",
+        "target.name=target",
+        "output_dir=full",
+        "evaluation.prompts=prompts.jsonl",
+        "evaluation.max_new_tokens=2",
+        "device.compile=false",
+    )
     assert line.startswith("output_dir: must be a writable folder, got full/eval (No space left")
 
 
 def test_eval_says_that_a_tree_is_deeper_than_the_draft_was_trained_for(folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
     given = [
-        "checkpoint=draft", "target.name=target", "tree.depth=6", "device.compile=false",
-        "evaluation.prompts=prompts.jsonl", "evaluation.max_new_tokens=2",
-    ]  # fmt: skip
+        "checkpoint=draft",
+        "target.name=target",
+        "tree.depth=6",
+        "device.compile=false",
+        "evaluation.prompts=prompts.jsonl",
+        "evaluation.max_new_tokens=2",
+    ]
     monkeypatch.setattr(sys, "argv", ["infer.eval", *given])
     infer.eval.main()
     assert "tree.depth: 6 is deeper than the 4 steps" in capfd.readouterr().out

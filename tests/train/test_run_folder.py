@@ -74,9 +74,7 @@ def test_a_longer_run_writes_its_rows_anew_where_it_goes_on(tmp_path):
     ],
     ids=["cosine", "cosine by epochs", "fewer than done", "in the decay"],
 )
-def test_other_changes_of_length_are_refused_before_a_model_is_loaded(
-    tmp_path, started, now, stop, line
-):
+def test_other_changes_of_length_are_refused_before_a_model_is_loaded(tmp_path, started, now, stop, line):
     interrupt_run(tmp_path, conf_of(**{"steps": None} | started), at=stop)
     changed = conf_of(**{"steps": None} | now)
     state = RunState(tmp_path, flatten_config(changed))
@@ -98,8 +96,7 @@ def test_steps_and_epochs_are_not_both_given():
     with pytest.raises(UserError) as refused:
         OptimConf(steps=270, epochs=2.0)
     assert str(refused.value) == (
-        "optim.epochs: must be null if optim.steps is set, got 2.0 and 270 steps; "
-        "set one of them to null"
+        "optim.epochs: must be null if optim.steps is set, got 2.0 and 270 steps; set one of them to null"
     )
     with pytest.raises(UserError, match=r"optim\.epochs: must be positive, got 0"):
         OptimConf(epochs=0.0)
@@ -129,9 +126,7 @@ def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
 def test_disk_space_is_that_of_two_states_and_two_checkpoints(tmp_path):
     draft, _ = toy_run(tmp_path, toy_conf())
     weights, trained = draft.parameters(), trained_parameters(draft)
-    assert disk_bytes_needed(draft) == 2 * (
-        sum(p.nbytes for p in weights) + 3 * sum(p.nbytes for p in trained)
-    )
+    assert disk_bytes_needed(draft) == 2 * (sum(p.nbytes for p in weights) + 3 * sum(p.nbytes for p in trained))
 
 
 def test_starting_over_forgets_the_state(tmp_path):
@@ -146,9 +141,7 @@ def test_starting_over_forgets_the_state(tmp_path):
 
 def test_an_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(
-        UserError, match=r"output_dir: must be a writable folder, got .*file/run \("
-    ):
+    with pytest.raises(UserError, match=r"output_dir: must be a writable folder, got .*file/run \("):
         create_run_dir(tmp_path / "file" / "run")
 
 

@@ -89,12 +89,7 @@ def test_one_state_is_kept_and_leftovers_are_swept(started):
 
 @pytest.mark.parametrize(
     ("key", "before", "now"),
-    [
-        ("optim.lr", 0.003, 0.001),
-        ("seed", 0, 5),
-        ("eval_every", 4, 6),
-        ("draft.dropout", 0.1, 0.2),
-    ],
+    [("optim.lr", 0.003, 0.001), ("seed", 0, 5), ("eval_every", 4, 6), ("draft.dropout", 0.1, 0.2)],
 )
 def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     folder, conf = started
@@ -111,9 +106,12 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
 def test_what_changes_at_most_the_rounding_may_change(started):
     folder, conf = started
     changed = replace(
-        conf, log=replace(conf.log, interval=5), save_every=7, resume=False,
+        conf,
+        log=replace(conf.log, interval=5),
+        save_every=7,
+        resume=False,
         optim=replace(conf.optim, micro_batch_size=1),
-    )  # fmt: skip
+    )
     state = RunState(folder, flatten_config(changed))
     state.load_progress()
     assert state.progress.step == 8
@@ -128,8 +126,7 @@ def test_a_run_of_an_earlier_version_is_refused_with_its_version(started):
     with pytest.raises(UserError) as refused:
         RunState(folder, flatten_config(conf)).load_progress()
     assert str(refused.value) == (
-        f"run_name: must name a run of version 3, got 2 in {folder}; "
-        "use another run_name or resume=false"
+        f"run_name: must name a run of version 3, got 2 in {folder}; use another run_name or resume=false"
     )
 
 

@@ -45,9 +45,12 @@ METHODS = {
 def conf_of(method: str) -> TrainConf:
     draft, lr, micro_batches = METHODS[method]
     optim = {
-        "steps": STEPS, "lr": lr, "max_grad_norm": 1e3,
-        "rows_per_step": ROWS * micro_batches, "micro_batch_size": ROWS,
-    }  # fmt: skip
+        "steps": STEPS,
+        "lr": lr,
+        "max_grad_norm": 1e3,
+        "rows_per_step": ROWS * micro_batches,
+        "micro_batch_size": ROWS,
+    }
     conf = toy_conf(draft=draft, optim=optim)
     conf.log, conf.loss = LogConf(interval=1), LossConf(step_decay=1.0)
     conf.eval_every = conf.save_every = STEPS
@@ -63,9 +66,7 @@ class Watched(Trainer):
         if not self.state.progress.step:
             decay = self.conf.optim.betas[0]  # the first average is the gradient times 1 - decay
             optimizer = self.training_state.optimizers[0]
-            self.gradient = [
-                optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained
-            ]
+            self.gradient = [optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained]
             self.warm = self.parallel.device.count_graphs()
 
 
@@ -92,11 +93,15 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
     parallel = build_parallel(conf.parallel, device, trackers=conf.log.list_trackers())
     state = RunState(folder, flatten_config(conf))
     loop = Watched(
-        conf=conf, parallel=parallel, target=target, rows=rows, state=state,
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        rows=rows,
+        state=state,
         draft=build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed),
         log=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=lambda draft: {"delivered_per_round": 1.0},
-    )  # fmt: skip
+    )
     loop.run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     announced = len(graph_plan.list_graphs(conf, lazy=device.lazy))
@@ -110,8 +115,7 @@ def decode(device: Device, target: Target) -> dict:
     asked, found, before = prompts(), {}, device.count_graphs()
     shapes = {"chain": chain(3), "tree": tree(3)}
     decoders = {
-        name: Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS)
-        for name, shape in shapes.items()
+        name: Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS) for name, shape in shapes.items()
     }
     lengths = [len(prompt) for prompt in asked]
     needed = {g for decoder in decoders.values() for g in list_graphs(decoder.session, lengths)}
@@ -136,9 +140,7 @@ def fallbacks() -> dict[str, int]:
 if __name__ == "__main__":
     METHOD, NAME, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
-    device = open_device(DeviceConf(
-        name=DeviceName[NAME], precision=Precision.float32, compile=False
-    ))  # fmt: skip
+    device = open_device(DeviceConf(name=DeviceName[NAME], precision=Precision.float32, compile=False))
     target, rows = target_on(device)
     trained, gradient = train(device, target, rows)
     result = {"train": trained, "decode": decode(device, target)}

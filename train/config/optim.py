@@ -32,13 +32,10 @@ class Schedule(Enum):
 
 
 AUTO = "auto"
-AUTO_OR_ROWS = Rule(
-    "must be at least 1, or auto", lambda rows: rows == AUTO or (type(rows) is int and rows >= 1)
-)
+AUTO_OR_ROWS = Rule("must be at least 1, or auto", lambda rows: rows == AUTO or (type(rows) is int and rows >= 1))
 DEFAULT_STEPS = 300  # if neither optim.steps nor optim.epochs is set
 MOMENT_DECAYS = Rule(
-    "must be two numbers in [0, 1)",
-    lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+    "must be two numbers in [0, 1)", lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
 )
 
 
@@ -97,10 +94,19 @@ class OptimConf:
 
     def __post_init__(self) -> None:
         check_values(
-            self, "optim", steps=at_least(1), epochs=POSITIVE, rows_per_step=at_least(1),
-            micro_batch_size=AUTO_OR_ROWS, warmup_ratio=SHARE, decay_ratio=SHARE,
-            min_lr_ratio=SHARE, lr=POSITIVE, max_grad_norm=POSITIVE, betas=MOMENT_DECAYS,
-        )  # fmt: skip
+            self,
+            "optim",
+            steps=at_least(1),
+            epochs=POSITIVE,
+            rows_per_step=at_least(1),
+            micro_batch_size=AUTO_OR_ROWS,
+            warmup_ratio=SHARE,
+            decay_ratio=SHARE,
+            min_lr_ratio=SHARE,
+            lr=POSITIVE,
+            max_grad_norm=POSITIVE,
+            betas=MOMENT_DECAYS,
+        )
         require(
             self.epochs is None or self.steps is None,
             f"optim.epochs: must be null if optim.steps is set, got {self.epochs} and "
@@ -144,6 +150,9 @@ class OptimConf:
     def learning_rate(self, steps: int) -> LearningRate:
         """Return the learning rate over `steps` steps."""
         return LearningRate(
-            schedule=self.schedule, steps=steps, warmup_steps=round(self.warmup_ratio * steps),
-            decay_steps=round(self.decay_ratio * steps), min_lr_ratio=self.min_lr_ratio,
-        )  # fmt: skip
+            schedule=self.schedule,
+            steps=steps,
+            warmup_steps=round(self.warmup_ratio * steps),
+            decay_steps=round(self.decay_ratio * steps),
+            min_lr_ratio=self.min_lr_ratio,
+        )

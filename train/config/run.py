@@ -90,9 +90,14 @@ class TrainConf:
 
     def __post_init__(self) -> None:
         check_values(
-            self, eval_every=at_least(1), num_eval_prompts=at_least(1), save_every=at_least(1),
-            held_out_prompts=at_least(0), save_minutes=POSITIVE, seed=SEED,
-        )  # fmt: skip
+            self,
+            eval_every=at_least(1),
+            num_eval_prompts=at_least(1),
+            save_every=at_least(1),
+            held_out_prompts=at_least(0),
+            save_minutes=POSITIVE,
+            seed=SEED,
+        )
 
     @property
     def save_interval(self) -> int | None:
@@ -116,18 +121,20 @@ class TrainConf:
         if stage.epochs is None or optim.epochs is not None:
             optim = replace(optim, steps=stage.steps, epochs=stage.epochs)
         return replace(
-            self, draft=stage.draft, optim=optim, log=LogConf(interval=self.log.interval),
-            output_dir=str(Path(self.output_dir) / self.run_name), run_name=FIRST_STAGE_FOLDER,
-        )  # fmt: skip
+            self,
+            draft=stage.draft,
+            optim=optim,
+            log=LogConf(interval=self.log.interval),
+            output_dir=str(Path(self.output_dir) / self.run_name),
+            run_name=FIRST_STAGE_FOLDER,
+        )
 
     def check_settings(self) -> None:
         """Raise UserError for a wrong setting, as far as that takes no file and no model."""
         self._check_overlap()
         on_policy = self.data.on_policy
         require(
-            self.evaluation.prompts is not None
-            or self.held_out_prompts > 0
-            or self.data.source is DataSource.demo,
+            self.evaluation.prompts is not None or self.held_out_prompts > 0 or self.data.source is DataSource.demo,
             "held_out_prompts: must be at least 1 if evaluation.prompts is not set, got 0; "
             "raise it or give evaluation.prompts=FILE",
         )

@@ -88,9 +88,7 @@ def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -
         parallel_class = XlaParallel
         if conf.tensor > 1:
             import_neuronx_distributed(conf.tensor)  # early, before anything is loaded
-    return parallel_class(
-        conf=conf, device=device, accelerator=build_accelerator(device, trackers=trackers)
-    )
+    return parallel_class(conf=conf, device=device, accelerator=build_accelerator(device, trackers=trackers))
 
 
 def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
@@ -102,9 +100,7 @@ def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
         cpu=device.torch_device.type == "cpu",
         log_with=[*trackers] or None,
         kwargs_handlers=[
-            InitProcessGroupKwargs(
-                init_method=torchrun.rendezvous_url(), timeout=COLLECTIVE_TIMEOUT
-            ),
+            InitProcessGroupKwargs(init_method=torchrun.rendezvous_url(), timeout=COLLECTIVE_TIMEOUT),
             # Else DDP would rebuild its gradient buckets after the first step, and a resumed run
             # would sum gradients in another order.
             DistributedDataParallelKwargs(find_unused_parameters=True),

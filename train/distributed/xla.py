@@ -53,9 +53,7 @@ class XlaParallel(Parallel):
         """
         if not self.is_target_split:
             return load_target(conf, self.device)
-        target = load_target(
-            conf, self.device, load_part=lambda source: load_model(source, self.device.dtype)
-        )
+        target = load_target(conf, self.device, load_part=lambda source: load_model(source, self.device.dtype))
         tables = (target.model.get_input_embeddings(), target.head)
         names = [name for name, layer in target.model.named_modules() if layer in tables]
         parallelize_model(target.model, self._parallel_layers(), replicated=names)
@@ -93,14 +91,14 @@ class XlaParallel(Parallel):
         """Shard the moments. Call it after loading states and before the first step."""
         for optimizer in filter_sharded(optimizers):
             from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
-            from torch_xla.distributed import (  # pyright: ignore[reportMissingImports]
-                zero_redundancy_optimizer as zero,
-            )
+            from torch_xla.distributed import zero_redundancy_optimizer as zero  # pyright: ignore[reportMissingImports]
 
             optimizer.shard_moments(
-                zero.ZeroRedundancyOptimizer, partial(xla_model.all_gather, pin_layout=False),
-                ranks=self.accelerator.num_processes, rank=self.accelerator.process_index,
-            )  # fmt: skip
+                zero.ZeroRedundancyOptimizer,
+                partial(xla_model.all_gather, pin_layout=False),
+                ranks=self.accelerator.num_processes,
+                rank=self.accelerator.process_index,
+            )
             self.device.synchronize()  # keeps the sharding out of the first step's graph
 
     @contextmanager
@@ -122,8 +120,7 @@ def check_xla_layout(conf: ParallelConf, optimizer: str) -> None:
     """Raise UserError for layouts that neuronx-distributed and ZeRO-1 do not support."""
     require(
         conf.target is Weights.replicated,
-        "parallel.target: must be replicated with device=xla, got sharded; "
-        "split its layers by parallel.tensor",
+        "parallel.target: must be replicated with device=xla, got sharded; split its layers by parallel.tensor",
     )
     require(
         conf.draft is Weights.replicated or optimizer == "adamw",
@@ -138,10 +135,7 @@ def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
     Raise UserError, whose message states the number of `ranks`, if that fails.
     """
     try:
-        from neuronx_distributed.parallel_layers import (  # pyright: ignore[reportMissingImports]
-            layers,
-            parallel_state,
-        )
+        from neuronx_distributed.parallel_layers import layers, parallel_state  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(
             "parallel.tensor: must be 1 without neuronx-distributed, which splits the target with "
@@ -150,9 +144,7 @@ def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
     return layers, parallel_state
 
 
-def shard_rows(
-    tensor: Float[Tensor, "rows ..."], *, ranks: int, rank: int
-) -> Float[Tensor, "shard_rows ..."]:
+def shard_rows(tensor: Float[Tensor, "rows ..."], *, ranks: int, rank: int) -> Float[Tensor, "shard_rows ..."]:
     """Return the shard of one process, padded with zeros along the first axis.
 
     >>> import torch
@@ -176,17 +168,15 @@ class ShardedAdamW(AdamW):
     gather: Callable[[Tensor], Tensor]
 
     def shard_moments(
-        self, engine_class: Callable[..., Any], gather: Callable[[Tensor], Tensor], *,
-        ranks: int, rank: int,
-    ) -> None:  # fmt: skip
+        self, engine_class: Callable[..., Any], gather: Callable[[Tensor], Tensor], *, ranks: int, rank: int
+    ) -> None:
         """Build the engine, which takes all further steps, and move the moments to it, sharded."""
         options = {name: self.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
         self.gather = gather
         # The groups are shared, so that schedules still set the learning rate.
         self.engine = engine_class(
-            self.param_groups, AdamW, grad_clipping=False, pin_layout=False,
-            save_master_weights=True, **options,
-        )  # fmt: skip
+            self.param_groups, AdamW, grad_clipping=False, pin_layout=False, save_master_weights=True, **options
+        )
         for weight, shard in self._weight_shard_pairs():
             if moments := self.state.pop(weight, None):
                 self.engine.base_optimizer.state[shard] = {

@@ -43,13 +43,11 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
     if core_bytes is None:
         log.info(
-            "memory: %s does not tell its memory, so whether the run fits is not checked; "
-            "device.memory_gib=N sets it", parallel.device.name,
-        )  # fmt: skip
+            "memory: %s does not tell its memory, so whether the run fits is not checked; device.memory_gib=N sets it",
+            parallel.device.name,
+        )
         return FittedRun(
-            conf=set_micro_batch_size(conf, saved_rows or 1) if is_auto else conf,
-            parallel=parallel,
-            planned_bytes=None,
+            conf=set_micro_batch_size(conf, saved_rows or 1) if is_auto else conf, parallel=parallel, planned_bytes=None
         )
     wanted = conf
     if is_auto and saved_rows is not None:
@@ -64,8 +62,7 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     rows = plan.best.layout.rows
     require(
         len(set(parallel.gather(rows))) == 1,
-        f"optim.micro_batch_size: must be the same on all processes, got {rows} here for auto; "
-        "give a number",
+        f"optim.micro_batch_size: must be the same on all processes, got {rows} here for auto; give a number",
     )
     if conf.optim.micro_batch_size == AUTO:
         log.info("optim.micro_batch_size: auto takes %d, the most rows of a pass that fit", rows)
@@ -85,10 +82,14 @@ def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> Ma
     """Return the plan of the run's own layout; only its memory is of use, its times are not."""
     device = parallel.device
     machine = MachineConf(
-        name=LOCAL_MACHINE, chips=parallel.accelerator.num_processes,
-        memory_gib=core_bytes / GIB, bandwidth_gb_s=1.0, tflops={"float32": 1.0, "bfloat16": 1.0},
-        length_multiple=device.length_multiple, is_accelerator=device.torch_device.type != "cpu",
-    )  # fmt: skip
+        name=LOCAL_MACHINE,
+        chips=parallel.accelerator.num_processes,
+        memory_gib=core_bytes / GIB,
+        bandwidth_gb_s=1.0,
+        tflops={"float32": 1.0, "bfloat16": 1.0},
+        length_multiple=device.length_multiple,
+        is_accelerator=device.torch_device.type != "cpu",
+    )
     values = {part.name: getattr(conf, part.name) for part in fields(TrainConf)}
     plan_conf = TrainPlanConf(**values, machine=machine)
     target = build_meta_target(conf.target, device.dtype)

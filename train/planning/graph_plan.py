@@ -24,15 +24,11 @@ def compiles_features(conf: TrainConf) -> bool:
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     """Return the graphs that train/trainer.py calls on each process; `lazy` is Device.lazy."""
-    micro_batch_size = conf.optim.rows_per_pass(
-        conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
-    )
+    micro_batch_size = conf.optim.rows_per_pass(conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor))
     if lazy:
         names = {"allocate_optimizer_states", "optimizer_step"}
         return {Graph(name) for name in names | ({"see"} if conf.data.keep_features else set())}
-    graphs = (
-        {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile else set()
-    )
+    graphs = {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile else set()
     if compiles_features(conf) and conf.data.source is not DataSource.captured:
         graphs |= {Graph("features", (micro_batch_size, conf.data.row_length))}
     return graphs

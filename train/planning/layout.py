@@ -11,16 +11,7 @@ from models.meta_model import MetaTarget, find_head_layers
 from models.parallel.tensor_parallel import plan_shards
 from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.build import check_heads
-from train.planning.trace import (
-    DRAFT_PASS,
-    FROZEN,
-    GRADIENTS,
-    OPTIMIZER,
-    OPTIMIZER_STEP,
-    TARGET,
-    TARGET_PASS,
-    TRAINED,
-)
+from train.planning.trace import DRAFT_PASS, FROZEN, GRADIENTS, OPTIMIZER, OPTIMIZER_STEP, TARGET, TARGET_PASS, TRAINED
 
 BUCKETS = "gradient buckets"
 WEIGHT_PASSES = 3  # a step reads weight and gradient and writes the weight
@@ -61,9 +52,7 @@ class ProcessLayout:
 
     def split_rows(self, conf: TrainConf) -> TrainConf:
         """Return the config of a run of one process, with only its share of the rows per step."""
-        optim = replace(
-            conf.optim, rows_per_step=self.rows * self.micros, micro_batch_size=self.rows
-        )
+        optim = replace(conf.optim, rows_per_step=self.rows * self.micros, micro_batch_size=self.rows)
         return replace(conf, optim=optim)
 
 
@@ -109,9 +98,14 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
     data = max(n for n in range(1, groups + 1) if rows % n == 0)
     micro_rows = conf.optim.rows_per_pass(rows // data)
     return ProcessLayout(
-        tensor=tensor, data=data, rows=micro_rows, micros=rows // data // micro_rows, blocks=blocks,
-        target=conf.parallel.target, draft=conf.parallel.draft,
-    )  # fmt: skip
+        tensor=tensor,
+        data=data,
+        rows=micro_rows,
+        micros=rows // data // micro_rows,
+        blocks=blocks,
+        target=conf.parallel.target,
+        draft=conf.parallel.draft,
+    )
 
 
 def core_memory(phase: TracedPhase, layout: ProcessLayout) -> Counter[str]:
@@ -145,16 +139,12 @@ class StepTime:
         return max(self.arithmetic, self.bandwidth, self.links)
 
 
-def estimate_step_time(
-    traced: dict[str, TracedPhase], layout: ProcessLayout, machine: MachineConf
-) -> StepTime:
+def estimate_step_time(traced: dict[str, TracedPhase], layout: ProcessLayout, machine: MachineConf) -> StepTime:
     """Estimate the best case: only matrix products count, the rest is fused, no core waits."""
     # With a feature store there is no target pass.
     phases = [traced[name] for name in (TARGET_PASS, DRAFT_PASS) if name in traced]
     arithmetic = sum(
-        count / core_flops(machine, dtype)
-        for phase in phases
-        for dtype, count in phase.flops_by_dtype.items()
+        count / core_flops(machine, dtype) for phase in phases for dtype, count in phase.flops_by_dtype.items()
     )
     moved = sum(phase.bytes_moved for phase in phases)
     held = phases[0].peak_bytes

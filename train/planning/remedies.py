@@ -44,9 +44,7 @@ def _can_train(conf: TrainPlanConf) -> bool:
     return True
 
 
-def _list_candidates(
-    plan: MachinePlan,
-) -> Iterator[tuple[TrainPlanConf, LayoutOption, dict[str, Any]]]:
+def _list_candidates(plan: MachinePlan) -> Iterator[tuple[TrainPlanConf, LayoutOption, dict[str, Any]]]:
     """Yield configurations to try, with their layout and the overrides that lead to it.
 
     First the plan's own, then with a sharded draft, then with draft and target sharded.
@@ -61,9 +59,7 @@ def _list_candidates(
     parallel = replace(conf.parallel, draft=Weights.sharded)
     for option in plan.options:
         change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
-        sharded = replace(
-            option, layout=replace(option.layout, draft=Weights.sharded), phases={}, step_time=None
-        )
+        sharded = replace(option, layout=replace(option.layout, draft=Weights.sharded), phases={}, step_time=None)
         yield replace(conf, parallel=parallel), sharded, change
     if conf.parallel.tensor > 1:
         return
@@ -102,9 +98,7 @@ def _fit_layout(
     return overrides if plan.fits(option) else None
 
 
-def _shrink_tightest_phase(
-    conf: TrainPlanConf, option: LayoutOption, plan: MachinePlan
-) -> dict[str, int]:
+def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: MachinePlan) -> dict[str, int]:
     """Return an override that shrinks the tightest phase in proportion, or {} if none can."""
     limit, phases = plan.byte_limit, option.memory_by_phase
     sizes = {name: _split_bytes(name, parts) for name, parts in phases.items()}

@@ -12,26 +12,14 @@ from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype
 from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
-from models.meta_model import (
-    MetaTarget,
-    build_meta_draft,
-    build_meta_target,
-    find_head_layers,
-    shard_target,
-)
+from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, find_head_layers, shard_target
 from models.targets.precision import resolve_machine
 from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
 from train.optim import trained_parameters
 from train.planning.graph_plan import list_graphs
-from train.planning.layout import (
-    ProcessLayout,
-    StepTime,
-    core_memory,
-    estimate_step_time,
-    list_layouts,
-)
+from train.planning.layout import ProcessLayout, StepTime, core_memory, estimate_step_time, list_layouts
 from train.planning.trace import persistent_memory, trace_run
 from train.run.folder import disk_bytes_needed
 
@@ -103,11 +91,7 @@ class MachinePlan:
         if not fitting:
             return min(self.options, key=lambda option: (not option.phases, option.peak_bytes))
         return min(
-            fitting,
-            key=lambda option: (
-                option.step_time.bound if option.step_time else 0,
-                option.layout.tensor,
-            ),
+            fitting, key=lambda option: (option.step_time.bound if option.step_time else 0, option.layout.tensor)
         )
 
     def trace_layout(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
@@ -134,10 +118,13 @@ class MachinePlan:
         target, draft = _build_models(conf, self.dtype, layout.tensor)
         store = compatibility.read_store_manifest(conf.data, target, draft)
         phases = trace_run(
-            layout.split_rows(conf), target, draft, accelerator=self.machine.is_accelerator,
+            layout.split_rows(conf),
+            target,
+            draft,
+            accelerator=self.machine.is_accelerator,
             prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
             stored_schema=store and store.spec.schema,
-        )  # fmt: skip
+        )
         step_time = estimate_step_time(phases, layout, self.machine)
         return replace(option, phases=phases, step_time=step_time)
 
@@ -160,10 +147,7 @@ def plan_layouts(
 ) -> MachinePlan:
     """Return a plan that traces these layouts in order, up to one that uses all cores and fits."""
     options = [
-        LayoutOption(
-            layout=layout,
-            persistent=persistent_memory(conf, *_build_models(conf, dtype, layout.tensor)),
-        )
+        LayoutOption(layout=layout, persistent=persistent_memory(conf, *_build_models(conf, dtype, layout.tensor)))
         for layout in layouts
     ]
     plan = MachinePlan(conf=conf, machine=machine, dtype=dtype, options=options)
@@ -182,9 +166,7 @@ def count_graphs(plan: MachinePlan) -> int:
     return len(list_graphs(replace(layout.split_rows(conf), parallel=parallel)))
 
 
-def _build_models(
-    conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1
-) -> tuple[MetaTarget, Draft]:
+def _build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tuple[MetaTarget, Draft]:
     """Build target and draft as one core holds them if `tensor` cores share the target."""
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)

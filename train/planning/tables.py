@@ -9,9 +9,7 @@ from train.planning.layout import BUCKETS
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
-MEMORY_PARTS = (
-    TARGET, FROZEN, TRAINED, GRADIENTS, BUCKETS, OPTIMIZER, "activations", "logits", CACHE,
-)  # fmt: skip
+MEMORY_PARTS = (TARGET, FROZEN, TRAINED, GRADIENTS, BUCKETS, OPTIMIZER, "activations", "logits", CACHE)
 DAY, HOUR, MINUTE = 86400, 3600, 60
 MIB, GIB = 2**20, 2**30
 
@@ -33,9 +31,7 @@ def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
     best, size = plan.best, plan.machine.core_bytes
     limit = f"{format_gib(plan.byte_limit)} of {format_gib(size)} GiB per core"
     if plan.fits(best):
-        return (
-            f"It fits: {format_gib(best.peak_bytes)} GiB of {limit}. Start {describe_launch(plan)}"
-        )
+        return f"It fits: {format_gib(best.peak_bytes)} GiB of {limit}. Start {describe_launch(plan)}"
     remedy = f"with {' '.join(changes)} it does" if changes else "choose a larger machine"
     return f"It does not fit: {format_gib(best.peak_bytes)} GiB of {limit}; {remedy}"
 
@@ -51,9 +47,7 @@ def describe_launch(plan: MachinePlan) -> str:
 def size_table(plan: MachinePlan) -> Table:
     sizes, machine = plan.sizes, plan.machine
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
-    fast = (
-        f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
-    )
+    fast = f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
     layers = ", ".join(map(str, sizes.layers))
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
     return Table(
@@ -62,8 +56,7 @@ def size_table(plan: MachinePlan) -> Table:
         note="",
         columns=["", "", ""],
         rows=[
-            ["target", plan.conf.target.path or plan.conf.target.name,
-             format_param_count(sizes.target)],
+            ["target", plan.conf.target.path or plan.conf.target.name, format_param_count(sizes.target)],
             ["draft", plan.conf.draft.method, format_param_count(sizes.draft)],
             ["of these trained", "", format_param_count(sizes.trained)],
             ["features", needs, f"{sizes.feature_bytes:,} bytes per token"],
@@ -71,7 +64,7 @@ def size_table(plan: MachinePlan) -> Table:
             ["disk", "two states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
         ],
         label_columns=2,
-    )  # fmt: skip
+    )
 
 
 def layout_table(plan: MachinePlan) -> Table:
@@ -80,13 +73,19 @@ def layout_table(plan: MachinePlan) -> Table:
         title="Layouts: cores that share the target x groups of them with rows of their own",
         note="",
         columns=[
-            "tensor", "data", "rows x micro-batches", "GiB per core", "fits",
-            "tokens/s, arithmetic", "tokens/s, bandwidth", "tokens/s, links",
+            "tensor",
+            "data",
+            "rows x micro-batches",
+            "GiB per core",
+            "fits",
+            "tokens/s, arithmetic",
+            "tokens/s, bandwidth",
+            "tokens/s, links",
         ],
         rows=[_layout_cells(option, plan) for option in plan.options],
         stacked_headers=True,
         footnotes=["* proposed; without figures: too large for any rows, or fewer cores suffice"],
-    )  # fmt: skip
+    )
 
 
 def _layout_cells(option: LayoutOption, plan: MachinePlan) -> list[str]:
@@ -96,11 +95,13 @@ def _layout_cells(option: LayoutOption, plan: MachinePlan) -> list[str]:
     tokens, limits = tokens_per_step(plan), vars(option.step_time) if option.step_time else {}
     rates = [f"{tokens / seconds:,.0f}" if seconds else "-" for seconds in limits.values()]
     return [
-        f"{'*' if option is plan.best else ''}{layout.tensor}", str(layout.data),
+        f"{'*' if option is plan.best else ''}{layout.tensor}",
+        str(layout.data),
         f"{layout.rows} x {layout.micros}",
-        ("" if option.phases else "> ") + format_gib(option.peak_bytes), fits,
+        ("" if option.phases else "> ") + format_gib(option.peak_bytes),
+        fits,
         *(rates or [""] * 3),
-    ]  # fmt: skip
+    ]
 
 
 def memory_table(plan: MachinePlan) -> Table:
@@ -116,10 +117,7 @@ def memory_table(plan: MachinePlan) -> Table:
         title=f"{unit} per core, at the fullest moment of each phase",
         note="",
         columns=["", *phases],
-        rows=[
-            *rows,
-            ["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())],
-        ],
+        rows=[*rows, ["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())]],
     )
 
 

@@ -30,18 +30,18 @@ from train.optim import allocate_optimizer_states, build_optimizers, trained_par
 TARGET, FROZEN, TRAINED = "target", "draft, frozen", "draft, trained"
 GRADIENTS, OPTIMIZER, CACHE = "gradients", "optimizer", "cache"
 PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
-TARGET_PASS, DRAFT_PASS, OPTIMIZER_STEP, EVALUATION = (
-    "target reads",
-    "draft learns",
-    "optimizer steps",
-    "evaluation",
-)
+TARGET_PASS, DRAFT_PASS, OPTIMIZER_STEP, EVALUATION = ("target reads", "draft learns", "optimizer steps", "evaluation")
 
 
 def trace_run(
-    conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int,
-    accelerator: bool = False, stored_schema: FeatureSchema | None = None,
-) -> dict[str, TracedPhase]:  # fmt: skip
+    conf: TrainConf,
+    target: MetaTarget,
+    draft: Draft,
+    *,
+    prompt_tokens: int,
+    accelerator: bool = False,
+    stored_schema: FeatureSchema | None = None,
+) -> dict[str, TracedPhase]:
     """Return the traced phases of a run by name, with held-out prompts of `prompt_tokens` tokens.
 
     `accelerator`: whether optimizers update all weights at once and attention runs in chunks, as
@@ -56,9 +56,7 @@ def trace_run(
         rows = conf.optim.rows_per_pass(conf.optim.rows_per_step)
         batch = fullest_batch(rows, conf.data.row_length)
         extras = {  # a number without dimensions, or drawn by row and position
-            name: torch.empty(
-                batch.input_ids.shape[: extra.ndim] + extra.shape[2:], dtype=extra.dtype
-            )
+            name: torch.empty(batch.input_ids.shape[: extra.ndim] + extra.shape[2:], dtype=extra.dtype)
             for name, extra in drawn.items()
         }
         phases = _trace_micro_batch(tracer, conf, target, draft, batch, extras, stored_schema)
@@ -69,10 +67,7 @@ def trace_run(
                     group["foreach"] = accelerator
                 optimizer.step()
         draft.zero_grad()
-        phases += [
-            optimizer_phase,
-            _trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens),
-        ]
+        phases += [optimizer_phase, _trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens)]
         del optimizers  # keeps their state alive until here
     return {phase.name: phase for phase in phases}
 
@@ -101,9 +96,7 @@ def fullest_batch(rows: int, length: int) -> Batch:
     )
 
 
-def _build_optimizers(
-    tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft
-) -> list[Optimizer]:
+def _build_optimizers(tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft) -> list[Optimizer]:
     """Build the optimizers with their states, and label the states and all weights."""
     tracer.label_tensors(FROZEN, [*draft.parameters(), *draft.buffers()])
     tracer.label_tensors(TRAINED, trained_parameters(draft))
@@ -116,9 +109,14 @@ def _build_optimizers(
 
 
 def _trace_micro_batch(
-    tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, batch: Batch,
-    extras: Extras, schema: FeatureSchema | None,
-) -> list[TracedPhase]:  # fmt: skip
+    tracer: MemoryTracer,
+    conf: TrainConf,
+    target: MetaTarget,
+    draft: Draft,
+    batch: Batch,
+    extras: Extras,
+    schema: FeatureSchema | None,
+) -> list[TracedPhase]:
     """Trace the passes of a micro-batch, which leave gradients behind.
 
     If a step has several micro-batches, the gradients of an earlier one are held as well.
@@ -146,21 +144,26 @@ def _trace_micro_batch(
     return [*phases, draft_phase]
 
 
-def fake_stored_output(
-    schema: FeatureSchema, needs: Needs, shape: torch.Size, dtype: torch.dtype
-) -> TargetOutput:
+def fake_stored_output(schema: FeatureSchema, needs: Needs, shape: torch.Size, dtype: torch.dtype) -> TargetOutput:
     """Build all-zero features in the shapes that data/features/reader.py returns."""
     hidden_size, k = schema.hidden_size, schema.top_k
-    topk = TopKLogits(
-        ids=torch.zeros(*shape, k, dtype=torch.int64), log_probs=torch.zeros(*shape, k),
-        rest=torch.zeros(shape), vocab_size=schema.vocab_size,
-    ) if schema.teacher is TeacherKind.topk else None  # fmt: skip
+    topk = (
+        TopKLogits(
+            ids=torch.zeros(*shape, k, dtype=torch.int64),
+            log_probs=torch.zeros(*shape, k),
+            rest=torch.zeros(shape),
+            vocab_size=schema.vocab_size,
+        )
+        if schema.teacher is TeacherKind.topk
+        else None
+    )
     hidden_width = hidden_size if needs.hidden or topk is None else 1
     captured_width = len(needs.layers) * hidden_size
     return TargetOutput(
         captured=torch.zeros(*shape, captured_width, dtype=dtype) if captured_width else None,
-        hidden=torch.zeros(*shape, hidden_width, dtype=dtype), topk=topk,
-    )  # fmt: skip
+        hidden=torch.zeros(*shape, hidden_width, dtype=dtype),
+        topk=topk,
+    )
 
 
 def _trace_evaluation(
@@ -170,10 +173,13 @@ def _trace_evaluation(
     rows, slots = conf.num_eval_prompts, prompt_tokens + conf.evaluation.quick_tokens
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         decoder = Decoder(
-            draft.get_verifying_target(target), draft, conf.tree.build(),
+            draft.get_verifying_target(target),
+            draft,
+            conf.tree.build(),
             sampling=conf.evaluation.sampling,
-            slots=slots, batch=rows,
-        )  # fmt: skip
+            slots=slots,
+            batch=rows,
+        )
         cache, _ = decoder.session.buffers
         tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
         decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)

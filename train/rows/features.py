@@ -25,9 +25,8 @@ class TargetFeatures:
     """
 
     def __init__(
-        self, target: Target, rows: Packed, layers: list[int], *,
-        store: FeatureStore | None, compiled: bool = False,
-    ):  # fmt: skip
+        self, target: Target, rows: Packed, layers: list[int], *, store: FeatureStore | None, compiled: bool = False
+    ):
         self.target, self.rows, self.layers, self.store = target, rows, layers, store
         self._pass = build_target_pass(target, compiled=compiled)
         self.cached: TargetOutput | None = None
@@ -60,9 +59,7 @@ class TargetFeatures:
             target_output = compute(self.rows.batch(group_rows.tolist()).to(device))
             if self.cached is None:
                 self.cached = _allocate_features(target_output, num_rows)
-            for kept, new in zip(
-                _list_tensors(self.cached), _list_tensors(target_output), strict=True
-            ):
+            for kept, new in zip(_list_tensors(self.cached), _list_tensors(target_output), strict=True):
                 kept[group] = new.cpu()[: len(group)]
 
 
@@ -81,6 +78,4 @@ def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
         f"of features and {free / 1e9:.1f} GB free; set data.keep_features=false",
     )
     log.info("features: %.2f GB of the target's features are kept for all epochs", needed / 1e9)
-    return example.map_tensors(
-        lambda tensor: torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype)
-    )
+    return example.map_tensors(lambda tensor: torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype))

@@ -8,12 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from data.config import DEMO, DataSource
-from data.eval_prompts.held_out_files import (
-    HeldOutPrompts,
-    format_data_name,
-    rows_from_documents,
-    rows_from_prepared,
-)
+from data.eval_prompts.held_out_files import HeldOutPrompts, format_data_name, rows_from_documents, rows_from_prepared
 from data.eval_prompts.hold_out import HeldOutSplit, split_held_out
 from data.packing.documents import Documents
 from infer.config import EvaluationConf
@@ -33,20 +28,17 @@ def hold_out(
     Raise UserError if too few prompts can be held out.
     """
     if conf.data.source is DataSource.demo:
-        split = split_held_out(
-            documents, selection=conf.num_eval_prompts, final=0, row_length=conf.data.row_length
-        )
-        return split.training, HeldOutPrompts(
-            selection=rows_from_documents(documents, split.selection, "the demo")
-        )
+        split = split_held_out(documents, selection=conf.num_eval_prompts, final=0, row_length=conf.data.row_length)
+        return split.training, HeldOutPrompts(selection=rows_from_documents(documents, split.selection, "the demo"))
     max_tokens = _max_prompt_tokens(conf, target)
-    prepared = rows_from_prepared(
-        conf.data, target.tokenizer, conf.held_out_prompts, max_tokens, target.vocab_size
-    )
+    prepared = rows_from_prepared(conf.data, target.tokenizer, conf.held_out_prompts, max_tokens, target.vocab_size)
     split = split_held_out(
-        documents, selection=conf.num_eval_prompts, final=conf.held_out_prompts - len(prepared),
-        row_length=conf.data.row_length, max_prompt_tokens=max_tokens,
-    )  # fmt: skip
+        documents,
+        selection=conf.num_eval_prompts,
+        final=conf.held_out_prompts - len(prepared),
+        row_length=conf.data.row_length,
+        max_prompt_tokens=max_tokens,
+    )
     data_name = format_data_name(conf.data)
     require(
         bool(split.selection),
@@ -84,9 +76,7 @@ def _max_prompt_tokens(conf: TrainConf, target: Target) -> int:
     context = getattr(target.config, "max_position_embeddings", None)
     if context is None:
         return conf.data.row_length - 1
-    return min(
-        conf.data.row_length - 1, context - max_answer_tokens(conf.evaluation, context, demo=False)
-    )
+    return min(conf.data.row_length - 1, context - max_answer_tokens(conf.evaluation, context, demo=False))
 
 
 def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_tokens: int) -> None:
@@ -95,8 +85,9 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
         log.info(
             "data: %d conversations cannot be held out: prompts of more than %d tokens, or no "
             "answer within data.row_length",
-            split.num_too_long, max_tokens,
-        )  # fmt: skip
+            split.num_too_long,
+            max_tokens,
+        )
     require(
         num_final > 0 or conf.evaluation.prompts is not None,
         f"held_out_prompts: must leave as many conversations to train on, got "
@@ -105,8 +96,7 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
     )
     if num_final < conf.held_out_prompts:
         log.warning(
-            "data: %d of %d prompts are held out for the report, as half of the %d conversations "
-            "are left to train on",
+            "data: %d of %d prompts are held out for the report, as half of the %d conversations are left to train on",
             num_final,
             conf.held_out_prompts,
             split.num_groups,

@@ -43,18 +43,21 @@ class MicroBatchBuilder:
     def __init__(self, conf: TrainConf, parallel: Parallel, draft: Draft, features: TargetFeatures):
         self.seed, self.parallel, self.draft, self.features = conf.seed, parallel, draft, features
         # The order is that of whole steps, so how a step is split changes nothing.
-        self.order = RowOrder(
-            seed=conf.data.seed,
-            num_rows=len(features.rows),
-            rows_per_step=conf.optim.rows_per_step,
-        )
+        self.order = RowOrder(seed=conf.data.seed, num_rows=len(features.rows), rows_per_step=conf.optim.rows_per_step)
         self.size = conf.optim.rows_per_pass(conf.optim.rows_per_step // parallel.num_data_ranks)
         language_model = draft.as_language_model() if conf.data.on_policy.share else None
-        self.on_policy = None if language_model is None else OnPolicy(
-            conf=conf.data.on_policy, rows=features.rows, order=self.order,
-            language_model=language_model, rank=parallel.data_rank,
-            world_size=parallel.num_data_ranks,
-        )  # fmt: skip
+        self.on_policy = (
+            None
+            if language_model is None
+            else OnPolicy(
+                conf=conf.data.on_policy,
+                rows=features.rows,
+                order=self.order,
+                language_model=language_model,
+                rank=parallel.data_rank,
+                world_size=parallel.num_data_ranks,
+            )
+        )
 
     def iterate_steps(self, steps: range) -> Generator[list[MicroBatch]]:
         """Yield the micro-batches of each step, built while the step before is taken.
@@ -73,22 +76,16 @@ class MicroBatchBuilder:
 
     def build_step(self, step: int) -> list[MicroBatch]:
         """Return this process's micro-batches of a step, of equal sizes."""
-        row_numbers = self.order.batch_rows(
-            step, self.parallel.data_rank, self.parallel.num_data_ranks
-        )
+        row_numbers = self.order.batch_rows(step, self.parallel.data_rank, self.parallel.num_data_ranks)
         drafted = [False] * len(row_numbers)  # the rows to use as the draft has written them
         if self.on_policy is not None:
             drafted = self.on_policy.select_rows(step)
         return [
-            self._build_micro_batch(
-                step, row_numbers[first : first + self.size], drafted[first : first + self.size]
-            )
+            self._build_micro_batch(step, row_numbers[first : first + self.size], drafted[first : first + self.size])
             for first in range(0, len(row_numbers), self.size)
         ]
 
-    def _build_micro_batch(
-        self, step: int, row_numbers: list[int], drafted: list[bool]
-    ) -> MicroBatch:
+    def _build_micro_batch(self, step: int, row_numbers: list[int], drafted: list[bool]) -> MicroBatch:
         if self.on_policy is not None and any(drafted):
             batch, target_output = self.on_policy.build_batch(row_numbers, drafted), None
         else:
@@ -96,9 +93,11 @@ class MicroBatchBuilder:
             target_output = self.features.look_up(row_numbers)
         generators = [np.random.default_rng([self.seed, step, number]) for number in row_numbers]
         return MicroBatch(
-            batch=batch, target_output=target_output, term_weights=self.draft.term_weights(batch),
+            batch=batch,
+            target_output=target_output,
+            term_weights=self.draft.term_weights(batch),
             extras=self.draft.prepare_batch(batch, step=step, generators=generators),
-        )  # fmt: skip
+        )
 
 
 def build_ahead(build: Callable[[int], Item], steps: range) -> Generator[Item]:

@@ -43,16 +43,18 @@ class OnPolicy:
 
     def renew(self, step: int) -> None:
         """Let the draft write the rows that the steps from here to the next renewal use."""
-        row_numbers = sorted({
-            number
-            for later_step in range(step, step + self.conf.interval - step % self.conf.interval)
-            for number, is_drafted in zip(
-                self.order.batch_rows(later_step, self.rank, self.world_size),
-                self.select_rows(later_step),
-                strict=True,
-            )
-            if is_drafted
-        })  # fmt: skip
+        row_numbers = sorted(
+            {
+                number
+                for later_step in range(step, step + self.conf.interval - step % self.conf.interval)
+                for number, is_drafted in zip(
+                    self.order.batch_rows(later_step, self.rank, self.world_size),
+                    self.select_rows(later_step),
+                    strict=True,
+                )
+                if is_drafted
+            }
+        )
         self.written = dict(zip(row_numbers, self._generate_rows(row_numbers, step), strict=True))
 
     def build_batch(self, row_numbers: list[int], drafted: list[bool]) -> Batch:
@@ -61,9 +63,7 @@ class OnPolicy:
             self.written[number] if is_drafted else self.rows.batch([number])
             for number, is_drafted in zip(row_numbers, drafted, strict=True)
         ]
-        return Batch(
-            **{name: torch.cat([getattr(row, name) for row in rows]) for name in BATCH_FIELDS}
-        )
+        return Batch(**{name: torch.cat([getattr(row, name) for row in rows]) for name in BATCH_FIELDS})
 
     def _generate_rows(self, row_numbers: list[int], step: int) -> list[Batch]:
         """Return the rows with the first answer of each document rewritten by the draft.
@@ -71,19 +71,19 @@ class OnPolicy:
         What follows in the document, the rest of the old answer and later turns, is dropped.
         """
         rows = {number: self.rows.batch([number]) for number in row_numbers}
-        spans = [
-            (number, begin, end)
-            for number, row in rows.items()
-            for begin, end in first_answer_spans(row)
-        ]
+        spans = [(number, begin, end) for number, row in rows.items() for begin, end in first_answer_spans(row)]
         prompts = [_read_prompt(rows[number], begin) for number, begin, _ in spans]
         # They key the sampling noise, so they must be the same on any process.
         row_ids = [number * self.rows.length + begin for number, begin, _ in spans]
         answers = generate_answers(
-            self.language_model, prompts, max_new_tokens=[end - begin for _, begin, end in spans],
+            self.language_model,
+            prompts,
+            max_new_tokens=[end - begin for _, begin, end in spans],
             sampling=SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step),
-            batch=ANSWER_BATCH_SIZE, row_ids=row_ids, slots=self.rows.length,
-        )  # fmt: skip
+            batch=ANSWER_BATCH_SIZE,
+            row_ids=row_ids,
+            slots=self.rows.length,
+        )
         for index, answer_ids in answers:
             number, begin, end = spans[index]
             row, new_ids = rows[number], answer_ids[: end - begin]

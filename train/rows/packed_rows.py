@@ -39,25 +39,27 @@ def load_training_rows(
     with parallel.main_first():
         if conf.data.source is DataSource.captured:
             store = FeatureStore.open(
-                str(conf.data.path), target_hash=target.fingerprint,
-                tokenizer_hash=target.tokenizer_fingerprint, needs=draft.needs,
+                str(conf.data.path),
+                target_hash=target.fingerprint,
+                tokenizer_hash=target.tokenizer_fingerprint,
+                needs=draft.needs,
                 dtype=target.device.dtype,
                 checksums=conf.data.checksums and parallel.is_main,  # once for all processes
-            )  # fmt: skip
+            )
             documents = store.documents.head(conf.data.limit)
         elif conf.data.source is DataSource.demo:
             by_target = conf.data.answers.source is DemoAnswerSource.target
             answer_prompts = partial(_answer_with_target, conf, target, parallel)
             documents = Documents.from_documents(
                 iter_demo_documents(
-                    conf.data.answers, target.tokenizer, seed=conf.seed,
+                    conf.data.answers,
+                    target.tokenizer,
+                    seed=conf.seed,
                     answer_prompts=answer_prompts if by_target else None,
                 )
-            )  # fmt: skip
-        else:
-            documents = read_cached_documents(
-                conf.data, target.tokenizer, target.vocab_size, conf.output_dir
             )
+        else:
+            documents = read_cached_documents(conf.data, target.tokenizer, target.vocab_size, conf.output_dir)
         numbers, held_out = hold_out(conf, target, documents)
     packed, report = pack_documents(
         documents, conf.data.row_length, overlap=conf.data.overlap, document_numbers=numbers
@@ -72,10 +74,7 @@ def _answer_with_target(
     """Return the target's answers, from a file of an earlier run or generated and written to it."""
     answers_conf = conf.data.answers
     sampling = SamplingConf(temperature=answers_conf.temperature, seed=conf.seed)
-    inputs = [
-        target.fingerprint, str(target.device.dtype), prompts, answers_conf.max_new_tokens,
-        str(sampling),
-    ]  # fmt: skip
+    inputs = [target.fingerprint, str(target.device.dtype), prompts, answers_conf.max_new_tokens, str(sampling)]
     name = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     path = Path(conf.output_dir) / "answers" / f"{name}.json"
     is_cached = path.exists()
@@ -87,11 +86,15 @@ def _answer_with_target(
     log.info("data: the target answers %d prompts, kept in %s", len(prompts), path.parent)
     generated = track_progress(
         generate_answers(
-            target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
+            target.eager(),
+            prompts,
+            max_new_tokens=answers_conf.max_new_tokens,
+            sampling=sampling,
             batch=answers_conf.batch,
         ),
-        "answers", total=len(prompts),
-    )  # fmt: skip
+        "answers",
+        total=len(prompts),
+    )
     answers = [ids for _, ids in sorted(generated)]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)

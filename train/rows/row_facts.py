@@ -15,11 +15,7 @@ from data.packing.documents import Packed
 from data.packing.pack import DOCUMENT
 from data.sources.rows import TokenizedDocument
 from data.sources.text_hashes import ANSWER_START_CHARS, prompt_hashes
-from data.vocabulary.counts import (
-    build_coverage_table,
-    count_answer_tokens,
-    sizes_around,
-)
+from data.vocabulary.counts import build_coverage_table, count_answer_tokens, sizes_around
 from models.drafts.base import Draft
 from models.io.console import print_table
 from models.io.files import atomic_path
@@ -67,9 +63,10 @@ def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path |
     `folder`: where the table is also written; None in processes that print and write nothing.
     """
     counts = count_answer_tokens(
-        (rows.documents[number] for number in rows.document_numbers.tolist()), target.vocab_size,
+        (rows.documents[number] for number in rows.document_numbers.tolist()),
+        target.vocab_size,
         None if draft.kept_ids is None else target.tokenizer,
-    )  # fmt: skip
+    )
     required_ids = required_token_ids(target.tokenizer)
     figures = draft.fit_vocabulary(counts.total, target=target, required_ids=required_ids)
     for name, value in figures.items():

@@ -31,18 +31,17 @@ LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch and safetensors write from C++ and Rust, whose errors give the reason only in their text:
 # torch reports a short write as `unexpected pos`.
-DISK_FULL_MESSAGES = (
-    "no space left",
-    "quota exceeded",
-    "file too large",
-    "unexpected pos",
-    "write failed",
-)
+DISK_FULL_MESSAGES = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
 RUN_FILES = (
-    "metrics.jsonl", *REPORT_FILES, "training_prompts.npy", "held_out.jsonl",
-    "selection.jsonl", "vocabulary.md", "config.yaml",
-)  # fmt: skip
+    "metrics.jsonl",
+    *REPORT_FILES,
+    "training_prompts.npy",
+    "held_out.jsonl",
+    "selection.jsonl",
+    "vocabulary.md",
+    "config.yaml",
+)
 log = logging.getLogger(__name__)
 
 
@@ -61,9 +60,7 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     if not conf.resume and not any(parallel.gather(is_restart())) and parallel.is_main:
         reset_run_dir(folder)
     parallel.barrier()
-    state = RunState(
-        folder, flatten_config(conf) | {"device.route": parallel.accelerator.device.type}
-    )
+    state = RunState(folder, flatten_config(conf) | {"device.route": parallel.accelerator.device.type})
     state.load_progress()
     check_same_step(state, parallel)
     check_steps(state, conf.optim)

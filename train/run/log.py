@@ -15,13 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from jaxtyping import Float
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from models.io.console import CONSOLE, SHOWS_BARS
@@ -32,8 +26,15 @@ from train.distributed.parallel import Parallel
 from train.run.state import RunState
 
 PROGRESS_METRICS = (  # the others are plotted, not printed
-    "rows", "epochs", "tokens", "loss", "tau", "lr", "tokens_per_s", "data_wait",
-)  # fmt: skip
+    "rows",
+    "epochs",
+    "tokens",
+    "loss",
+    "tau",
+    "lr",
+    "tokens_per_s",
+    "data_wait",
+)
 log = logging.getLogger(__name__)
 
 
@@ -71,25 +72,24 @@ class ProgressBar(Progress):
 
     def __init__(self, *, steps_done: int, steps: int):
         super().__init__(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
             TextColumn("{task.description}"),
-            console=CONSOLE, disable=not SHOWS_BARS,
-        )  # fmt: skip
+            console=CONSOLE,
+            disable=not SHOWS_BARS,
+        )
         self.steps = steps
         self.bar = self.add_task("", total=steps, completed=steps_done)
 
     def report(self, step: int, values: dict[str, float], *, seconds_per_step: float) -> None:
         """Show the metrics after `step` completed steps, and the time left."""
-        figures = "  ".join(
-            f"{name} {format_metric(values[name])}" for name in PROGRESS_METRICS if name in values
-        )
+        figures = "  ".join(f"{name} {format_metric(values[name])}" for name in PROGRESS_METRICS if name in values)
         self.update(self.bar, completed=step, description=figures)
         if self.disable:
             seconds = round((self.steps - step) * seconds_per_step)
-            log.info(
-                "step %d/%d  %s  %d:%02d left",
-                step, self.steps, figures, seconds // 60, seconds % 60,
-            )  # fmt: skip
+            log.info("step %d/%d  %s  %d:%02d left", step, self.steps, figures, seconds // 60, seconds % 60)
 
 
 def format_metric(value: float) -> str:
@@ -137,12 +137,20 @@ class MetricLogger:
 
     def _start_wandb(self, state: RunState) -> None:
         state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
-        self.accelerator.init_trackers(self.conf.project, state.config, {
-            "wandb": {
-                "mode": self.conf.wandb.value, "dir": str(self.folder), "entity": self.conf.entity,
-                "name": self.folder.name, "id": state.progress.tracker, "resume": "allow",
+        self.accelerator.init_trackers(
+            self.conf.project,
+            state.config,
+            {
+                "wandb": {
+                    "mode": self.conf.wandb.value,
+                    "dir": str(self.folder),
+                    "entity": self.conf.entity,
+                    "name": self.folder.name,
+                    "id": state.progress.tracker,
+                    "resume": "allow",
+                }
             },
-        })  # fmt: skip
+        )
         if self.accelerator.is_main_process:
             # Plot over axes of ours: W&B's step must not decrease, as the step of a run does that
             # was killed and continues. A star matches no slash, and may not match a name twice.

@@ -24,9 +24,7 @@ from train.config.run import TrainConf
 TEMPLATE = Path(__file__).with_suffix(".md.j2")
 CARD_FILE = "README.md"  # the name under which the hub shows a card
 NOT_RECORDED = "not recorded"
-NO_ENGINE = (
-    "No serving engine is known to load this method's layout; the runtime that trained it does."
-)
+NO_ENGINE = "No serving engine is known to load this method's layout; the runtime that trained it does."
 
 
 def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> None:
@@ -65,10 +63,12 @@ def build_metadata(conf: TrainConf) -> ModelCardData:
     is_hub_target = not conf.target.is_demo and not Path(conf.target.location).exists()
     return ModelCardData(
         base_model=conf.target.location if is_hub_target else None,
-        license="other", license_name="see-card",
-        pipeline_tag="text-generation", tags=["speculative-decoding", "draft", conf.draft.method],
+        license="other",
+        license_name="see-card",
+        pipeline_tag="text-generation",
+        tags=["speculative-decoding", "draft", conf.draft.method],
         datasets=[conf.data.path] if is_hub_data and conf.data.path else None,
-    )  # fmt: skip
+    )
 
 
 def describe_target(target: TargetConf) -> str:
@@ -79,9 +79,7 @@ def describe_target(target: TargetConf) -> str:
     return f"`{target.location}`" + (f" (a local copy or fine-tune{of})" if of else "")
 
 
-def describe_answers(
-    draft: DraftInfo, modes: dict[str, Mode], adapted: str | None, prompts: int
-) -> str:
+def describe_answers(draft: DraftInfo, modes: dict[str, Mode], adapted: str | None, prompts: int) -> str:
     """Return whose answers the draft's user gets, or nothing where the verdict already tells."""
     verdicts = [modes[name].verdict for name in ("chain", "tree", "tuned") if name in modes]
     if any(verdict.lossy for verdict in verdicts):
@@ -130,9 +128,12 @@ def training_table(conf: TrainConf, run_folder: Path) -> Table:
         "software": f"torch {version('torch')}, transformers {version('transformers')}",
     }
     return Table(
-        title="Trained", note="", columns=["fact", "value"], label_columns=2,
+        title="Trained",
+        note="",
+        columns=["fact", "value"],
+        label_columns=2,
         rows=[list(fact) for fact in facts.items()],
-    )  # fmt: skip
+    )
 
 
 def describe_recipe(optim: OptimConf) -> str:

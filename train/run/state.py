@@ -25,20 +25,11 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from models.checkpoints.saved_states import (
-    PROGRESS_FILE,
-    STATES_FOLDER,
-    find_newest_state,
-    read_progress_file,
-)
+from models.checkpoints.saved_states import PROGRESS_FILE, STATES_FOLDER, find_newest_state, read_progress_file
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, atomic_directory
@@ -55,11 +46,25 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 # Keys that may differ when a run is continued: they change its outputs and logs, not its weights,
 # or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_KEYS = (
-    "log.", "data.license", "data.processes", "evaluation.", "output_dir",
-    "resume", "save_every", "save_minutes", "device.threads", "device.name", "device.cache_dir",
-    "device.visible_cores", "device.num_cores", "device.memory_gib", "parallel.", "tree.auto",
-    "optim.micro_batch_size", "loss.logits_chunk",
-)  # fmt: skip
+    "log.",
+    "data.license",
+    "data.processes",
+    "evaluation.",
+    "output_dir",
+    "resume",
+    "save_every",
+    "save_minutes",
+    "device.threads",
+    "device.name",
+    "device.cache_dir",
+    "device.visible_cores",
+    "device.num_cores",
+    "device.memory_gib",
+    "parallel.",
+    "tree.auto",
+    "optim.micro_batch_size",
+    "loss.logits_chunk",
+)
 STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run/folder.py checks whether they may differ
 
 
@@ -104,9 +109,12 @@ class TrainingState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_state_dict(
-            self.module, self.optimizers, options=STATE_DICT_OPTIONS,
-            model_state_dict=state["weights"], optim_state_dict=state["moments"],
-        )  # fmt: skip
+            self.module,
+            self.optimizers,
+            options=STATE_DICT_OPTIONS,
+            model_state_dict=state["weights"],
+            optim_state_dict=state["moments"],
+        )
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
             schedule.load_state_dict(saved)
 
@@ -141,8 +149,7 @@ class RunState:
             before, now = saved_config.get(key), self.config.get(key)
             require(
                 before == now or key.startswith(CHANGEABLE_KEYS) or key in STEP_KEYS,
-                f"{key}: the run was started with {before}, got {now}; "
-                "use another run_name or resume=false",
+                f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false",
             )
         self.progress = RunProgress(**saved["progress"])
 
@@ -173,17 +180,9 @@ class RunState:
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
             parallel.barrier()
             with _silence_dcp_warning(), parallel.full_moments(training_state.optimizers):
-                dcp.save(
-                    training_state.state_dict(),
-                    checkpoint_id=partial,
-                    no_dist=parallel.is_single_process,
-                )
+                dcp.save(training_state.state_dict(), checkpoint_id=partial, no_dist=parallel.is_single_process)
             if parallel.is_main:
-                saved = {
-                    "version": STATE_VERSION,
-                    "progress": asdict(self.progress),
-                    "config": self.config,
-                }
+                saved = {"version": STATE_VERSION, "progress": asdict(self.progress), "config": self.config}
                 (partial / PROGRESS_FILE).write_text(json.dumps(saved, indent=2))
         if parallel.is_main:
             self.remove_old_states()

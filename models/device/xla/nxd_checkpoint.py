@@ -36,10 +36,7 @@ from models.io.errors import UserError, require
 from models.parallel.tensor_parallel import INPUT_AXIS, OUTPUT_AXIS, plan_shards
 
 RANK_FILE = re.compile(r"(?:dp_rank_\d+_)?(?:ep_rank_(\d+)_)?tp_rank_(\d+)_pp_rank_(\d+)(?:\.pt)?")
-FUSED_LAYERS = {
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-}
+FUSED_LAYERS = {"gate_up_proj": ("gate_proj", "up_proj"), "qkv_proj": ("q_proj", "k_proj", "v_proj")}
 GROUPED_QKV = re.compile(r"qkv_proj\.(weight|bias)_([qkv])$")
 QUERY_AXES = {"q_proj.weight": OUTPUT_AXIS, "q_proj.bias": OUTPUT_AXIS, "o_proj.weight": INPUT_AXIS}
 StateDict = Mapping[str, Shaped[Tensor, "..."]]
@@ -50,9 +47,7 @@ def find_rank_files(folder: Path) -> list[Path]:
     finished = sorted(folder.glob("*/done"), key=lambda done: done.stat().st_mtime)
     folders = [folder, folder / "model", *(done.parent / "model" for done in finished[-1:])]
     for candidate in folders:
-        rank_files = {
-            match: path for path in candidate.glob("*") if (match := RANK_FILE.fullmatch(path.name))
-        }
+        rank_files = {match: path for path in candidate.glob("*") if (match := RANK_FILE.fullmatch(path.name))}
         if rank_files:
             return _order_by_rank(folder, rank_files)
     return []
@@ -147,9 +142,7 @@ def _split_fused(share: StateDict, expected: Mapping[str, Any]) -> dict[str, Ten
     return renamed
 
 
-def _merge_repeated_heads(
-    weights: dict[str, Tensor], attention: str, model: Any, shapes: Mapping[str, Any]
-) -> None:
+def _merge_repeated_heads(weights: dict[str, Tensor], attention: str, model: Any, shapes: Mapping[str, Any]) -> None:
     """Change `weights`: one copy of each key-value head, query heads in the order of the model."""
     keys = weights[f"{attention}.k_proj.weight"]
     repeats, remainder = divmod(len(keys), shapes[f"{attention}.k_proj.weight"][0])

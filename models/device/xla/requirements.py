@@ -4,12 +4,7 @@ import os
 from pathlib import Path
 
 from models.device.host import Host
-from models.device.neuron_packages import (
-    XLA_VERSION,
-    check_compiler,
-    installed_version,
-    minor_version,
-)
+from models.device.neuron_packages import XLA_VERSION, check_compiler, installed_version, minor_version
 from models.io.errors import require
 
 CACHE_VARIABLE = "NEURON_COMPILE_CACHE_URL"
@@ -28,10 +23,7 @@ def check_xla(host: Host, *, on_neuron: bool) -> None:
         "libneuronxla for XLA's own CPU device",
     )
     torch, xla = installed_version("torch"), installed_version("torch_xla")
-    require(
-        xla is not None,
-        "device.name: torch_xla is not installed, got xla; install the `xla` extra",
-    )
+    require(xla is not None, "device.name: torch_xla is not installed, got xla; install the `xla` extra")
     require(
         minor_version("torch") == minor_version("torch_xla") == XLA_VERSION,
         f"device.name: xla needs torch and torch_xla {XLA_VERSION}, got torch {torch} and "

@@ -5,13 +5,7 @@ import json
 import pytest
 
 from data.answers.answering import AnswersReport, answer_rows
-from data.answers.dialogue import (
-    ANSWER_CUT,
-    PROMPT_TOO_LONG,
-    Answer,
-    UnansweredError,
-    derive_answer_seed,
-)
+from data.answers.dialogue import ANSWER_CUT, PROMPT_TOO_LONG, Answer, UnansweredError, derive_answer_seed
 from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
 from infer.engine.generate import generate_answers
@@ -70,12 +64,7 @@ def test_short_prompts_have_rows_of_their_own_unless_that_compiles_for_an_hour(
 
 
 def test_every_answer_has_a_seed_of_its_own():
-    keys = {
-        derive_answer_seed(seed, row, turn)
-        for seed in (0, 1)
-        for row in ("1", "11")
-        for turn in (0, 1)
-    }
+    keys = {derive_answer_seed(seed, row, turn) for seed in (0, 1) for row in ("1", "11") for turn in (0, 1)}
     assert len(keys) == 8
     assert max(keys) < 2**31
     assert derive_answer_seed(0, "1", 0) == 898252347
@@ -91,9 +80,12 @@ def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
         several += len(document.spans) > 1
         for drawn, (begin, end) in zip(row.answers, document.spans, strict=True):
             ((_, own),) = generate_answers(
-                target, [document.ids[:begin]], max_new_tokens=16, sampling=conf().sampling,
+                target,
+                [document.ids[:begin]],
+                max_new_tokens=16,
+                sampling=conf().sampling,
                 row_ids=[derive_answer_seed(0, row.id, drawn.turn)],
-            )  # fmt: skip
+            )
             assert document.ids[begin:end] == own
             assert (drawn.finish_reason == "stop") == (own[-1] == 0)
         said = [m["content"] for m in row.messages if m["role"] == "assistant"]
@@ -125,11 +117,7 @@ def test_prompts_are_continued_and_rows_that_cannot_be_asked_are_counted(target,
     assert made[0].documents[0].spans[0][0] == 3
     assert [message["role"] for message in made[1].messages] == ["user", "assistant"]
     assert report.dropped == {
-        "made": {
-            PROMPT_TOO_LONG: 1,
-            "rejected by the chat template: no such role": 1,
-            "without a token": 1,
-        }
+        "made": {PROMPT_TOO_LONG: 1, "rejected by the chat template: no such role": 1, "without a token": 1}
     }
     assert report.rows + report.dropped["made"].total() == len(rows)
 

@@ -5,13 +5,7 @@ import copy
 
 import pytest
 
-from data.answers.dialogue import (
-    CONTEXT_FULL,
-    DIFFERENT_TOOL_CALL,
-    UNEXPECTED_TOOL_CALL,
-    Answer,
-    Dialogue,
-)
+from data.answers.dialogue import CONTEXT_FULL, DIFFERENT_TOOL_CALL, UNEXPECTED_TOOL_CALL, Answer, Dialogue
 from data.sources.prepared_rows import PreparedRow
 from tests.support.chat import conf
 from tests.support.families import ANSWER, CALLING, CASES, FAMILIES, QUESTION, RESULT, THANKS, TOOLS
@@ -59,26 +53,18 @@ def heard(messages, keys):
 @pytest.mark.parametrize(("family", "case"), CASES)
 def test_each_turn_is_asked_behind_what_the_target_said(family, case):
     tokenizer, case = FAMILIES[family].tokenizer(family), FAMILIES[family].cases[case]
-    dialogue, row, prompts = answered(
-        tokenizer, case.says, in_other_words(case.messages), case.tools, case.template
-    )
+    dialogue, row, prompts = answered(tokenizer, case.says, in_other_words(case.messages), case.tools, case.template)
     assert not dialogue.end_reason
     assert heard(row.messages, ("role", "content", "tool_calls")) == heard(
         case.messages, ("role", "content", "tool_calls")
     )
     thoughts = [m.get("reasoning_content", m.get("thinking", "")) for m in row.messages]
     assert thoughts == [m.get("reasoning_content", "") for m in case.messages]
-    spoken = [
-        tokenizer.decode(document.ids[begin:end])
-        for document in row.documents
-        for begin, end in document.spans
-    ]
+    spoken = [tokenizer.decode(document.ids[begin:end]) for document in row.documents for begin, end in document.spans]
     assert spoken == case.says
     for turn, prompt in enumerate(prompts):
         holder = next(d for d in row.documents if d.ids[: len(prompt)] == prompt)
-        assert [len(prompt), len(prompt) + len(tokenizer(case.says[turn])["input_ids"])] in (
-            holder.spans
-        )
+        assert [len(prompt), len(prompt) + len(tokenizer(case.says[turn])["input_ids"])] in (holder.spans)
 
 
 def test_old_thoughts_are_not_shown_where_the_template_drops_them():
@@ -102,9 +88,7 @@ def test_a_conversation_ends_where_the_target_leaves_it():
         assert (dialogue.end_reason, len(row.messages)) == (DIFFERENT_TOOL_CALL, 2)
     dialogue, row, _ = answered(tokenizer, [call], [QUESTION, ANSWER, THANKS, ANSWER], TOOLS)
     assert (dialogue.end_reason, len(row.messages)) == (UNEXPECTED_TOOL_CALL, 2)
-    dialogue, row, prompts = answered(
-        tokenizer, [said, said], [QUESTION, ANSWER, THANKS, ANSWER], room=74
-    )
+    dialogue, row, prompts = answered(tokenizer, [said, said], [QUESTION, ANSWER, THANKS, ANSWER], room=74)
     assert (dialogue.end_reason, len(row.messages), len(prompts)) == (CONTEXT_FULL, 2, 1)
 
 
@@ -112,9 +96,7 @@ def test_the_same_call_in_other_spaces_is_the_same_call():
     family = FAMILIES["qwen3"]
     call, said = family.cases["tools"].says
     loose = "\n<tool_call>\n{ " + call.removeprefix("<tool_call>\n{")
-    dialogue, row, _ = answered(
-        family.tokenizer("qwen3"), [loose, said], [QUESTION, CALLING, RESULT, ANSWER], TOOLS
-    )
+    dialogue, row, _ = answered(family.tokenizer("qwen3"), [loose, said], [QUESTION, CALLING, RESULT, ANSWER], TOOLS)
     assert not dialogue.end_reason
     assert len(row.documents) == 2  # shown again as the template writes it
 

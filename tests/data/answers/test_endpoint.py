@@ -41,9 +41,7 @@ def own(target, tmp_path_factory):
     """The rows as the target answers them in this process."""
     asker, report = TargetAnswerBackend(target, conf()), AnswersReport()
     journal = tmp_path_factory.mktemp("own") / "journal"
-    made = answer_rows(
-        asked(ROWS), asker, target.tokenizer, conf(), journal, report=report, total=ROWS
-    )
+    made = answer_rows(asked(ROWS), asker, target.tokenizer, conf(), journal, report=report, total=ROWS)
     return list(made), report
 
 
@@ -65,10 +63,7 @@ def serving(folder, **options):
 
 
 def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
-    how = conf(
-        **{"source": AnswerSource.endpoint, "url": url, "extra_body": IDS, "concurrency": 8}
-        | changes
-    )
+    how = conf(**{"source": AnswerSource.endpoint, "url": url, "extra_body": IDS, "concurrency": 8} | changes)
     where = TargetConf(name="tiny", path=str(folder))
     served = check_endpoint(how, where)
     return how, EndpointAnswerBackend(how, served, where, load_tokenizer(where))
@@ -76,9 +71,7 @@ def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
 
 def answered(rows, reached, journal):
     (how, endpoint), report = reached, AnswersReport()
-    made = answer_rows(
-        rows, endpoint, endpoint.tokenizer, how, journal, report=report, total=len(rows)
-    )
+    made = answer_rows(rows, endpoint, endpoint.tokenizer, how, journal, report=report, total=len(rows))
     return list(made), report
 
 
@@ -93,9 +86,7 @@ def test_an_endpoint_answers_as_the_target_does(folder, own, tmp_path):
     }
     for request in rest:
         sent = {k: v for k, v in request.items() if k not in ("prompt", "seed")}
-        assert sent == {
-            "model": "tiny", "max_tokens": 16, "temperature": 0.7, "top_p": 1.0, "top_k": -1, **IDS
-        }  # fmt: skip
+        assert sent == {"model": "tiny", "max_tokens": 16, "temperature": 0.7, "top_p": 1.0, "top_k": -1, **IDS}
         assert all(isinstance(token, int) for token in request["prompt"])
 
 
@@ -129,10 +120,13 @@ def test_what_is_refused_is_not_asked_again(folder, tmp_path):
 def test_a_reply_without_an_answer_is_asked_for_again(folder, own, tmp_path):
     """A server that is stopped ends its requests as aborted; proxies send pages, and parts."""
     odd = [
-        ABORTED, ABORTED, {"choices": []}, {"error": {"message": "no worker"}},
+        ABORTED,
+        ABORTED,
+        {"choices": []},
+        {"error": {"message": "no worker"}},
         Response("<html>Sign in</html>"),
         Response('{"choices": [{"te', media_type="application/json"),
-    ]  # fmt: skip
+    ]
     with serving(folder, odd=odd) as (url, requests):
         made = answered(asked(ROWS), reach(url, folder), tmp_path / "j")
     assert made == own
@@ -162,9 +156,7 @@ def test_a_field_that_the_server_refuses_is_named_before_a_row_is_asked(folder):
 
 
 def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
-    with pytest.raises(
-        UserError, match=r"answers.url: must be a reachable endpoint, .* \(no connection\)"
-    ):
+    with pytest.raises(UserError, match=r"answers.url: must be a reachable endpoint, .* \(no connection\)"):
         reach(f"http://127.0.0.1:{free_port()}/v1", folder)
     with serving(folder, context=64) as (url, requests):
         with pytest.raises(UserError, match=r"\(status 404\).*end in /v1"):
@@ -173,12 +165,8 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
             reach(url, folder, model="another")
         for path, names in (("9b", "9b or other"), (None, "other")):
             with pytest.raises(UserError, match=f"got {names}, but it serves tiny, adapter; "):
-                check_endpoint(
-                    conf(source=AnswerSource.endpoint, url=url), TargetConf(name="other", path=path)
-                )
-        with pytest.raises(
-            UserError, match=r"max_new_tokens: must leave room for a prompt in the 64 .*, got 64"
-        ):
+                check_endpoint(conf(source=AnswerSource.endpoint, url=url), TargetConf(name="other", path=path))
+        with pytest.raises(UserError, match=r"max_new_tokens: must leave room for a prompt in the 64 .*, got 64"):
             reach(url, folder, max_new_tokens=64)
         with pytest.raises(UserError, match=r"context: must fit into the 64 tokens .*, got 128"):
             reach(url, folder, context=128)
@@ -201,17 +189,11 @@ def test_errors_name_the_keys_of_the_answers():
 
 def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
     monkeypatch.setenv("THEIRS", "sk-1\n")  # as `cat` of a file gives it
-    asked = {
-        "source": AnswerSource.endpoint,
-        "url": "http://localhost:8000/v1",
-        "api_key_env": "THEIRS",
-    }
+    asked = {"source": AnswerSource.endpoint, "url": "http://localhost:8000/v1", "api_key_env": "THEIRS"}
     assert conf(**asked).api_key == "sk-1"
     for wrong in ("sk-\u00e9", "sk-1\nsk-2"):
         monkeypatch.setenv("THEIRS", wrong)
-        with pytest.raises(
-            UserError, match=r"answers.api_key_env: must name .* THEIRS beyond printab"
-        ):
+        with pytest.raises(UserError, match=r"answers.api_key_env: must name .* THEIRS beyond printab"):
             conf(**asked)
 
 

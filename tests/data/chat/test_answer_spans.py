@@ -14,28 +14,8 @@ from data.chat.tokenization import document_from_messages, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, RowRejectedError, TokenizedDocument, document_from_spans
 from models.io.errors import UserError
-from tests.data.chat.test_tokenization import (
-    CHAT,
-    EXACT,
-    HEAD,
-    PLAIN,
-    PROMPT,
-    TAGGED,
-    answers,
-    chat_tokenizer,
-)
-from tests.support.families import (
-    AGAIN,
-    ANSWER,
-    CALLING,
-    FAMILIES,
-    MULTI,
-    QUESTION,
-    RESULT,
-    SINGLE,
-    TOOLS,
-    TWICE,
-)
+from tests.data.chat.test_tokenization import CHAT, EXACT, HEAD, PLAIN, PROMPT, TAGGED, answers, chat_tokenizer
+from tests.support.families import AGAIN, ANSWER, CALLING, FAMILIES, MULTI, QUESTION, RESULT, SINGLE, TOOLS, TWICE
 
 THOUGHT = "<think>\n\n</think>\n\n"
 # marks the header, an empty thought that serving sends in the prompt, and the line break behind
@@ -65,9 +45,7 @@ def chat(template: str, **arguments) -> ChatTemplate:
     return ChatTemplate(tokenizer=chat_tokenizer(template), arguments=arguments)
 
 
-def read(
-    tokenizer, messages, turns=TurnSelection.each, **row
-) -> tuple[list[TokenizedDocument], Counter[str]]:
+def read(tokenizer, messages, turns=TurnSelection.each, **row) -> tuple[list[TokenizedDocument], Counter[str]]:
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=messages, **row)
     return documents_from_row(row, conf, tokenizer)
@@ -93,10 +71,11 @@ def test_marks_around_whole_turns_change_nothing(case):
     before, calls, final, results = re.split(
         r"(?=\n    {%- (?:el)?if message.role == '(?:assistant|tool)')", plain.chat_template
     )
-    marked.chat_template = before + "".join(
-        part.replace("%}", "%}{%- generation -%}", 1) + "{%- endgeneration -%}"
-        for part in (calls, final)
-    ) + results  # fmt: skip
+    marked.chat_template = (
+        before
+        + "".join(part.replace("%}", "%}{%- generation -%}", 1) + "{%- endgeneration -%}" for part in (calls, final))
+        + results
+    )
     case = FAMILIES["harmony"].cases[case]
     for turns in TurnSelection:
         row = {"turns": turns, "tools": case.tools}
@@ -125,9 +104,7 @@ def test_a_token_behind_the_whole_text_is_not_said(tagged):
     tokenizer = chat_tokenizer((TAGGED if tagged else PLAIN).replace(PROMPT, behind))
     tokenizer.eos_token = "</s>"
     for last_only in (False, True):
-        document = document_from_messages(
-            ChatTemplate(tokenizer=tokenizer), CHAT, last_only=last_only
-        )
+        document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT, last_only=last_only)
         assert answers(tokenizer, document) == EXACT[last_only:]
 
 
@@ -196,9 +173,7 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole(space):
         + space
         + "{{ m.content }}</s>{% endif %}{% endfor %}"
     )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="</s>", chat_template=template
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=template)
     said = {"role": "assistant", "content": "It is cold."}
     [document], _ = read(tokenizer, [QUESTION, said])
     learned = [token for token, flag in zip(document.ids, document.answer, strict=True) if flag]
@@ -207,9 +182,7 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole(space):
 
 
 def test_what_a_template_does_not_take_is_counted():
-    gemma, llama, harmony = (
-        FAMILIES[name].tokenizer(name) for name in ("gemma-3", "llama-3.1", "harmony")
-    )
+    gemma, llama, harmony = (FAMILIES[name].tokenizer(name) for name in ("gemma-3", "llama-3.1", "harmony"))
     documents, skipped = read(gemma, [QUESTION, CALLING, RESULT, ANSWER])
     assert not documents  # no call is written, and no result
     unwritten, refused = skipped
@@ -289,6 +262,4 @@ def test_consecutive_answers_are_each_behind_what_was_said():
     tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
     documents, skipped = read(tokenizer, [*MULTI, AGAIN])
     assert not skipped
-    assert [answers(tokenizer, document)[0] for document in documents][1:] == [
-        f"{AGAIN['content']}<|im_end|>"
-    ] * 2
+    assert [answers(tokenizer, document)[0] for document in documents][1:] == [f"{AGAIN['content']}<|im_end|>"] * 2

@@ -70,9 +70,7 @@ def test_documents_and_counts_are_those_of_one_process(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "fault", [{f"row_{ROWS - 40}": UNKNOWN_TOKEN}, {f"row_{ROWS - 1}": NOT_JSON}]
-)
+@pytest.mark.parametrize("fault", [{f"row_{ROWS - 40}": UNKNOWN_TOKEN}, {f"row_{ROWS - 1}": NOT_JSON}])
 def test_a_fault_is_that_of_one_process(tmp_path, fault):
     conf = written(tmp_path, **fault)
     assert read_fault(conf, 3) == read_fault(conf, 1)

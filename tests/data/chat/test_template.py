@@ -38,9 +38,9 @@ def served(tokenizer, case: Case, turn: int) -> list[int]:
     if "reasoning_content" not in message:
         arguments = {"enable_thinking": False} | arguments
     messages = [dict(m) | {"thinking": m.get("reasoning_content")} for m in case.messages[:turn]]
-    return tokenizer.apply_chat_template(
-        messages, tools=case.tools, add_generation_prompt=True, **arguments
-    )["input_ids"]
+    return tokenizer.apply_chat_template(messages, tools=case.tools, add_generation_prompt=True, **arguments)[
+        "input_ids"
+    ]
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)

@@ -95,9 +95,7 @@ def test_answers_are_the_assistant_turns_with_their_end(template):
 
 def test_marks_agree_with_the_tokenizers_own_mask():
     tokenizer = chat_tokenizer(TAGGED)
-    expected = tokenizer.apply_chat_template(
-        CHAT, return_assistant_tokens_mask=True, return_dict=True
-    )
+    expected = tokenizer.apply_chat_template(CHAT, return_assistant_tokens_mask=True, return_dict=True)
     answer = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).answer
     assert answer == [bool(mark) for mark in expected["assistant_masks"]][: len(answer)]
 
@@ -114,9 +112,7 @@ def test_each_turn_is_a_document_with_the_history_that_it_saw():
     tokenizer = chat_tokenizer(PLAIN)
     documents = turned(tokenizer, TurnSelection.each)
     assert [answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
-    assert (
-        documents[0].ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[:3]).ids
-    )
+    assert documents[0].ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[:3]).ids
 
 
 def test_a_template_that_rewrites_history_is_refused():

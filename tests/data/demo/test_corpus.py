@@ -9,13 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from data.demo import corpus
 from data.demo.prompts import CATEGORIES, held_out_prompts, training_prompts
-from scripts.demo_target.recipe import (
-    build_conversations,
-    build_model,
-    build_tokenizer,
-    encode_texts,
-    read_test_texts,
-)
+from scripts.demo_target.recipe import build_conversations, build_model, build_tokenizer, encode_texts, read_test_texts
 
 
 def test_a_documented_definition_is_one_text():
@@ -44,10 +38,7 @@ def test_held_out_prompts_have_four_categories_of_sixteen():
 
 def test_held_out_prompts_occur_nowhere_in_the_training_text():
     trained_on = "\0".join(
-        (
-            *corpus.library_texts("code", held_out=False),
-            *corpus.library_texts("docs", held_out=False),
-        )
+        (*corpus.library_texts("code", held_out=False), *corpus.library_texts("docs", held_out=False))
     )
     assert not [prompt.id for prompt in held_out_prompts() if prompt.text in trained_on]
 
@@ -60,9 +51,7 @@ def test_training_prompts_are_balanced_and_disjoint_from_held_out_ones():
 
 
 def test_prompts_are_the_same_in_every_process():
-    show = (
-        "from data.demo.prompts import *; print(held_out_prompts(), training_prompts(40, seed=3))"
-    )
+    show = "from data.demo.prompts import *; print(held_out_prompts(), training_prompts(40, seed=3))"
     there = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
     assert there.stdout == f"{held_out_prompts()} {training_prompts(40, seed=3)}\n"
     assert training_prompts(40, seed=3) != training_prompts(40, seed=4)

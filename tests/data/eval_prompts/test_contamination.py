@@ -30,19 +30,14 @@ def held_out(**texts):
 def run(target, tmp_path):
     """A run that learned one question with its answer, and one plain text."""
     ids = target.tokenizer([f"1 2 3 {LONG}", LONG])["input_ids"]
-    texts = [
-        document_from_pair(ids[0][:3], ids[0][3:]),
-        document_from_text(target.tokenizer, f"7 {LONG}"),
-    ]
+    texts = [document_from_pair(ids[0][:3], ids[0][3:]), document_from_text(target.tokenizer, f"7 {LONG}")]
     rows, _ = pack_documents(Documents.from_documents(texts), 128)
     write_prompt_hashes(rows, target.tokenizer, tmp_path)
     return tmp_path
 
 
 def test_trained_prompts_are_found_whatever_their_spaces(run):
-    prompts = held_out(
-        question=" 1 2\n3 ", longer="1 2 3 4", answer=f"{LONG} 9 9", text=f"7 {LONG} 9", other="4 5"
-    )
+    prompts = held_out(question=" 1 2\n3 ", longer="1 2 3 4", answer=f"{LONG} 9 9", text=f"7 {LONG} 9", other="4 5")
     found = check_contamination(prompts, run / "checkpoint")
     assert (found.checked, found.count) == (True, 3)
     assert found.ids == ["question", "answer", "text"]

@@ -15,9 +15,7 @@ TEXT = list(range(20, 50))
 
 def held(documents: list[TokenizedDocument], *, selection: int = 0, final: int = 0, **lengths):
     given = {"row_length": 36} | lengths
-    return split_held_out(
-        Documents.from_documents(documents), selection=selection, final=final, **given
-    )
+    return split_held_out(Documents.from_documents(documents), selection=selection, final=final, **given)
 
 
 def conversation(number: int, *, first: int | None = None, turns: int = 1, category: str = ""):
@@ -32,10 +30,7 @@ def conversation(number: int, *, first: int | None = None, turns: int = 1, categ
 
 def test_prompts_are_held_back_from_all_over_the_data():
     """What comes before an answer, and the beginning of a text; never what is learned too."""
-    plain = [
-        TokenizedDocument(ids=[n, *TEXT], answer=[place > 0 for place in range(31)])
-        for n in range(4)
-    ]
+    plain = [TokenizedDocument(ids=[n, *TEXT], answer=[place > 0 for place in range(31)]) for n in range(4)]
     pairs = [document_from_pair([n, 2, 3], [4, 5]) for n in range(4)]
     documents = [one for both in zip(pairs, plain, strict=True) for one in both]
     found = held(documents, selection=3)
@@ -50,8 +45,7 @@ def test_no_turn_of_a_held_back_conversation_is_learned():
     found = held(documents, selection=4, final=8)
     learned = {documents[number].conversation for number in found.training.tolist()}
     judged, choosing = (
-        {documents[number].conversation for number in numbers}
-        for numbers in (found.final, found.selection)
+        {documents[number].conversation for number in numbers} for numbers in (found.final, found.selection)
     )
     assert (len(judged), len(choosing), len(learned)) == (8, 4, 28)
     assert not judged & choosing
@@ -61,11 +55,7 @@ def test_no_turn_of_a_held_back_conversation_is_learned():
 
 def test_conversations_of_one_prompt_are_held_back_together():
     """A question that is asked again and again would otherwise be learned and judged by."""
-    documents = [
-        one
-        for number in range(40)
-        for one in conversation(number, first=None if number % 2 else 5, turns=2)
-    ]
+    documents = [one for number in range(40) for one in conversation(number, first=None if number % 2 else 5, turns=2)]
     found = held(documents, final=20)
     prompts = {tuple(documents[number].ids[:2]) for number in found.final}
     learned = {tuple(documents[number].ids[:2]) for number in found.training.tolist()}
@@ -78,11 +68,12 @@ def test_questions_are_held_back_under_every_system_prompt():
     documents = [
         replace(
             document_from_pair([system, 100 + question, 7], [8, 9]),
-            conversation=2 * question + system, first_question=1 + question,
+            conversation=2 * question + system,
+            first_question=1 + question,
         )
         for question in range(100)
         for system in (0, 1)
-    ]  # fmt: skip
+    ]
     found = held(documents, final=32, selection=8)
     judged, learned = (
         {documents[number].first_question for number in numbers}
@@ -106,10 +97,7 @@ def test_what_cannot_be_learned_or_judged_is_not_held_back():
     documents = [silent, late, document_from_pair([7], [8]), document_from_pair([9], [8])]
     found = held(documents, selection=3)
     assert (found.training.tolist(), found.selection) == ([0, 1, 3], [2])
-    long, short = (
-        document_from_pair([5] * 20, [6]),
-        [document_from_pair([n, n], [6]) for n in range(4)],
-    )
+    long, short = (document_from_pair([5] * 20, [6]), [document_from_pair([n, n], [6]) for n in range(4)])
     found = held([long, *short], final=3, max_prompt_tokens=10)
     assert 0 in found.training.tolist()
     assert (len(found.final), found.num_too_long) == (2, 1)
@@ -125,10 +113,7 @@ def test_at_most_half_of_the_conversations_are_held_back(groups, final, selectio
 
 def test_what_begins_like_many_others_is_learned_whole(caplog):
     """Plain texts with one header are one group, and holding it back would leave little."""
-    alike = [
-        TokenizedDocument(ids=[*TEXT, n], answer=[place > 0 for place in range(31)])
-        for n in range(65)
-    ]
+    alike = [TokenizedDocument(ids=[*TEXT, n], answer=[place > 0 for place in range(31)]) for n in range(65)]
     other = [document_from_pair([100 + n, 7], [8, 9]) for n in range(4)]
     with caplog.at_level(logging.INFO):
         found = held([*alike, *other], selection=1, final=1)

@@ -7,12 +7,7 @@ import logging
 
 import pytest
 
-from data.eval_prompts.prompts import (
-    build_next_turns,
-    fingerprint_prompts,
-    load_eval_prompts,
-    read_prompt_rows,
-)
+from data.eval_prompts.prompts import build_next_turns, fingerprint_prompts, load_eval_prompts, read_prompt_rows
 from models.io.errors import UserError
 
 TEMPLATE = (
@@ -22,15 +17,9 @@ TEMPLATE = (
 LAYOUTS = {
     "ours": ({"id": "a", "category": "c", "text": "1 2"}, ("a", "c", [1, 2])),
     "Spec-Bench": ({"question_id": 81, "category": "c", "turns": ["1 2"]}, ("81", "c", [1, 2])),
-    "MT-Bench": (
-        {"question_id": 81, "category": "c", "turns": ["1 2", "3"], "reference": ["4"]},
-        ("81", "c", [1, 2]),
-    ),
+    "MT-Bench": ({"question_id": 81, "category": "c", "turns": ["1 2", "3"], "reference": ["4"]}, ("81", "c", [1, 2])),
     "GSM8K": ({"question": "1 2", "answer": "3 #### 4"}, ("1", "gsm8k", [1, 2])),
-    "HumanEval": (
-        {"task_id": "H/0", "prompt": "1 2", "entry_point": "f", "test": "3"},
-        ("H/0", "humaneval", [1, 2]),
-    ),
+    "HumanEval": ({"task_id": "H/0", "prompt": "1 2", "entry_point": "f", "test": "3"}, ("H/0", "humaneval", [1, 2])),
     "Alpaca": ({"instruction": "1", "input": "2", "output": "3"}, ("1", "alpaca", [1, 2])),
     "Alpaca without input": ({"instruction": "1 2", "input": ""}, ("1", "alpaca", [1, 2])),
     "prompt": ({"prompt": "1 2"}, ("1", "all", [1, 2])),
@@ -53,19 +42,13 @@ def chatty(target):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_known_layout_is_read(target, tmp_path, layout):
     row, expected = LAYOUTS[layout]
-    (prompt,) = load_eval_prompts(
-        target.tokenizer, write_lines(tmp_path / "p.jsonl", [row]), limit=None
-    )
+    (prompt,) = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", [row]), limit=None)
     assert (prompt.id, prompt.category, prompt.ids) == expected
     assert (prompt.question, prompt.turn, prompt.text) == (prompt.id, 0, "1 2")
 
 
 def test_a_chat_template_renders_questions_and_leaves_texts(chatty, tmp_path):
-    rows = [
-        {"question": "1 2", "answer": "3"},
-        {"text": "1 2"},
-        {"messages": [{"role": "user", "content": "1 2"}]},
-    ]
+    rows = [{"question": "1 2", "answer": "3"}, {"text": "1 2"}, {"messages": [{"role": "user", "content": "1 2"}]}]
     prompts = load_eval_prompts(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     assert sorted(p.ids for p in prompts) == [[1, 2], [58, 1, 2, 59], [58, 1, 2, 59]]
 
@@ -73,22 +56,22 @@ def test_a_chat_template_renders_questions_and_leaves_texts(chatty, tmp_path):
 @pytest.mark.parametrize("column", ["messages", "prompt"])
 def test_messages_as_json_texts_are_messages(chatty, tmp_path, column):
     texts = [json.dumps({"role": "user", "content": "1 2"})]
-    (prompt,) = load_eval_prompts(
-        chatty, write_lines(tmp_path / "p.jsonl", [{column: texts}]), limit=None
-    )
+    (prompt,) = load_eval_prompts(chatty, write_lines(tmp_path / "p.jsonl", [{column: texts}]), limit=None)
     assert prompt.messages == [{"role": "user", "content": "1 2"}]
 
 
 def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chatty, tmp_path):
     chatty.chat_template = (
-        "{{ tools | default([], true) | length }} "
-        "{% if enable_thinking %}7 {% endif %}{{ messages[0].content }}"
+        "{{ tools | default([], true) | length }} {% if enable_thinking %}7 {% endif %}{{ messages[0].content }}"
     )
     rows = [
-        {"messages": [{"role": "user", "content": "1"}], "template": {"enable_thinking": True},
-         "tools": [{"a": 1}, {"b": 2}]},
+        {
+            "messages": [{"role": "user", "content": "1"}],
+            "template": {"enable_thinking": True},
+            "tools": [{"a": 1}, {"b": 2}],
+        },
         {"messages": [{"role": "user", "content": "1"}], "tools": "not known"},
-    ]  # fmt: skip
+    ]
     prompts = load_eval_prompts(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     assert [prompt.ids for prompt in prompts] == [[2, 7, 1], [0, 1]]
 
@@ -114,9 +97,7 @@ def test_every_kind_of_file_holds_the_same_prompts(target, tmp_path):
 def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_path):
     from datasets import Dataset, DatasetDict
 
-    splits = {
-        name: Dataset.from_dict({"text": [text]}) for name, text in [("train", "1"), ("test", "2")]
-    }
+    splits = {name: Dataset.from_dict({"text": [text]}) for name, text in [("train", "1"), ("test", "2")]}
     DatasetDict(splits).save_to_disk(tmp_path / "saved")
     (prompt,) = load_eval_prompts(target.tokenizer, str(tmp_path / "saved"), limit=None)
     assert prompt.ids == [2]
@@ -142,10 +123,7 @@ def test_later_turns_follow_the_targets_own_answers(target, chatty, tmp_path):
         first = load_eval_prompts(tokenizer, file, limit=None)
         second = build_next_turns(tokenizer, first, [[7, 8, 0], [7]])  # 0 ends an answer
         third = build_next_turns(tokenizer, second, [[9]])
-        assert [(p.id, p.question, p.turn) for p in second + third] == [
-            ("81#2", "81", 1),
-            ("81#3", "81", 2),
-        ]
+        assert [(p.id, p.question, p.turn) for p in second + third] == [("81#2", "81", 1), ("81#3", "81", 2)]
         assert [p.ids for p in second + third] == ids
         assert build_next_turns(tokenizer, third, [[9]]) == []
 
@@ -170,10 +148,7 @@ def test_the_fingerprint_is_of_first_turns_whatever_was_answered(target, tmp_pat
         ('{"question": 5, "answer": "6"}', "`question` must be a string, got 5 at {file}:2"),
         ('{"instruction": "1", "input": 5}', "`input` must be a string, got 5 at {file}:2"),
         ('{"messages": "hello"}', "`messages` must be a list of messages, each with `role` and"),
-        (
-            '{"question_id": 1, "turns": [1, 2]}',
-            "`turns` must be a list of strings, got [1, 2] at {file}:2",
-        ),
+        ('{"question_id": 1, "turns": [1, 2]}', "`turns` must be a list of strings, got [1, 2] at {file}:2"),
     ],
 )
 def test_a_bad_line_of_prompts_is_named(target, tmp_path, line, message):
@@ -277,14 +252,7 @@ def test_what_cannot_be_found_is_refused_without_a_network(tmp_path, monkeypatch
 
 
 def test_prompts_are_read_as_they_are(target, tmp_path):
-    rows = [
-        {"id": 7, "category": "a", "text": "1 2"},
-        {"text": "3 4"},
-        {"category": "a", "text": "5"},
-    ]
+    rows = [{"id": 7, "category": "a", "text": "1 2"}, {"text": "3 4"}, {"category": "a", "text": "5"}]
     prompts = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=1)
-    assert [(p.id, p.category, p.ids) for p in prompts] == [
-        ("7", "a", [1, 2]),
-        ("2", "all", [3, 4]),
-    ]
+    assert [(p.id, p.category, p.ids) for p in prompts] == [("7", "a", [1, 2]), ("2", "all", [3, 4])]
     assert prompts[0].row_id != prompts[1].row_id

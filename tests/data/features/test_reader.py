@@ -19,16 +19,7 @@ from models.losses.loss_weights import shift_left
 from models.targets.loading import load_target
 from models.targets.target import Target
 from scripts.benchmarks import store_read
-from tests.support.captured import (
-    EAGLE3,
-    LENGTH,
-    captured,
-    conf,
-    files,
-    opened,
-    write_documents,
-    written,
-)
+from tests.support.captured import EAGLE3, LENGTH, captured, conf, files, opened, write_documents, written
 from tests.support.tiny import CPU, LAYERS
 
 
@@ -40,9 +31,7 @@ def folder(tmp_path_factory, target):
 def taught(batch):
     """Tokens of an answer, and those before one."""
     same = shift_left(batch.document_ids, 1, fill=-1) == batch.document_ids
-    return (batch.answer_mask | (shift_left(batch.answer_mask, 1).bool() & same)) & (
-        batch.document_ids >= 0
-    )
+    return (batch.answer_mask | (shift_left(batch.answer_mask, 1).bool() & same)) & (batch.document_ids >= 0)
 
 
 def live_and_stored(target, store, layers, *, length=LENGTH, overlap=None, rows_at_a_time=2):
@@ -65,9 +54,7 @@ def test_a_bf16_store_is_the_live_pass(folder, precision):
     for batch, live, stored in live_and_stored(target, store, LAYERS):
         some, every = taught(batch), batch.document_ids >= 0
         assert stored.captured.dtype == live.captured.dtype == target.device.dtype
-        assert torch.equal(
-            stored.captured[every], live.captured[every].bfloat16().to(live.captured)
-        )
+        assert torch.equal(stored.captured[every], live.captured[every].bfloat16().to(live.captured))
         assert torch.equal(stored.hidden[some], live.hidden[some].bfloat16().to(live.hidden))
         assert not stored.captured[~every].any()
         assert not stored.hidden[~some].any()
@@ -80,11 +67,7 @@ def test_smaller_stores_are_within_their_rounding(folder, target, dtype):
         every = batch.document_ids >= 0
         ours, theirs = (x.captured[every].unflatten(-1, (3, 32)) for x in (stored, live))
         largest = theirs.abs().amax(-1, keepdim=True)
-        step = (
-            largest / 127
-            if dtype is Dtype.int8
-            else torch.maximum(theirs.abs() / 8, largest / 2**17)
-        )
+        step = largest / 127 if dtype is Dtype.int8 else torch.maximum(theirs.abs() / 8, largest / 2**17)
         assert ((ours - theirs).abs() <= step * 0.501).all()
         assert 0 < (ours - theirs).norm() / theirs.norm() < 0.04
 
@@ -104,9 +87,7 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_finds_what_it_needs(folder, target, name):
     draft, needs = METHODS[name]
-    store = opened(
-        captured(conf(folder, draft=draft, dtype=Dtype.bf16, run_name=name)), target, needs
-    )
+    store = opened(captured(conf(folder, draft=draft, dtype=Dtype.bf16, run_name=name)), target, needs)
     for batch, live, stored in live_and_stored(target, store, []):
         some = batch.document_ids >= 0 if needs.hidden and needs.context else taught(batch)
         assert torch.equal(stored.hidden[some], live.hidden[some].bfloat16().float())
@@ -173,14 +154,11 @@ def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
 
 def test_a_store_is_read_from_where_it_lies(tmp_path):
     """Opened, none of it is in memory; read, it takes memory that the system can take back."""
-    size = store_read.write_random_store(
-        EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path
-    ).total_bytes
+    size = store_read.write_random_store(EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path).total_bytes
     before = psutil.Process().memory_info()
     store = FeatureStore.open(
-        tmp_path, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16,
-        checksums=False,
-    )  # fmt: skip
+        tmp_path, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16, checksums=False
+    )
     assert psutil.Process().memory_info().rss - before.rss < size / 10
     rows, _ = pack_documents(store.documents, 2048)
     for row in range(len(rows)):
@@ -200,9 +178,7 @@ def test_outliers_cost_int8_what_fp8_keeps(tmp_path, target, caplog):
         path = captured(conf(folder, dtype=dtype, run_name=dtype.value))
 
         lost[dtype] = max(
-            layer["lost"]
-            for file in read_manifest(path).files.values()
-            for layer in file.rounding.values()
+            layer["lost"] for file in read_manifest(path).files.values() for layer in file.rounding.values()
         )
     assert lost[Dtype.int8] > 0.9
     assert lost[Dtype.fp8] < 0.05

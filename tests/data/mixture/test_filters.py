@@ -32,10 +32,13 @@ SHAPES = {
     "WildChat": {"conversations": [{**m, **WHEN} for m in messages(*CHAT)], "when": WHEN},
     "OpenAI messages": {"messages": messages(*CHAT)},
     "messages as JSON": {"messages": json.dumps(messages(*CHAT))},
-    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-                           {"role": "assistant", "content": "Hello", "tool_calls": None}]},
-    "ShareGPT": {"conversations": [{"from": "human", "value": "Hi"},
-                                   {"from": "gpt", "value": "Hello"}]},
+    "parts": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+            {"role": "assistant", "content": "Hello", "tool_calls": None},
+        ]
+    },
+    "ShareGPT": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
     "ShareGPT in messages": {"conversations": messages(*CHAT)},
     "UltraChat 200k": {"prompt": "Hi", "prompt_id": "7", "messages": messages(*CHAT)},
     "UltraChat": {"data": ["Hi", "Hello"]},
@@ -44,7 +47,7 @@ SHAPES = {
     "OpenOrca": {"question": "Hi", "response": "Hello", "system_prompt": ""},
     "problems": {"problem": "Hi", "solution": "Hello"},
     "prompts": {"prompt": "Hi", "completion": "Hello"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -87,21 +90,14 @@ def test_tools_and_their_calls_come_along_as_values():
 
 @pytest.mark.parametrize(
     "calls",
-    [
-        [CALL],
-        json.dumps([CALL]),
-        CALL,
-        [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}],
-    ],
+    [[CALL], json.dumps([CALL]), CALL, [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}]],
     ids=["list", "JSON", "one", "values"],
 )
 def test_tool_calls_are_read_however_they_are_kept(calls):
     said = [*messages(("user", "Tide?")), {"role": "assistant", "tool_calls": calls}]
     row = made({"messages": said})
     assert row.messages is not None
-    assert row.messages[1]["tool_calls"] == [
-        {**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}
-    ]
+    assert row.messages[1]["tool_calls"] == [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}]
 
 
 def test_a_list_tells_the_shape_and_a_text_of_the_same_column_does_not():
@@ -161,10 +157,7 @@ FAULTS = {
     "no messages, text or prompt": {"caption": "Hi"},
     "a prompt that is not text": {"prompt": 5},
     "half of a surrogate pair": {"messages": messages(("user", "\ud83d"))},
-    "a number that JSON does not have": {
-        "messages": messages(*CHAT),
-        "template": {"temperature": float("nan")},
-    },
+    "a number that JSON does not have": {"messages": messages(*CHAT), "template": {"temperature": float("nan")}},
     "token ids without their text": {"ids": [1], "answer": [True]},
     "longer than 200 characters": {"prompt": "a" * 201},
 }
@@ -185,9 +178,7 @@ def test_half_of_a_surrogate_pair_is_found_in_every_column(column):
 
 def test_prompts_held_out_elsewhere_are_found_in_any_turn_and_spelling():
     held_out = "Why does the tide turn twice a day and not once, as the moon does?"
-    rules = FilterRules(
-        **{**vars(RULES), "excluded_hashes": set(prompt_hashes(held_out, held_out))}
-    )
+    rules = FilterRules(**{**vars(RULES), "excluded_hashes": set(prompt_hashes(held_out, held_out))})
     first = {"prompt": f" {held_out.upper()}\n"}
     later = {"messages": messages(*CHAT, ("user", held_out))}
     begun = {"messages": messages(CHAT[0], ("assistant", held_out + " Because.")), "id": 1}
@@ -221,9 +212,31 @@ def test_no_garbage_stops_the_run():
     """Whatever stands where, a row is used or it is counted."""
     rng = random.Random(0)
     atoms = [None, 5, 1.5, True, "", "text", "[{", '["a"]', "\ud800", [], {}, [5], ["a"], [None]]
-    keys = ["messages", "conversations", "data", "text", "prompt", "turns", "question_id", "tools",
-            "role", "content", "from", "value", "tool_calls", "function", "name", "arguments",
-            "template", "id", "ids", "answer", "instruction", "input", "system"]  # fmt: skip
+    keys = [
+        "messages",
+        "conversations",
+        "data",
+        "text",
+        "prompt",
+        "turns",
+        "question_id",
+        "tools",
+        "role",
+        "content",
+        "from",
+        "value",
+        "tool_calls",
+        "function",
+        "name",
+        "arguments",
+        "template",
+        "id",
+        "ids",
+        "answer",
+        "instruction",
+        "input",
+        "system",
+    ]
 
     def value(depth: int):
         kind = rng.random()

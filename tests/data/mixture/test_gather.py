@@ -63,13 +63,19 @@ def test_what_data_says_of_itself_stays_in_its_line(tmp_path):
     [
         ('{"caption": "x", "url": "y"}\n', r"sources.a.columns: .* got columns caption, url in"),
         ('{"a\\nb": 1}\n', r"sources.a.columns: .* got columns a b in"),
-        ("text,id\nHi,1\n", r"sources.a.path: must hold rows that can be read, got a line that "
-                            r"cannot be parsed as JSON at .*a.jsonl:1 .*; give JSON lines, a JSON"),
+        (
+            "text,id\nHi,1\n",
+            r"sources.a.path: must hold rows that can be read, got a line that "
+            r"cannot be parsed as JSON at .*a.jsonl:1 .*; give JSON lines, a JSON",
+        ),
         ("", r"sources.a.path: must hold rows that can be read, got none in .*a.jsonl"),
-        ('{"text": " "}\n' * 3, r"sources.a: must hold a row that can be used, got 3 rows read, "
-                                r"0 can be used; 3 an empty turn; remove the source"),
+        (
+            '{"text": " "}\n' * 3,
+            r"sources.a: must hold a row that can be used, got 3 rows read, "
+            r"0 can be used; 3 an empty turn; remove the source",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_source_without_a_row_is_refused_in_one_line(tmp_path, content, message):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(UserError, match=message) as refused:
@@ -108,14 +114,14 @@ def test_a_shard_that_is_not_there_is_not_left_out_in_silence(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["mixture=one"], "mixture.sources.rows.path: must be set, got nothing; "
-                          "add mixture.sources.rows.path=VALUE"),
-        (["mixture=one", "mixture.sources.rows=a.jsonl"],
-         "mixture.sources.rows: must be keys with values, got a.jsonl"),
-        (["mixture.sources=[a]"],
-         "config: must have keys, got a list; write NAME: VALUE in place of - VALUE"),
+        (["mixture=one"], "mixture.sources.rows.path: must be set, got nothing; add mixture.sources.rows.path=VALUE"),
+        (
+            ["mixture=one", "mixture.sources.rows=a.jsonl"],
+            "mixture.sources.rows: must be keys with values, got a.jsonl",
+        ),
+        (["mixture.sources=[a]"], "config: must have keys, got a list; write NAME: VALUE in place of - VALUE"),
     ],
-)  # fmt: skip
+)
 def test_a_manifest_that_is_none_is_answered_with_its_key(changes, said):
     with pytest.raises(USER_ERRORS) as refused:
         compose("prepare", PrepareConf, changes)

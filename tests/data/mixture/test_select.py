@@ -13,8 +13,7 @@ from models.io.errors import UserError
 
 def mixture(rows=None, **shares) -> MixtureConf:
     sources = {
-        name: SourceConf(path=name, share=None if share is None else float(share))
-        for name, share in shares.items()
+        name: SourceConf(path=name, share=None if share is None else float(share)) for name, share in shares.items()
     }
     return MixtureConf(sources=sources, rows=rows)
 
@@ -48,8 +47,11 @@ def test_rounding_never_asks_for_more_than_there_is():
 
 def test_more_rows_than_there_are_is_refused_with_the_most_that_there_are():
     available = {"a": 60, "b": 500}
-    with pytest.raises(UserError, match=r"mixture.rows: a must give 700 of 1,000 rows, got 60 that "
-                       r"can be used; set mixture.rows=85 or null"):  # fmt: skip
+    with pytest.raises(
+        UserError,
+        match=r"mixture.rows: a must give 700 of 1,000 rows, got 60 that "
+        r"can be used; set mixture.rows=85 or null",
+    ):
         compute_quotas(available, mixture(1000, a=0.7, b=0.3))
     assert sum(compute_quotas(available, mixture(85, a=0.7, b=0.3)).values()) == 85
     assert sum(compute_quotas(available, mixture(a=0.7, b=0.3)).values()) == 85
@@ -77,9 +79,7 @@ def test_a_share_is_taken_from_the_front_whatever_the_other_sources_hold():
     for others in (50, 400):
         theirs = rng.integers(0, 2**63, others).astype(np.uint64)
         source = np.repeat([0, 1], [100, others])
-        rows, dropped = select_rows(
-            np.concatenate([ours, theirs]), source, mixture(40, a=0.5, b=0.5)
-        )
+        rows, dropped = select_rows(np.concatenate([ours, theirs]), source, mixture(40, a=0.5, b=0.5))
         assert dropped["a"] == {"beyond its share": 80}
         taken.append({row for row in rows.tolist() if row < 100})
     assert taken[0] == taken[1] == set(np.argsort(ours)[:20].tolist())

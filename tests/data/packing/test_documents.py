@@ -32,9 +32,7 @@ def test_documents_come_back_as_they_were():
 
 
 def test_a_token_takes_five_bytes_and_a_document_twenty_eight():
-    documents = Documents.from_documents(
-        document_from_pair([1] * 100, [2] * 900) for _ in range(20)
-    )
+    documents = Documents.from_documents(document_from_pair([1] * 100, [2] * 900) for _ in range(20))
     arrays = [value for value in vars(documents).values() if isinstance(value, np.ndarray)]
     assert sum(array.nbytes for array in arrays) == 20 * 1000 * 5 + 20 * 28 + 8
 
@@ -53,9 +51,7 @@ def test_conversations_are_read_and_what_is_none_is_counted(tmp_path):
     assert f"1 rows skipped: {next(iter(documents.skipped))}" in str(report)
 
 
-@pytest.mark.parametrize(
-    ("ids", "wrong"), [([1, -1], -1), ([9, 300], 300), ([2**40, 1], 2**40), ([256], 256)]
-)
+@pytest.mark.parametrize(("ids", "wrong"), [([1, -1], -1), ([9, 300], 300), ([2**40, 1], 2**40), ([256], 256)])
 def test_token_ids_beyond_the_vocabulary_are_refused_with_their_line(tmp_path, ids, wrong):
     good = {"ids": [0, 255], "answer": [False, True]}
     conf = written(tmp_path, good, {"ids": ids, "answer": [True] * len(ids)})
@@ -80,18 +76,14 @@ def test_a_text_that_names_a_token_without_an_embedding_is_counted(tmp_path):
     tokenizer = chat_tokenizer(PLAIN)
     size = len(tokenizer)
     tokenizer.add_tokens(["[EXTRA]"])
-    asked, answered = ([{**m, "content": m["content"] + n * "[EXTRA]"} for m in CHAT[1:3]]
-                       for n in (0, 1))  # fmt: skip
+    asked, answered = ([{**m, "content": m["content"] + n * "[EXTRA]"} for m in CHAT[1:3]] for n in (0, 1))
     rows = [{"messages": asked}, {"messages": answered}, {"text": "Once"}, {"text": "[EXTRA]"}]
     documents = read_documents(written(tmp_path, *rows), tokenizer, vocab_size=size)
     assert len(documents) == 2
     assert documents.skipped == {f"token {size} has no embedding in the target": 2}
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["m.content.index('zz')", "m.content[99].x.y", "1 / 0", "m.content | round", "m + 1"],
-)
+@pytest.mark.parametrize("fault", ["m.content.index('zz')", "m.content[99].x.y", "1 / 0", "m.content | round", "m + 1"])
 def test_whatever_a_template_raises_is_counted_in_one_line(tmp_path, fault):
     failing = "{% if messages[0].role == 'user' %}{% for m in messages %}{{ " + fault + " }}"
     template = failing + "{% endfor %}{% endif %}" + PLAIN

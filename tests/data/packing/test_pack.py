@@ -73,8 +73,7 @@ def test_rows_are_full(name):
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "fill"),
-    [(1025, 1064, 0.51), (683, 722, 0.69), (512, 1024, 0.90), (341, 682, 0.94)],
+    ("least", "most", "fill"), [(1025, 1064, 0.51), (683, 722, 0.69), (512, 1024, 0.90), (341, 682, 0.94)]
 )
 def test_what_best_fit_cannot_fill_is_as_the_page_says(least, most, fill):
     """Rows of 2,048: docs/packing.md."""
@@ -100,9 +99,7 @@ def test_what_does_not_fit_is_cut_and_counted():
 
 
 def test_only_those_asked_for_are_packed():
-    packed, report = pack_documents(
-        made(*[piece(2, 3, 100 * i) for i in range(4)]), 16, document_numbers=np.array([3])
-    )
+    packed, report = pack_documents(made(*[piece(2, 3, 100 * i) for i in range(4)]), 16, document_numbers=np.array([3]))
     assert documents_of(packed) == [piece(2, 3, 300)]
     assert (report.documents, report.dropped) == (1, 0)
 
@@ -114,7 +111,5 @@ def test_rows_too_short_for_any_prompt_are_refused():
 
 @pytest.mark.parametrize("overlap", [0, 9])
 def test_an_overlap_of_nothing_or_most_is_refused(overlap):
-    with pytest.raises(
-        UserError, match=r"data.overlap: must be 1 to half of data.row_length=16, got"
-    ):
+    with pytest.raises(UserError, match=r"data.overlap: must be 1 to half of data.row_length=16, got"):
         DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=overlap)

@@ -62,24 +62,16 @@ def test_pieces_begin_with_the_end_of_the_one_before():
     documents = Documents.from_documents([conversation(5, 25)])
     packed, report = pack_documents(documents, LENGTH, overlap=OVERLAP)
     pieces = sorted(piece for row in packed.pieces([0, 1, 2]) for piece in row)
-    assert pieces == [
-        DocumentPiece(0, 0, 16, 0),
-        DocumentPiece(0, 10, 26, 16),
-        DocumentPiece(0, 20, 30, 26),
-    ]
+    assert pieces == [DocumentPiece(0, 0, 16, 0), DocumentPiece(0, 10, 26, 16), DocumentPiece(0, 20, 30, 26)]
     assert (report.split, report.truncated, report.repeated) == (1, 0, 12 / 42)
     assert report.supervised == 25 / 42
     assert "1 split (28.6% of the tokens repeated)" in str(report)
-    whole, _ = pack_documents(
-        Documents.from_documents([conversation(5, 5)]), LENGTH, overlap=OVERLAP
-    )
+    whole, _ = pack_documents(Documents.from_documents([conversation(5, 5)]), LENGTH, overlap=OVERLAP)
     assert not whole.batch([0]).context_mask.any()
 
 
 def test_a_piece_without_an_answer_is_left_out():
-    packed, report = pack_documents(
-        Documents.from_documents([conversation(3, 10, 40, 3)]), LENGTH, overlap=OVERLAP
-    )
+    packed, report = pack_documents(Documents.from_documents([conversation(3, 10, 40, 3)]), LENGTH, overlap=OVERLAP)
     begins = sorted(piece.begin for row in packed.pieces([0, 1]) for piece in row)
     assert (len(packed), begins) == (2, [0, 40])
     assert (report.documents, report.split, report.dropped) == (1, 1, 0)
@@ -111,9 +103,7 @@ def test_an_overlap_that_would_teach_wrongly_is_refused(overrides, message):
 
 def test_the_context_is_read_where_it_is_not_learned():
     """The first learned token of a later piece has the same tokens before it as in the text."""
-    packed, _ = pack_documents(
-        Documents.from_documents([conversation(5, 25)]), LENGTH, overlap=OVERLAP
-    )
+    packed, _ = pack_documents(Documents.from_documents([conversation(5, 25)]), LENGTH, overlap=OVERLAP)
     second = next(row for row in range(3) if packed.pieces([row])[0][0].begin == 10)
     batch = packed.batch([second])
     first = int((~batch.context_mask[0]).int().argmax())

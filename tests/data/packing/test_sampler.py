@@ -22,9 +22,7 @@ def test_every_epoch_visits_each_row_once(rows, batch_size):
 def test_an_order_resumes_from_the_step_alone():
     whole = [RowOrder(num_rows=11, rows_per_step=4, seed=5).batch_rows(step) for step in range(9)]
     assert RowOrder(num_rows=11, rows_per_step=4, seed=5).batch_rows(8) == whole[8]
-    assert [
-        RowOrder(num_rows=11, rows_per_step=4, seed=6).batch_rows(step) for step in range(9)
-    ] != whole
+    assert [RowOrder(num_rows=11, rows_per_step=4, seed=6).batch_rows(step) for step in range(9)] != whole
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

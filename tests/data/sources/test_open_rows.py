@@ -186,9 +186,7 @@ def test_a_file_that_is_not_utf8_is_one_line_with_the_remedy(tmp_path, data):
 
 def test_broken_lines_are_named_by_place_and_reason(tmp_path):
     file = tmp_path / "p.jsonl"
-    file.write_bytes(
-        b'{"text": "a"}\n\n{"text": \n{"text": "\xff"}\n[1]\n' + b"[" * 60 + b'\n{"text": "b"}'
-    )
+    file.write_bytes(b'{"text": "a"}\n\n{"text": \n{"text": "\xff"}\n[1]\n' + b"[" * 60 + b'\n{"text": "b"}')
     found = read(file)
     assert [raw.row for raw in found] == [{"text": "a"}, *[None] * 4, {"text": "b"}]
     assert [(raw.location, raw.reason) for raw in found if raw.row is None] == [
@@ -210,10 +208,7 @@ def test_a_line_nested_without_end_is_a_broken_line(tmp_path):
     [
         (pyarrow.array([0, 10**18, 0], pyarrow.timestamp("us")), "a value that is out of range"),
         (pyarrow.array([b"a", b"\xff", b"c"]).view(pyarrow.string()), "text that is not UTF-8"),
-        (
-            pyarrow.array(['{"a": 1}', "{no", None]).cast(pyarrow.json_()),
-            "a value that cannot be parsed as JSON",
-        ),
+        (pyarrow.array(['{"a": 1}', "{no", None]).cast(pyarrow.json_()), "a value that cannot be parsed as JSON"),
     ],
     ids=["date", "text", "JSON"],
 )
@@ -228,8 +223,10 @@ def test_of_a_table_only_the_row_that_cannot_be_read_is_lost(tmp_path, bad, reas
 def test_keys_that_tables_fill_with_null_are_gone(tmp_path):
     import datasets
 
-    rows = [{"messages": [{"role": "user", "calls": [{"a": 1}]}]},
-            {"messages": [{"role": "user", "calls": [{"b": 2}]}]}]  # fmt: skip
+    rows = [
+        {"messages": [{"role": "user", "calls": [{"a": 1}]}]},
+        {"messages": [{"role": "user", "calls": [{"b": 2}]}]},
+    ]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "p.parquet")
     assert [raw.row for raw in read(tmp_path / "p.parquet")] == rows
 

@@ -93,13 +93,8 @@ def test_turns_that_happen_to_be_json_stay_turns(tmp_path):
 
 
 def test_a_set_shape_and_column_are_kept_to(tmp_path):
-    conf = jsonl(
-        tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=RowFormat.messages, column="chat"
-    )
-    assert read(conf) == (
-        [Conversation(messages=MESSAGES)],
-        Counter({"column chat has the format text": 1}),
-    )
+    conf = jsonl(tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=RowFormat.messages, column="chat")
+    assert read(conf) == ([Conversation(messages=MESSAGES)], Counter({"column chat has the format text": 1}))
 
 
 def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
@@ -176,10 +171,7 @@ def test_the_limit_counts_rows(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (
-            ['{"text": "a"}', '{"text": '],
-            r"every line must be a JSON object, .* at .*rows.jsonl:2;",
-        ),
+        (['{"text": "a"}', '{"text": '], r"every line must be a JSON object, .* at .*rows.jsonl:2;"),
         (["[1, 2]"], r"got a list at .*rows.jsonl:1; fix or remove"),
         (['{"query": "a"}'], r"data.format: some row must have the format auto, got none .*query"),
         ([], r"got none in .*\(no rows\)"),
@@ -237,10 +229,7 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
             lambda: DataConf(split="train[1:]"),
             r"data.split: must be a name for data.source=demo, .*, got train\[1:\]; data.limit",
         ),
-        (
-            lambda: DataConf(path="x"),
-            "data.path: must be null for data.source=demo, got x; add data=jsonl",
-        ),
+        (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got x; add data=jsonl"),
         (lambda: DataConf(row_length=4, limit=0), r"data.row_length: .*; data.limit: "),
         (
             lambda: DemoAnswersConf(temperature=-1.0),

@@ -59,9 +59,7 @@ def document(tokenizer, text, *, prompt="Say it!", **labels):
 def documents(tokenizer):
     """Each language twice, of another category each time."""
     return Documents.from_documents(
-        document(tokenizer, text, category=category)
-        for text in TEXTS.values()
-        for category in ("chat", "mail")
+        document(tokenizer, text, category=category) for text in TEXTS.values() for category in ("chat", "mail")
     )
 
 
@@ -113,9 +111,9 @@ def test_what_is_kept_spells_texts_that_no_answer_has(tokenizer):
         "\u59d4\u5458\u4f1a\u51b3\u5b9a",
         "\U0001f600 \u05e9\u05dc\u05d5\u05dd",
     ):
-        ((letters, _),) = pre_tokenizers.ByteLevel(
-            add_prefix_space=False, use_regex=False
-        ).pre_tokenize_str(text)  # byte by byte
+        ((letters, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(
+            text
+        )  # byte by byte
         spelled = tokenizer.convert_tokens_to_ids(list(letters))
         assert tokenizer.decode(spelled) == text
         assert set(spelled) <= kept
@@ -139,9 +137,7 @@ def test_the_answers_of_a_prepared_folder_are_counted(documents, tokenizer, tmp_
             source="made",
             category=piece.category,
             language="en" if place else "",
-            documents=[
-                RecordedDocument(ids=piece.ids, spans=[[piece.answer.index(True), len(piece.ids)]])
-            ],
+            documents=[RecordedDocument(ids=piece.ids, spans=[[piece.answer.index(True), len(piece.ids)]])],
         )
         for place, piece in enumerate(documents)
     ]
@@ -157,12 +153,8 @@ def test_the_answers_of_a_prepared_folder_are_counted(documents, tokenizer, tmp_
 
 
 def test_a_document_without_an_answer_makes_no_group(tokenizer):
-    silent = [
-        TokenizedDocument(ids=ids, answer=[False] * len(ids), category="none") for ids in ([], [1])
-    ]
-    counts = count_answer_tokens(
-        [*silent, document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer
-    )
+    silent = [TokenizedDocument(ids=ids, answer=[False] * len(ids), category="none") for ids in ([], [1])]
+    counts = count_answer_tokens([*silent, document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
     assert set(counts.groups) == {"all", "category unnamed", "language en"}
 
 
@@ -180,10 +172,7 @@ def test_a_table_has_the_largest_groups_and_the_others_together(tokenizer):
         count_answer_tokens(pieces, len(tokenizer), tokenizer), [300], required_token_ids(tokenizer)
     )
     names = [row[0] for row in rows[1:]]
-    assert names[: MAX_TABLE_GROUPS + 1] == [
-        "all",
-        *(f"category c{place:02d}" for place in range(MAX_TABLE_GROUPS)),
-    ]
+    assert names[: MAX_TABLE_GROUPS + 1] == ["all", *(f"category c{place:02d}" for place in range(MAX_TABLE_GROUPS))]
     assert names[MAX_TABLE_GROUPS + 1 :] == ["category: 3 others", "language en"]
 
 
@@ -193,15 +182,11 @@ def test_sizes_that_can_be():
     assert sizes_below(300, 151_936) == [8192, 16384, 32768, 65536, 131072]
 
 
-def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(
-    target, tmp_path, capsys
-):
+def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(target, tmp_path, capsys):
     draft = new_draft(target, vocab_size=20)
     texts = [[1, 2, 3, 4, *range(10, 30)], [1, 2, *range(10, 20)]]
     documents = Documents.from_documents(
-        TokenizedDocument(
-            ids=ids, answer=[place > 1 for place in range(len(ids))], category=category
-        )
+        TokenizedDocument(ids=ids, answer=[place > 1 for place in range(len(ids))], category=category)
         for ids, category in zip(texts, ("long", "short"), strict=True)
     )
     choose_vocabulary(draft, target, pack_documents(documents, 24)[0], tmp_path)
@@ -209,8 +194,11 @@ def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(
     page = (tmp_path / "vocabulary.md").read_text().splitlines()
     assert page[0] == "| answer tokens | count | 10 kept | 20 kept | 40 kept |"
     assert [line.split(" | ")[0] for line in page[2:]] == [
-        "| all", "| category long", "| category short", "| language und",
-    ]  # fmt: skip
+        "| all",
+        "| category long",
+        "| category short",
+        "| language und",
+    ]
     cells = [line.strip("| ").split(" | ") for line in (page[0], *page[2:])]
     assert [line.split() for line in printed] == [" ".join(row).split() for row in cells]
     draft.save(tmp_path / "checkpoint", target)
