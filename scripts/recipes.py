@@ -2,7 +2,7 @@
 
     python -m scripts.recipes --write
 
-tests/test_recipes.py compares the tables with the configurations and with the page.
+tests/scripts/test_recipes.py compares the tables with the configurations and with the page.
 """
 
 import json

@@ -3,6 +3,7 @@
 import logging
 import os
 from functools import partial
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -10,14 +11,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
-from tests.support.agreeing import small_drafts, small_target
-from tests.support.made_report import one_draft, three_drafts
-from tests.support.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
-from tests.support.trained_once import TrainedOnce
+from tests.support.models.agreeing import small_drafts, small_target
+from tests.support.models.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
+from tests.support.reports.made_report import one_draft, three_drafts
+from tests.support.runs.trained_once import TrainedOnce
 
 # Small matrices are many times slower on several threads, and their sums are rounded otherwise.
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
+TESTS = Path(__file__).parent
 collect_ignore = ["neuron_device"]  # runs in processes of its own
 # folder of tests/ -> its mark
 MARKED = {
@@ -31,7 +33,7 @@ MARKED = {
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
 def pytest_collection_modifyitems(items):
     for item in items:
-        if mark := MARKED.get(item.path.parent.name):
+        if mark := MARKED.get(item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""):
             item.add_marker(mark)
 
 

@@ -1,7 +1,7 @@
 """All that this project assumes about the inside of transformers' modeling files.
 
 A decoder is run with our masks, positions and cache, and each of its layers through a hook. These
-assumptions hold in TESTED_VERSIONS; `tests/models/test_modeling.py` tests each of them by itself,
+assumptions hold in TESTED_VERSIONS; `tests/models/targets/test_modeling.py` tests each of them by itself,
 and `check_modeling` runs a thin model on `meta` before any weight is read:
 
     the decoder takes its cache as `cache` (from 5.24 on) or `past_key_values`

@@ -18,7 +18,7 @@ from data.document_cache import fingerprint_documents, read_cached_documents, re
 from data.packing.documents import Documents
 from data.sources.training_rows import count_training_rows
 from models.io.errors import UserError
-from tests.support.tiny import byte_tokenizer
+from tests.support.models.tiny import byte_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"

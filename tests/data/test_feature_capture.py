@@ -22,9 +22,9 @@ from models.drafts.base import Needs
 from models.drafts.options import Medusa2Conf
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
-from tests.support.captured import COMMAND, EAGLE3, captured, conf, files, opened, written
-from tests.support.killing import ROOT
-from tests.support.tiny import LAYERS, tiny_target
+from tests.support.data.captured import COMMAND, EAGLE3, captured, conf, files, opened, written
+from tests.support.models.tiny import LAYERS, tiny_target
+from tests.support.runs.killing import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_a_killed_capture_goes_on(folder, tmp_path):
         f"output_dir={tmp_path}",
         "draft.vocab_size=null",
     ]
-    killed = ["tests.support.signaled", str(int(signal.SIGKILL)), f"*/{shard_name(2)}"]
+    killed = ["tests.support.runs.signaled", str(int(signal.SIGKILL)), f"*/{shard_name(2)}"]
     run = subprocess.run(
         [sys.executable, "-m", *killed, "data.capture", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -21,8 +21,8 @@ from data.sources.rows import Conversation, PlainText, TokenizedDocument
 from data.sources.text_hashes import hash_first_question
 from data.sources.training_rows import read_training_rows
 from models.io.errors import UserError
-from tests.support.preparing import asked, lines, prepare, report
-from tests.support.wandb_files import logged, run_ids
+from tests.support.data.preparing import asked, lines, prepare, report
+from tests.support.reports.wandb_files import logged, run_ids
 
 
 def test_what_is_held_out_never_moves_when_data_is_added(tmp_path):

@@ -13,7 +13,7 @@ from data.prepare import main
 from data.prepare_config import PrepareConf
 from data.sources.prepared_rows import read_prepared_rows
 from models.io.errors import UserError
-from tests.support.chat import asked, chat_target, save
+from tests.support.data.chat import asked, chat_target, save
 
 ROWS = 12
 TOOL = {"role": "tool", "content": "3"}  # a role that the target's chat template refuses

@@ -26,7 +26,7 @@ from data.viewer.documents import (
 from data.viewer.html import render_page
 from models.io.errors import UserError
 from models.targets.config import TargetConf
-from tests.support.families import AGAIN, FAMILIES, QUESTION, SINGLE, TOOL, TOOLS
+from tests.support.data.families import AGAIN, FAMILIES, QUESTION, SINGLE, TOOL, TOOLS
 
 EVIL = "<script>alert(1)</script>\x1b[2J\u202e</pre> [bold]"
 

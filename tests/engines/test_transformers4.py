@@ -17,9 +17,9 @@ from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
-from tests.support.own_target import save_target
-from tests.support.saved_configs import OLDER, SAVED, save_draft
-from tests.support.tiny import CPU
+from tests.support.commands.own_target import save_target
+from tests.support.models.saved_configs import OLDER, SAVED, save_draft
+from tests.support.models.tiny import CPU
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-transformers4" / "bin" / "python"

@@ -24,7 +24,7 @@ from models.targets.target import Target
 from models.trees.config import SamplingConf, TreeConf
 from models.trees.tree import TreeKind
 from scripts.engines.comparison import Engine
-from tests.support.tiny import demo_target
+from tests.support.models.tiny import demo_target
 
 ROOT = Path(__file__).parents[2]
 DRAFTED, TOKENS, SLOTS = 3, 64, 512

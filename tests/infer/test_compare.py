@@ -12,7 +12,7 @@ from infer.comparison import metric_changes
 from infer.comparison.page import compare_reports as compare_typed_reports
 from infer.report.report_files import write_report_files
 from models.io.errors import UserError
-from tests.support.made_report import as_json, from_json, one_draft, three_drafts
+from tests.support.reports.made_report import as_json, from_json, one_draft, three_drafts
 
 pytestmark = pytest.mark.no_shapes
 

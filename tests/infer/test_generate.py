@@ -17,7 +17,7 @@ from infer.generate import main
 from models.device.graph_budget import GraphLedger
 from models.io.errors import UserError
 from models.trees.config import SamplingConf
-from tests.support.tiny import CPU, chain, tiny_target
+from tests.support.models.tiny import CPU, chain, tiny_target
 
 NEW = 12
 

@@ -14,7 +14,7 @@ from infer.engine.decode import Decoder
 from infer.verify.rules import build_acceptance_rule
 from models.trees.config import SamplingConf
 from models.trees.sampling import warp_logits
-from tests.support.agreeing import METHODS, SHAPES, WORDS, noised
+from tests.support.models.agreeing import METHODS, SHAPES, WORDS, noised
 
 pytestmark = pytest.mark.no_shapes
 

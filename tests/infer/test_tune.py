@@ -29,9 +29,9 @@ from models.io.errors import UserError
 from models.trees.config import SamplingConf
 from models.trees.tree import tree_from_paths
 from models.trees.tree_formats import read_fields
-from tests.support.tiny import new_draft
-from tests.support.tuning import TABLE, considered, costs, prompts_of
-from tests.support.wandb_files import logged, run_ids
+from tests.support.models.tiny import new_draft
+from tests.support.reports.tuning import TABLE, considered, costs, prompts_of
+from tests.support.reports.wandb_files import logged, run_ids
 
 pytestmark = pytest.mark.no_shapes
 

@@ -12,7 +12,7 @@ from infer.engine.decode import Decoder
 from models.drafts.registry import load_draft
 from models.targets.target import Target
 from models.trees.config import SamplingConf
-from tests.support.tiny import chain, demo_target, mixed, static, tree
+from tests.support.models.tiny import chain, demo_target, mixed, static, tree
 
 pytestmark = pytest.mark.slow
 NEW = 64

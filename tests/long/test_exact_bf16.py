@@ -12,8 +12,8 @@ from infer.results.records import PromptResult
 from infer.results.schema import LosslessVerdict
 from models.targets.target import Target
 from models.trees.config import SamplingConf
-from tests.support.family_models import family_model, family_target, partly_agreeing
-from tests.support.tiny import CPU, VOCAB, tiny_tokenizer, tree
+from tests.support.models.family_models import family_model, family_target, partly_agreeing
+from tests.support.models.tiny import CPU, VOCAB, tiny_tokenizer, tree
 
 COUNT, NEW, SLOTS = 200, 32, 64
 

@@ -5,8 +5,8 @@ import random
 
 import torch
 
-from tests.support.killing import finish, kill, kill_while_saving, newest_step
-from tests.support.toy_run import metrics, toy_conf, toy_run, weights
+from tests.support.runs.killing import finish, kill, kill_while_saving, newest_step
+from tests.support.runs.toy_run import metrics, toy_conf, toy_run, weights
 
 log = logging.getLogger(__name__)
 KILLS, HALF_WRITTEN, STEPS = 10, 3, 600

@@ -13,8 +13,8 @@ import sys
 
 import pytest
 
-from tests.support.commands import ROOT, Command, code, commands
-from tests.support.own_target import save_conversations, save_target
+from tests.support.commands.own_target import save_conversations, save_target
+from tests.support.commands.pages import ROOT, Command, code, commands
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ import pytest
 
 from data.config import TurnSelection
 from data.sources.prepared_rows import parse_prepared_row, read_prepared_rows
-from tests.support.killing import TIMEOUT_S
-from tests.support.messy_data import HELD_OUT, ROWS, build
+from tests.support.data.messy_data import HELD_OUT, ROWS, build
+from tests.support.runs.killing import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 THINKING = '{"enable_thinking": true}'

@@ -31,8 +31,7 @@ from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer, read_model_config
 from models.trees.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 from tests.data.chat import test_template as rewritten
-from tests.support.families import ANSWER, FAMILIES, TOOL
-from tests.support.published import (
+from tests.support.commands.published import (
     END,
     SERVED,
     TEXTS,
@@ -44,6 +43,7 @@ from tests.support.published import (
     token_ids,
     write_lines,
 )
+from tests.support.data.families import ANSWER, FAMILIES, TOOL
 from train.__main__ import main as train
 from train.config.run import TrainConf
 

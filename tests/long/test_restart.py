@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tests.support.killing import kill_worker, launcher, newest_step, partials
-from tests.support.toy_run import metrics, weights
+from tests.support.runs.killing import kill_worker, launcher, newest_step, partials
+from tests.support.runs.toy_run import metrics, weights
 
 log = logging.getLogger(__name__)
 PROCESSES, KILLS, HALF_WRITTEN, STEPS = 4, 10, 3, 300

@@ -8,8 +8,8 @@ import pytest
 
 from conf.sequences import list_sequences
 from scripts.sequences import PAGE, render_plan
-from tests.support.published import fetch_tokenizers, save_thin_target
-from tests.support.sequences import assert_lossless, run_sequence
+from tests.support.commands.published import fetch_tokenizers, save_thin_target
+from tests.support.commands.sequences import assert_lossless, run_sequence
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,9 @@ import pytest
 
 from data.config import Dtype
 from models.drafts.options import Eagle3Conf
-from tests.support import captured
-from tests.support.stored_run import BF16, documents, learned, losses, ranks, training
-from tests.support.tiny import LAYERS
+from tests.support.data import captured
+from tests.support.models.tiny import LAYERS
+from tests.support.runs.stored_run import BF16, documents, learned, losses, ranks, training
 
 
 def test_two_processes_read_the_rows_of_one(tmp_path, target):

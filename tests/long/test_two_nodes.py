@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.support.commands import ROOT
-from tests.support.killing import TIMEOUT_S
+from tests.support.commands.pages import ROOT
+from tests.support.runs.killing import TIMEOUT_S
 
 WORKER = """
 import os, signal, time

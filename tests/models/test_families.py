@@ -17,9 +17,9 @@ from models.losses.config import LossConf
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.trees.config import SamplingConf
-from tests.support.cached import read_prompts, read_tree
-from tests.support.family_models import FAMILIES, MORE, WINDOW, family_model, family_target, partly_agreeing
-from tests.support.tiny import CPU, VOCAB, batch_of, chain, learn, new_draft, static, tiny_tokenizer, tree
+from tests.support.models.cached import read_prompts, read_tree
+from tests.support.models.family_models import FAMILIES, MORE, WINDOW, family_model, family_target, partly_agreeing
+from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, new_draft, static, tiny_tokenizer, tree
 
 # root and two branches, one deeper than the window
 #                         root  0   1   2   3   4   5   6
@@ -211,8 +211,8 @@ def test_experts_stored_in_four_bits_are_computed_with_in_full(tmp_path):
 
 @pytest.mark.system
 def test_compiled_rounds_add_no_graph_and_emit_what_eager_ones_do():
-    """In a process of its own: see tests/support/compiled_run.py."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.compiled_families"]
+    """In a process of its own: see tests/support/runs/compiled_run.py."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.compiled_families"]
     done = subprocess.run(
         [*command, "gemma3", "gpt_oss"], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )

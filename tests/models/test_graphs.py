@@ -31,10 +31,10 @@ from models.drafts.ngram import NgramDraft
 from models.targets.config import TargetConf
 from models.trees.config import SamplingConf, TreeConf
 from models.trees.tree import NO_TREE, TreeKind
-from tests.support.graphs_run import LENGTH, LENGTHS, TREE, loop_in, loop_over, prompt_file, texts
-from tests.support.methods import CASES
-from tests.support.tiny import CPU, chain, mixed, new_draft, tiny_target
-from tests.support.toy_run import metrics, toy_conf
+from tests.support.models.methods import CASES
+from tests.support.models.tiny import CPU, chain, mixed, new_draft, tiny_target
+from tests.support.runs.graphs_run import LENGTH, LENGTHS, TREE, loop_in, loop_over, prompt_file, texts
+from tests.support.runs.toy_run import metrics, toy_conf
 from train.distributed.build import build_parallel
 from train.graph_warmup import compile_training_graphs
 from train.planning import graph_plan
@@ -151,7 +151,7 @@ def test_each_compiled_graph_is_reported_with_the_time_left():
 @pytest.mark.system
 def test_a_run_compiles_what_it_announced():
     """Training and an evaluation: every count of every function, and none after the warm-up."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.graphs_run"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.graphs_run"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -354,7 +354,7 @@ def test_a_run_after_its_warm_up_finds_everything_compiled(tmp_path):
     """In the compiler's cache on disk; tracing is done again."""
 
     def counts(what):
-        command = [sys.executable, "-W", "ignore", "-m", "tests.support.warmup_run", what, str(tmp_path)]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.warmup_run", what, str(tmp_path)]
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
         done = subprocess.run(command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]

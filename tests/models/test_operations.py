@@ -21,12 +21,12 @@ from models.losses.distributions import TopKLogits
 from models.trees.config import SamplingConf, TreeConf
 from models.trees.tree import NO_TREE
 from models.unrolled_attention import attend_unrolled
-from tests.support.compiled_run import counted_reads
-from tests.support.graphs_run import LENGTH, ROWS, loop_over, texts
-from tests.support.methods import CASES, QUICK
-from tests.support.recorded import GRAPHS, find_forbidden, named_operators, recording_device
-from tests.support.tiny import CPU, batch_of, chain, mixed, static, tiny_target, tree
-from tests.support.toy_run import toy_conf
+from tests.support.models.methods import CASES, QUICK
+from tests.support.models.recorded import GRAPHS, find_forbidden, named_operators, recording_device
+from tests.support.models.tiny import CPU, batch_of, chain, mixed, static, tiny_target, tree
+from tests.support.runs.compiled_run import counted_reads
+from tests.support.runs.graphs_run import LENGTH, ROWS, loop_over, texts
+from tests.support.runs.toy_run import toy_conf
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
 # what a host must read, or what has as many results as its values want; `nonzero` only an eager

@@ -22,8 +22,8 @@ from models.targets.cache import StaticCache
 from models.targets.target import Target
 from models.trees.config import SamplingConf
 from models.trees.sampling import Sampler
-from tests.support.methods import CASES, DEPTH, EVERY_CASE, eventful_text, share_of_maximum
-from tests.support.tiny import (
+from tests.support.models.methods import CASES, DEPTH, EVERY_CASE, eventful_text, share_of_maximum
+from tests.support.models.tiny import (
     CPU,
     batch_of,
     chain,
@@ -35,7 +35,7 @@ from tests.support.tiny import (
     tiny_tokenizer,
     tree,
 )
-from tests.support.toy_run import toy_conf, toy_run, weights
+from tests.support.runs.toy_run import toy_conf, toy_run, weights
 
 SAMPLED_CASES = [  # a feature draft, independent heads and a model; every key is tested above
     name if name in ("eagle3", "medusa", "draft model") else pytest.param(name, marks=pytest.mark.system)

@@ -23,8 +23,8 @@ from models.device.opening import open_device
 from models.drafts.options import CausalLMConf, DraftConf, Eagle1Conf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft
 from models.trees.config import SamplingConf
-from tests.support.tiny import LAYERS, tiny_target, tree
-from tests.support.toy_run import metrics, toy_conf, toy_run
+from tests.support.models.tiny import LAYERS, tiny_target, tree
+from tests.support.runs.toy_run import metrics, toy_conf, toy_run
 from train.config.run import TrainConf
 from train.distributed.build import build_accelerator
 

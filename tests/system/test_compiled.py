@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from models.device.opening import can_compile
-from tests.support.compiled_run import REQUESTS, SHAPES
-from tests.support.methods import CASES
+from tests.support.models.methods import CASES
+from tests.support.runs.compiled_run import REQUESTS, SHAPES
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(backend: str, count: int, *names: str) -> dict:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.compiled_run", backend]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.compiled_run", backend]
     command += [str(count), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -82,7 +82,7 @@ def test_a_cache_on_disk_knows_the_width_of_vectors(tmp_path):
     """One CPU is held to three widths here: none is given code of another."""
     script = """
 import torch
-from tests.support.tiny import CPU
+from tests.support.models.tiny import CPU
 from dataclasses import replace
 compiled = replace(CPU, compiles=True).compile(lambda x: (x[1:] + x[:-1]).cumsum(0).softmax(-1))
 print(compiled(torch.arange(60.0).view(4, 15) / 7).flatten().tolist())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.toy_run import metrics, weights
+from tests.support.runs.toy_run import metrics, weights
 
 ROOT = Path(__file__).parents[2]
 

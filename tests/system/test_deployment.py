@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from conf.entry import USER_ERRORS, error_to_line
-from tests.support.commands import ROOT, Command, assert_suits_its_route, code, commands, refusals
+from tests.support.commands.pages import ROOT, Command, assert_suits_its_route, code, commands, refusals
 from train.config.run import TrainConf
 
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from models.drafts.options import METHODS
-from tests.support.layout_run import LEARNERS, train_all
-from tests.support.toy_run import metrics, weights
+from tests.support.runs.layout_run import LEARNERS, train_all
+from tests.support.runs.toy_run import metrics, weights
 
 ROOT = Path(__file__).parents[2]
 A_NEAR_TIE = 2 / 80  # a token with two likeliest ones moves a share by 1 / 80 at most, tau by two
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
         "torch.distributed.run",
         "--standalone",
         "--nproc_per_node=2",
-        ROOT / "tests/support/layout_run.py",
+        ROOT / "tests/support/runs/layout_run.py",
         folder / "two processes",
         str(SPLITS["two processes"]),
     ]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.tiny import sampled_texts
+from tests.support.models.tiny import sampled_texts
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = """

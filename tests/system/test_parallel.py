@@ -15,8 +15,8 @@ from torch.torch_version import TorchVersion
 from models.drafts.options import Medusa2Conf
 from models.io.errors import UserError
 from models.targets.config import TargetConf
-from tests.support.parallel_run import run, save_target
-from tests.support.toy_run import metrics, toy_conf
+from tests.support.runs.parallel_run import run, save_target
+from tests.support.runs.toy_run import metrics, toy_conf
 from train.config.run import ParallelConf, Weights
 from train.distributed.build import check_parallel
 
@@ -36,7 +36,7 @@ def launch(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
         "torch.distributed.run",
         "--standalone",
         f"--nproc_per_node={processes}",
-        ROOT / "tests/support/parallel_run.py",
+        ROOT / "tests/support/runs/parallel_run.py",
         folder / "target",
         json.dumps(runs),
     ]

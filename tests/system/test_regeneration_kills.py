@@ -19,10 +19,10 @@ from data.sources.prepared_rows import PreparedRow, read_prepared_rows
 from infer.engine.answer_backend import TargetAnswerBackend
 from models.targets.config import DEMO_TARGET, TargetConf
 from models.targets.loading import load_target
-from tests.support.chat import asked, conf
-from tests.support.killing import FORKS, TIMEOUT_S
-from tests.support.openai_server import free_port, restart, serving
-from tests.support.tiny import CPU
+from tests.support.data.chat import asked, conf
+from tests.support.data.openai_server import free_port, restart, serving
+from tests.support.models.tiny import CPU
+from tests.support.runs.killing import FORKS, TIMEOUT_S
 
 ROWS, KILLS, AT_ONCE = 60, 5, 4  # rows enough that none of the runs to be killed ends by itself
 HOW = conf(max_new_tokens=8)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.own_target import save_target
-from tests.support.sequences import assert_lossless, run_sequence
+from tests.support.commands.own_target import save_target
+from tests.support.commands.sequences import assert_lossless, run_sequence
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b-eagle3", "smollm2-135m-eagle3"])

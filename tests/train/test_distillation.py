@@ -17,10 +17,10 @@ from models.device import opening
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
 from models.targets.target import Target
-from tests.support.cards import read_card, read_serve_line
-from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
-from tests.support.toy_run import metrics, weights
-from tests.support.wandb_files import axes, logged, run_ids
+from tests.support.models.tiny import CPU, chain, new_draft, sampled_texts, tree
+from tests.support.reports.cards import read_card, read_serve_line
+from tests.support.reports.wandb_files import axes, logged, run_ids
+from tests.support.runs.toy_run import metrics, weights
 from train import distillation, trainer
 from train.__main__ import main
 from train.config.run import ParallelConf, TrainConf
@@ -137,7 +137,7 @@ def check_wandb_run(out: Path):
 
 
 def check_card(checkpoint: Path, folder: Path) -> None:
-    """It tells how to serve the draft and what was measured (tests/train/test_model_card.py)."""
+    """It tells how to serve the draft and what was measured (tests/train/run/test_model_card.py)."""
     card = read_card(checkpoint)
     assert card.data.tags == ["speculative-decoding", "draft", "eagle3"]
     assert read_serve_line(card)[0] == str(folder / "target")

@@ -9,7 +9,7 @@ from torch.optim import AdamW, Muon
 from conf.entry import compose
 from models.device.xla.device import XlaDevice
 from models.io.errors import UserError
-from tests.support.tiny import CPU
+from tests.support.models.tiny import CPU
 from train.config.optim import OptimConf, OptimName, Schedule
 from train.config.run import TrainConf
 from train.optim import build_optimizers, check_optimizer

@@ -25,12 +25,12 @@ from models.parallel import tensor_parallel
 from models.targets.config import TargetConf
 from models.targets.target import Target
 from models.unrolled_attention import without_kernel
-from tests.support.family_models import SHAPE
-from tests.support.packed import packed_of
-from tests.support.parallel_layers import shard_state_dict
-from tests.support.planned import GENEROUS, HALF, VOCAB, config, model_outline
-from tests.support.sharded import CUT, HEADED, model_of
-from tests.support.tiny import CPU
+from tests.support.data.packed import packed_of
+from tests.support.models.family_models import SHAPE
+from tests.support.models.parallel_layers import shard_state_dict
+from tests.support.models.sharded import CUT, HEADED, model_of
+from tests.support.models.tiny import CPU
+from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config, model_outline
 from train.config.run import TrainConf, TrainPlanConf
 from train.distributed.build import build_parallel
 from train.plan import main

@@ -25,8 +25,8 @@ from data.preview import check_and_read_first_rows, preview_rows
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer
-from tests.support.commands import commands
-from tests.support.own_target import save_conversations, save_target
+from tests.support.commands.own_target import save_conversations, save_target
+from tests.support.commands.pages import commands
 from train.checks import check_inputs
 from train.config.run import TrainConf, TrainPlanConf
 from train.first_lines import describe_data, prepare_command

@@ -22,7 +22,7 @@ from models.io.files import PARTIAL_SUFFIX
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.targets.target import Target
-from tests.support.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
+from tests.support.models.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
 from train.checks import check_run_device
 from train.config.run import TrainConf
 

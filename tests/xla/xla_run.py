@@ -22,9 +22,9 @@ from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf
 from models.targets.target import Target
 from models.trees.config import SamplingConf
-from tests.support.packed import packed_of
-from tests.support.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
-from tests.support.toy_run import toy_conf
+from tests.support.data.packed import packed_of
+from tests.support.models.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
+from tests.support.runs.toy_run import toy_conf
 from train.config.run import LogConf, TrainConf
 from train.distributed.build import build_parallel
 from train.planning import graph_plan

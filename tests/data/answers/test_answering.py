@@ -10,7 +10,7 @@ from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
 from infer.engine.generate import generate_answers
 from models.io.errors import UserError
-from tests.support.chat import ASSISTANT, asked, chat_target, conf
+from tests.support.data.chat import ASSISTANT, asked, chat_target, conf
 
 ROWS = 9
 

@@ -7,8 +7,8 @@ import pytest
 
 from data.answers.dialogue import CONTEXT_FULL, DIFFERENT_TOOL_CALL, UNEXPECTED_TOOL_CALL, Answer, Dialogue
 from data.sources.prepared_rows import PreparedRow
-from tests.support.chat import conf
-from tests.support.families import ANSWER, CALLING, CASES, FAMILIES, QUESTION, RESULT, THANKS, TOOLS
+from tests.support.data.chat import conf
+from tests.support.data.families import ANSWER, CALLING, CASES, FAMILIES, QUESTION, RESULT, THANKS, TOOLS
 
 OTHERS = "0 of the data."
 

@@ -18,8 +18,8 @@ from infer.engine.answer_backend import TargetAnswerBackend
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer, read_eos_ids
-from tests.support.chat import asked, chat_target, conf, save
-from tests.support.openai_server import app, free_port
+from tests.support.data.chat import asked, chat_target, conf, save
+from tests.support.data.openai_server import app, free_port
 
 ROWS = 9
 ABORTED = {"choices": [{"text": "3", "token_ids": [3], "finish_reason": "abort"}]}

@@ -15,7 +15,7 @@ from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, RowRejectedError, TokenizedDocument, document_from_spans
 from models.io.errors import UserError
 from tests.data.chat.test_tokenization import CHAT, EXACT, HEAD, PLAIN, PROMPT, TAGGED, answers, chat_tokenizer
-from tests.support.families import AGAIN, ANSWER, CALLING, FAMILIES, MULTI, QUESTION, RESULT, SINGLE, TOOLS, TWICE
+from tests.support.data.families import AGAIN, ANSWER, CALLING, FAMILIES, MULTI, QUESTION, RESULT, SINGLE, TOOLS, TWICE
 
 THOUGHT = "<think>\n\n</think>\n\n"
 # marks the header, an empty thought that serving sends in the prompt, and the line break behind

@@ -19,8 +19,8 @@ from data.document_cache import FOLDER, read_cached_documents, read_documents
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
 from tests.data.test_document_cache import MARKERS, SIZE, TEMPLATE, assert_equal
-from tests.support.signaled import send_at_rename
-from tests.support.tiny import byte_tokenizer
+from tests.support.models.tiny import byte_tokenizer
+from tests.support.runs.signaled import send_at_rename
 
 WAIT_S = 300
 ROWS = FEW_ITEMS + 10 * BATCH_ITEMS

@@ -8,7 +8,7 @@ from data.chat.tokenization import documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, TokenizedDocument
 from models.io.errors import UserError
-from tests.support.families import CASES, FAMILIES, Case
+from tests.support.data.families import CASES, FAMILIES, Case
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from data.chat.tokenization import document_from_messages, document_from_text, d
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, RowRejectedError
 from models.io.errors import UserError
-from tests.support.tiny import byte_tokenizer
+from tests.support.models.tiny import byte_tokenizer
 
 MARKERS = ["<|start|>", "<|end|>", "<s>", "</s>"]
 

@@ -19,8 +19,8 @@ from models.losses.loss_weights import shift_left
 from models.targets.loading import load_target
 from models.targets.target import Target
 from scripts.benchmarks import store_read
-from tests.support.captured import EAGLE3, LENGTH, captured, conf, files, opened, write_documents, written
-from tests.support.tiny import CPU, LAYERS
+from tests.support.data.captured import EAGLE3, LENGTH, captured, conf, files, opened, write_documents, written
+from tests.support.models.tiny import CPU, LAYERS
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from conf.entry import USER_ERRORS, compose, error_to_line
 from data.prepare_config import PrepareConf, SourceConf
 from models.io.errors import UserError
-from tests.support.preparing import lines, prepare, report
+from tests.support.data.preparing import lines, prepare, report
 
 
 def test_a_finished_folder_is_kept_and_other_settings_are_refused(tmp_path):

@@ -11,7 +11,7 @@ from data.packing.pack import best_fit, pack_documents
 from data.sources.rows import TokenizedDocument, document_from_pair
 from models.io.errors import UserError
 from scripts.benchmarks.packing import sharegpt_like
-from tests.support.packed import documents_of
+from tests.support.data.packed import documents_of
 from train.config.run import TrainConf
 
 

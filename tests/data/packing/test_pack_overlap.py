@@ -10,8 +10,8 @@ from data.sources.rows import TokenizedDocument
 from models.io.errors import UserError
 from models.losses.config import LossConf, Reduction
 from models.losses.loss_weights import position_weights, token_weights
-from tests.support.methods import CASES
-from tests.support.tiny import tiny_target
+from tests.support.models.methods import CASES
+from tests.support.models.tiny import tiny_target
 from train.config.run import TrainConf
 
 LENGTH, OVERLAP, STEPS = 16, 6, 4

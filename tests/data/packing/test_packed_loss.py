@@ -12,8 +12,8 @@ from models.drafts.base import Draft
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf, LossName, Reduction
 from models.targets.target import Target
-from tests.support.methods import CASES
-from tests.support.tiny import VOCAB, tiny_target
+from tests.support.models.methods import CASES
+from tests.support.models.tiny import VOCAB, tiny_target
 
 LENGTH = 48
 METHODS = ["eagle3", "hass", "medusa", "hydra", "hydra++", "draft model"]

@@ -23,7 +23,7 @@ from data.vocabulary.counts import (
 )
 from models.io.errors import UserError
 from models.trees.draft_vocab import choose_kept_ids, required_token_ids
-from tests.support.tiny import new_draft
+from tests.support.models.tiny import new_draft
 from train.rows.row_facts import choose_vocabulary
 
 TEXTS = {  # all the same sentence

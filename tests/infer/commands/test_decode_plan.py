@@ -1,0 +1,69 @@
+"""`infer.plan`: what a token costs on a machine, with a draft and without."""
+
+import json
+
+import pytest
+
+from conf.entry import compose
+from infer import plan as infer_plan
+from infer.commands import decode_plan
+from infer.config import DecodePlanConf
+from models.device.config import MachineConf
+from models.io.errors import UserError
+from tests.support.reports.planned import GENEROUS, HALF, config, model_outline
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder with a target's config.json and nothing else of it."""
+    config().save_pretrained(tmp_path / "target")
+    return tmp_path
+
+
+def infer_conf(folder, *overrides: str) -> DecodePlanConf:
+    base = [
+        "draft=demo-medusa",
+        f"target.path={folder / 'target'}",
+        "tree=chain",
+        "tree.depth=3",
+        "prompt_tokens=60",
+        "context=200",
+        "device=cpu",
+    ]
+    found = compose("infer_plan", DecodePlanConf, [*base, *overrides])
+    two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
+    found.machine = MachineConf(**vars(GENEROUS) | two)
+    return found
+
+
+def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(folder):
+    first, second = decode_plan.list_options(infer_conf(folder))
+    model = model_outline(HALF).model
+    table = model.get_input_embeddings().weight.nbytes  # of which a token reads one row
+    weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
+    assert first.alone_s == pytest.approx((weights + first.parts["cache"]) / 25e9, rel=1e-3)
+    assert second.alone_s < first.alone_s
+    assert first.most == 4
+
+
+def test_what_a_draft_costs_is_what_must_be_accepted(folder):
+    """Medusa's heads are read once a round, whatever the depth."""
+    (short, _), (long, _) = (decode_plan.list_options(infer_conf(folder, f"tree.depth={depth}")) for depth in (1, 4))
+    assert short.propose_s < long.propose_s
+    assert long.break_even_length == (long.verify_s + long.propose_s) / long.alone_s
+    assert long.break_even_length > short.break_even_length > 1
+
+
+def test_the_plan_goes_to_a_folder_that_is_made_and_what_cannot_be_written_is_one_line(folder):
+    file = folder / "new" / "plan.json"
+    infer_plan.main.__wrapped__(infer_conf(folder, f"output={file}"))
+    assert len(json.loads(file.read_text())) == 2
+    with pytest.raises(UserError, match=r"output: must be a writable file, got .*plan\.json/plan "):
+        infer_plan.main.__wrapped__(infer_conf(folder, f"output={file}/plan"))
+
+
+def test_a_target_too_large_for_the_machine_is_refused(folder):
+    run = infer_conf(folder)
+    run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})
+    with pytest.raises(UserError, match="machine: must hold the target, got generous"):
+        decode_plan.list_options(run)

@@ -1,0 +1,98 @@
+"""Commands on checkpoints ask for the memory before they load weights."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from conf.entry import compose
+from infer.commands.evaluation import evaluate_checkpoints
+from infer.commands.generation import generate_from_checkpoint
+from infer.commands.tree_tuning import tune_checkpoints
+from infer.config import EvalConf, GenerateConf
+from infer.inputs.memory_check import GIB, DecodingSize, check_memory, trace_decoding
+from infer.tuning.config import TuneConf
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from tests.support.models.tiny import CPU, new_draft
+
+SIZE = DecodingSize(batch=8, prompt_tokens=64, new_tokens=16, set_batch=lambda n: f"batch={n}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """A target, a draft of it, and a prompt of 64 tokens, on disk."""
+    folder = tmp_path_factory.mktemp("memory")
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
+    new_draft(target).save(folder / "draft", target)
+    prompt = {"text": " ".join(map(str, range(1, 61))) + " 1 2 3 4"}
+    (folder / "prompts.jsonl").write_text(8 * f"{json.dumps(prompt)}\n")
+    return folder
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Loading a model fails."""
+    monkeypatch.delattr(transformers.AutoModelForCausalLM, "from_pretrained")
+
+
+def memory_between(folder: Path, fewer: int, more: int) -> str:
+    """Return an override under which `fewer` rows fit and `more` rows do not."""
+    conf = TargetConf(path=str(folder / "target"))
+    peaks = [trace_decoding(conf, CPU, SIZE, rows) for rows in (fewer, more)]
+    draft = (folder / "draft" / "model.safetensors").stat().st_size
+    return f"device.memory_gib={(sum(peaks) / 2 + draft) / 0.9 / GIB}"
+
+
+def given(folder: Path, *overrides: str) -> list[str]:
+    return [
+        f"target.path={folder / 'target'}",
+        f"checkpoint={folder / 'draft'}",
+        "device=cpu",
+        "device.compile=false",
+        "device.precision=float32",
+        *overrides,
+    ]
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_evaluation_tuning_and_answers_that_cannot_fit_are_refused_with_a_batch_that_fits(folder):
+    memory, draft = memory_between(folder, 2, 4), folder / "draft"
+    rule = r"^device\.memory_gib: must hold target, drafts and 8 rows of 80 tokens, which take at "
+    rule += r"least [\d.]+ GiB, got [\d.]+ usable of [\d.]+; with {} it fits$"
+    prompts = folder / "prompts.jsonl"
+
+    overrides = [f"evaluation.prompts={prompts}", "evaluation.max_new_tokens=16", memory]
+    conf = compose("eval", EvalConf, given(folder, *overrides))
+    with pytest.raises(UserError, match=rule.format(r"evaluation\.batch_sizes=\[2\]")):
+        evaluate_checkpoints(conf, [draft], folder / "out")
+
+    overrides = [f"prompts={prompts}", "max_new_tokens=16", memory]
+    conf = compose("tune", TuneConf, given(folder, "batch=[1,8]", *overrides))
+    with pytest.raises(UserError, match=rule.format(r"batch=\[2\]")):
+        tune_checkpoints(conf, [draft], folder / "out")
+    conf = compose("generate", GenerateConf, given(folder, "batch=8", *overrides))
+    with pytest.raises(UserError, match=rule.format("batch=2")):
+        generate_from_checkpoint(conf, draft)
+
+
+def test_what_is_named_as_fitting_fits(folder):
+    conf, memory = TargetConf(path=str(folder / "target")), memory_between(folder, 4, 8)
+    gib = float(memory.partition("=")[2])
+    with pytest.raises(UserError) as refused:
+        check_memory(conf, [folder / "draft"], SIZE, CPU, gib)
+    batch = int(re.search(r"with batch=(\d+) it fits", str(refused.value))[1])
+    assert batch == 4
+    check_memory(conf, [folder / "draft"], replace(SIZE, batch=batch), CPU, gib)
+    with pytest.raises(UserError, match=r"; take a larger device$"):
+        check_memory(conf, [folder / "draft"], SIZE, CPU, 1e-6)
+
+
+def test_a_device_that_does_not_tell_its_memory_is_not_asked(folder):
+    silent = replace(CPU, name="neuron", torch_device=torch.device("cpu"))
+    check_memory(TargetConf(path="no such folder"), [folder / "draft"], SIZE, silent, None)

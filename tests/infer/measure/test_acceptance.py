@@ -1,0 +1,105 @@
+"""Acceptance by depth and rank, and the tree that it promises most for."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from data.demo.prompts import held_out_prompts
+from data.eval_prompts.prompts import load_calibration_prompts
+from infer.engine.decode import Decoder
+from infer.measure.acceptance import AcceptanceCounter, best_first_paths, build_comb
+from models.trees.config import SamplingConf
+from models.trees.tree import tree_from_paths
+from tests.support.models.tiny import demo_target
+from tests.support.models.watching import watch_rounds
+
+NEW = 32
+
+
+def tables():
+    """Small random tables: shares of a row sum to less than 1; some are 0, some rows are equal."""
+    numbers = np.random.default_rng(0)
+    for number in range(12):
+        table = numbers.dirichlet(np.ones(4), size=3)[:, :3]  # ranks need not fall
+        if number % 3 == 0:
+            table[numbers.random(table.shape) < 0.3] = 0.0
+        if number % 4 == 0:
+            table[1] = table[0]
+        yield table
+
+
+def all_trees(depth: int, ranks: int, nodes: int):
+    """Every prefix-closed set of so many paths, grown one path at a time."""
+    paths = [p for d in range(1, depth + 1) for p in product(range(ranks), repeat=d)]
+    found = {frozenset()}
+    for _ in range(nodes):
+        found = {
+            tree | {path}
+            for tree in found
+            for path in paths
+            if path not in tree and (len(path) == 1 or path[:-1] in tree)
+        }
+    return found
+
+
+def promised(table, paths) -> float:
+    """Tokens a round, path by path."""
+    return 1 + sum(np.prod([table[d, rank] for d, rank in enumerate(path)]) for path in paths)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_no_tree_of_so_many_nodes_promises_more_than_the_one_found(nodes):
+    trees = all_trees(3, 3, nodes)
+    for table in tables():
+        paths = best_first_paths(table, nodes)
+        assert len({tuple(path) for path in paths}) == nodes
+        assert promised(table, paths) == pytest.approx(max(promised(table, t) for t in trees))
+
+
+def by_hand(rounds, depth):
+    """(rounds, hits) in loops; a round is its candidates by depth, and what was emitted."""
+    visits, hits = [0] * depth, [[0] * 3 for _ in range(depth)]
+    for candidates, emitted in rounds:
+        for d in range(depth):
+            visits[d] += 1
+            if emitted[d] not in candidates[d]:
+                break
+            rank = candidates[d].index(emitted[d])
+            hits[d][rank] += 1
+            if rank > 0:
+                break
+    return visits, hits
+
+
+def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
+    """Two rows at a time, of different lengths: one goes on when the other has ended."""
+    draft, texts = learned
+    tally, rounds = AcceptanceCounter(3, 3), []
+
+    def watch(proposal, emitted, count):
+        tally(proposal, emitted, count)
+        for row in range(2):
+            if count[row] > 0:
+                ids = proposal.ids[row].tolist()
+                rounds.append(([ids[0:3], ids[3:6], ids[6:9]], emitted[row].tolist()))
+
+    decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 3)), sampling=SamplingConf(), slots=64, batch=2)
+    watch_rounds(decoder, watch)
+    for first in range(0, 8, 2):
+        some = [texts[first][:4], texts[first + 1][:9]]
+        decoder.decode(some, row_ids=[0, 1], max_new_tokens=NEW)
+    visits, hits = by_hand(rounds, 3)
+    assert tally.rounds.tolist() == visits
+    assert tally.hits.tolist() == hits
+    assert visits[0] == len(rounds) > visits[1] > visits[2] > 0
+    assert sum(sum(row[1:]) for row in hits) > 0
+
+
+def test_the_demos_prompts_for_tuning_are_not_held_out():
+    prompts = load_calibration_prompts(demo_target().tokenizer, "demo", 12)
+    assert len(prompts) == 12
+    target = demo_target()
+    held_out = [target.tokenizer(p.text)["input_ids"] for p in held_out_prompts()]
+    assert not [prompt.id for prompt in prompts if prompt.ids in held_out]
+    assert len({prompt.category for prompt in prompts}) == 4

@@ -1,0 +1,207 @@
+"""A report keeps its published schema, and its figures follow from the rows of its prompts."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from infer.report.report_files import write_report_files
+from infer.results.records import Exactness
+from infer.results.schema import DraftMemory, LosslessVerdict
+from scripts.report_schema import SCHEMA_FILE, build_schema
+from tests.support.reports.made_report import (
+    CATEGORIES,
+    COMPARED,
+    as_json,
+    described,
+    from_json,
+    made_report,
+    measured,
+    printed,
+)
+
+ROOT = Path(__file__).parents[3]
+SCHEMA = json.loads(SCHEMA_FILE.read_text())
+TREE = "eagle3-demo/tree"
+
+
+def test_the_published_schema_is_that_of_the_dataclasses():
+    """To renew it: python -m scripts.report_schema."""
+    assert SCHEMA_FILE.read_text() == build_schema()
+
+
+def list_properties(schema):
+    """The name of every field the schema defines."""
+    for key, inner in schema.items():
+        if key == "properties":
+            yield from inner
+        if isinstance(inner, dict):
+            yield from list_properties(inner)
+
+
+def test_every_field_is_documented():
+    quoted = re.findall(r"`([^`]+)`", (ROOT / "docs/report.md").read_text())
+    assert set(list_properties(SCHEMA)) <= set(re.findall(r"\w+", " ".join(quoted)))
+
+
+def test_reports_come_back_equal_from_their_files(report, comparison):
+    for written in (report, comparison):
+        assert as_json(from_json(as_json(written))) == as_json(written)
+
+
+def test_the_schema_refuses_other_versions_and_values(report):
+    content = as_json(report)
+    span = content["drafts"][0]["samples"][0]["pieces"][0]
+    for place, key, value in (
+        (content, "schema_version", 3),
+        (content["overall"]["modes"]["ngram"]["figures"], "depth", -1),
+        (span, "kind", "guessed"),
+    ):
+        old = place[key]
+        place[key] = value
+        with pytest.raises(ValidationError):
+            from_json(content)
+        place[key] = old
+    from_json(content)
+
+
+def test_the_predicted_speedup_comes_from_the_costs_alone(report):
+    for section in (report.overall, *report.categories.values()):
+        for mode in section.modes.values():
+            if costs := mode.costs_ms:
+                tau = mode.figures.acceptance_length.mean
+                predicted = tau * costs.autoregressive_step / (costs.draft + costs.verify)
+                assert mode.figures.predicted_speedup == pytest.approx(predicted)
+                efficiency = mode.figures.speedup.mean / predicted
+                assert mode.figures.efficiency == pytest.approx(efficiency)
+    assert report.overall.modes["autoregressive"].costs_ms is None
+
+
+def test_memory_bound_speedup_counts_the_bytes_of_a_draft_in_each_pass(report):
+    modes = report.overall.modes
+    for name, passes in (("chain", 5), ("tree", 6)):
+        figures = modes[f"eagle3-demo/{name}"].figures
+        assert figures.draft_passes == passes
+        tau = figures.acceptance_length.mean
+        assert figures.mbsu.mean == pytest.approx(tau / (1 + 0.1 * passes))
+    ngram = modes["ngram"].figures
+    assert ngram.mbsu == ngram.acceptance_length  # a lookup reads no weights
+    assert modes["autoregressive"].figures.mbsu is None
+
+
+def test_tau_by_prompt_length_is_that_of_the_prompts_of_each_bucket(report, comparison):
+    """48 prompts have 100 to 1,200 tokens, and each counts in one bucket."""
+    buckets = report.by_prompt_length
+    assert [(one.up_to, one.prompts) for one in buckets] == [(256, 8), (512, 12), (1024, 20), (2048, 8)]
+    rows = [row.modes[TREE] for row in report.per_prompt if 256 < row.prompt_tokens <= 512]
+    tau = 1 + sum(row.accepted for row in rows) / sum(row.rounds for row in rows)
+    estimate = buckets[1].tau[TREE]
+    assert estimate.mean == pytest.approx(tau)
+    assert estimate.ci95[0] < tau < estimate.ci95[1]
+    assert len(comparison.by_prompt_length[0].tau) == 2 * len(COMPARED)
+    assert report.setup.prompts.lengths == {"shortest": 100, "median": 700, "longest": 1200}
+
+
+def test_every_round_of_every_mode_is_recorded(report, tmp_path):
+    write_report_files(report, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert len(lines) == 48 * 5
+    assert set(lines[0]) == {
+        "prompt_id",
+        "category",
+        "turn",
+        "mode",
+        "ids",
+        "accepted",
+        "drafted",
+        "round_s",
+        "prefill_s",
+    }
+    accepted = [count for line in lines if line["mode"] == TREE for count in line["accepted"]]
+    tau = report.overall.modes[TREE].figures.acceptance_length.mean
+    assert 1 + sum(accepted) / len(accepted) == pytest.approx(tau)
+    assert all(len(line["round_s"]) == len(line["drafted"]) for line in lines)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_every_category_holds_every_mode_on_its_own_prompts(report):
+    assert list(report.categories) == list(CATEGORIES)
+    assert report.setup.prompts.by_category == dict.fromkeys(CATEGORIES, 12)
+    for section in report.categories.values():
+        assert section.modes.keys() == report.overall.modes.keys()
+        assert section.modes[TREE].figures.prompts == 12
+    mismatched = {name: section.modes[TREE].verdict.mismatched_prompts for name, section in report.categories.items()}
+    assert mismatched == dict.fromkeys(CATEGORIES, 0) | {"code": 1}
+
+
+def test_figures_agree_with_the_rows_of_the_prompts(report):
+    modes = report.overall.modes
+    tree = modes[TREE].figures
+    rows = [row.modes[TREE] for row in report.per_prompt]
+    tau = sum(row.accepted + row.rounds for row in rows) / sum(row.rounds for row in rows)
+    assert tree.acceptance_length.mean == pytest.approx(tau)
+    assert 1 + sum(tree.acceptance_by_position.marginal) == pytest.approx(tau)
+    gain = modes[TREE].gains["ngram"]
+    lookup = modes["ngram"].figures.acceptance_length.mean
+    assert gain["acceptance_length"].mean == pytest.approx(tau - lookup)
+    assert gain["acceptance_rate"] is None  # a tree's is low by construction
+    assert modes["eagle3-demo/untrained"].gains == {}
+
+
+def test_a_draft_with_its_own_target_is_compared_with_that(comparison):
+    modes = comparison.overall.modes
+    own, tree = (modes[f"runs/adapted/{name}"] for name in ("autoregressive", "tree"))
+    plain = modes["autoregressive"]
+    speeds = [mode.figures.tokens_per_s.mean for mode in (tree, own, plain)]
+    assert tree.figures.speedup.mean == pytest.approx(speeds[0] / speeds[1])
+    assert speeds[1] > 1.1 * speeds[2]  # the two baselines differ, so it matters which
+    assert own.figures.speedup.ci95 == [1.0, 1.0]
+    difference = tree.figures.speedup.mean - modes["ngram"].figures.speedup.mean
+    assert tree.gains["ngram"]["speedup"].mean == pytest.approx(difference)
+
+
+def test_a_rule_is_lossy_by_its_proof_and_then_never_lossless(comparison):
+    rules = ("exact", "greedy", "coupled", "rejection", "block", "typical")
+    assert {rule for rule in rules if Exactness().judge(rule).lossy} == {"typical"}
+    assert Exactness().judge("block").lossless == LosslessVerdict.yes
+    for key, mode in comparison.overall.modes.items():
+        is_typical = key.startswith("a-run-with-a-long-name/")
+        assert mode.verdict.lossy == is_typical
+        assert (mode.verdict.lossless == "no") == is_typical
+
+
+def test_answers_of_one_token_have_no_rounds_and_no_figures(tmp_path):
+    mode = measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, per_category=1)
+    for result in mode.prompt_results:
+        answer = result.generation
+        answer.ids, answer.accepted, answer.drafted, answer.round_s, answer.share_s = ([7], [], [], [], [])
+    keys = ("autoregressive", "ngram", *(f"{n}/{m}" for n in "ab" for m in ("chain", "tree")))
+    memory = DraftMemory(weights=0, state=0)
+    drafts = [described(name, memory_bytes=memory) for name in "ab"]
+    report = made_report(dict.fromkeys(keys, mode), drafts)
+    write_report_files(report, tmp_path)
+    from_json(json.loads((tmp_path / "report.json").read_text()))
+    figures = report.overall.modes["ngram"].figures
+    assert figures.acceptance_length is figures.itl_ms is None
+    assert figures.ttft_ms.p50 > 0
+
+
+def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
+    folder = tmp_path / "run"
+    write_report_files(report, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json", "report.md", "rounds.jsonl"]
+    saved = from_json(json.loads((folder / "report.json").read_text()))
+    length = saved.overall.modes[TREE].figures.acceptance_length
+    tau = f"{length.mean:.2f} [{length.ci95[0]:.2f}, {length.ci95[1]:.2f}]"
+    texts = [(folder / name).read_text() for name in ("report.md", "report.html")]
+    assert all(tau in text for text in (*texts, printed(report)))
+
+
+def test_drafts_that_gain_nothing_are_drawn_too(tmp_path):
+    plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
+    keys = ("autoregressive", "ngram", *(f"{n}/{m}" for n in "ab" for m in ("chain", "tree")))
+    report = made_report(dict.fromkeys(keys, plain), [described("a"), described("b")])
+    write_report_files(report, tmp_path)
+    assert ">speed-up</text>" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,218 @@
+"""`tree=auto`: what is chosen, on which prompts, against what, and where nothing can be tuned."""
+
+import copy
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from infer.config import EvaluationConf, Verification
+from infer.inputs.command_inputs import load_draft_under_test
+from infer.measure.eval_modes import TunedDecoding, build_eval_modes
+from infer.measure.evaluate import evaluate_drafts
+from infer.report.prose import build_headline
+from infer.report.views import get_draft_modes
+from infer.tuning import auto, cost_model
+from infer.tuning.auto import build_tune_conf, choose_fastest, choose_prompts, list_rivals, tune_drafts_for_report
+from infer.tuning.candidates import list_candidates
+from infer.tuning.cost_model import CostBench
+from infer.tuning.results import DraftTuning
+from infer.tuning.search import choose_tree, estimate_candidates
+from models.targets.config import TargetConf
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import NO_TREE, TreeKind
+from tests.support.models.tiny import new_draft, sampled_texts
+from tests.support.reports.made_report import as_json, from_json
+from tests.support.reports.tuning import GIVEN_TREE, TABLE, costs
+
+pytestmark = pytest.mark.no_shapes
+
+OWN = TargetConf(name="tiny")
+AUTO = TreeConf(depth=2, nodes=4, beam_width=2, children=2, ngram_tokens=3, auto=True)
+
+
+@pytest.fixture(autouse=True)
+def small_search(tmp_path, monkeypatch):
+    """Few trees and timings, and a lock of its own, so that no test waits for another's timing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
+    monkeypatch.setattr(auto, "MAX_DEPTH", 2)
+    monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
+    monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
+
+
+@pytest.fixture(scope="module")
+def texts(target) -> list[list[int]]:
+    """Beginnings of the target's own texts that end within a loop, which lookup continues."""
+    long = sampled_texts(target, count=8, length=56)
+    return [long[number][:cut] for number, cut in ((1, 20), (4, 34), (7, 52), (1, 30), (7, 50))]
+
+
+@pytest.fixture
+def run(tmp_path, target, texts) -> Path:
+    """A run of a draft without training; a prompt of its report also chose its checkpoint."""
+    new_draft(target).save(tmp_path / "run" / "checkpoint", target)
+    for name, part in (("held_out", texts[:3]), ("selection", texts[2:])):
+        rows = [{"id": f"{name}-{i}", "category": "a", "ids": ids} for i, ids in enumerate(part)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "run" / f"{name}.jsonl").write_text(text)
+    return tmp_path / "run"
+
+
+def evaluation(run: Path, **changes) -> EvaluationConf:
+    given = {"prompts": str(run / "held_out.jsonl"), "max_new_tokens": 8, "batch_sizes": []}
+    return EvaluationConf(**given | changes)
+
+
+def tune(target, run: Path, conf: EvaluationConf, **changes):
+    """Return the tuned draft and the printed lines."""
+    lines: list[str] = []
+    draft = load_draft_under_test(run / "checkpoint", target)
+    given = {"tree": AUTO, "conf": conf, "target_conf": OWN, "print_line": lines.append}
+    (tuned,) = tune_drafts_for_report(target, [draft], **given | changes)
+    return tuned, lines
+
+
+def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(target, run, capsys):
+    """The tiny target loops: lookup finds its period, which a draft without training never does."""
+    conf = evaluation(run)
+    draft, lines = tune(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
+    assert "compil" not in capsys.readouterr().out + lines[0]  # nothing is, on this device
+    assert draft.tuned.description.startswith("n-gram lookup alone, ")
+    assert lines[0].startswith("tree=auto: timing trees on 2 of the prompts that the report ")
+    assert lines[1].startswith(f"tree=auto: run: {draft.tuned.description}, speed-up ")
+    assert lines[1].endswith(" s")
+    report = evaluate_drafts(target, [draft], tree=AUTO, conf=conf)
+    (section,) = report.drafts
+    assert section.tuned_tree == draft.tuned.description
+    modes = get_draft_modes(report, section)
+    assert modes["tuned"].verdict.lossless == "yes"
+    assert modes["tuned"].figures.acceptance_length.mean > modes["tree"].figures.depth
+    assert set(modes) == {"untrained", "chain", "tree", "tuned"}
+    assert as_json(from_json(as_json(report))) == as_json(report)
+    assert f"run {section.tuned_tree} (speed-up " in build_headline(report)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no space\nfor a kernel"), "BackendCompilerFailed: backend="),
+        (NotImplementedError("operator"), "BackendCompilerFailed: backend="),
+        (None, "InvalidBackend: Invalid backend: 'none'"),
+    ],
+    ids=["error", "operator", "backend"],
+)
+def test_a_finished_run_is_measured_whatever_stops_the_tuner(target, run, error, reason):
+    def compile_nothing(*_):
+        raise error
+
+    failing = copy.copy(target)
+    backend = "none" if error is None else compile_nothing
+    failing.device = replace(target.device, compiles=True, backend=backend)
+    draft, lines = tune(failing, run, evaluation(run))
+    assert draft.tuned is None
+    assert lines[-1].startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {reason}")
+    assert lines[-1].count("\n") == 0
+
+
+@pytest.mark.parametrize(("node_s", "pays"), [(0.01, True), (10.0, False)])
+def test_the_fastest_is_chosen_and_no_speculation_where_nothing_pays(target, texts, node_s, pays):
+    draft, conf = new_draft(target), EvaluationConf(max_new_tokens=8)
+    settings = build_tune_conf(AUTO, draft, conf)
+    prompts = [EvalPrompt(id=str(i), category="a", ids=ids) for i, ids in enumerate(texts)]
+    tuning = estimate_candidates(target, "new", Path(), draft, prompts, settings)
+    bench = CostBench(
+        target=target,
+        draft=draft,
+        prompts=prompts,
+        conf=settings,
+        batch=1,
+        context=64,
+        round_seconds=costs(node_s=node_s),
+    )
+    rivals = list_rivals(tuning, AUTO)
+    result = choose_tree(bench, tuning, rivals)
+    assert {rival.name for rival in rivals} <= set(result.speedups)
+    fastest, beats_none = choose_fastest(tuning, result)
+    speeds = {name: speedup.mean for name, speedup in result.speedups.items()}
+    assert speeds[fastest.name] == max(speeds.values())
+    assert beats_none == pays == (max(speeds.values()) > 1)
+
+
+def test_no_speculation_is_a_mode_that_drafts_nothing(target, run):
+    decoding = TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
+    draft = replace(load_draft_under_test(run / "checkpoint", target), tuned=decoding)
+    report = evaluate_drafts(target, [draft], tree=AUTO, conf=evaluation(run))
+    mode = report.overall.modes["run/tuned"]
+    assert report.drafts[0].tuned_tree == "no speculation"
+    assert (mode.figures.nodes, mode.verdict.lossless) == (0, "yes")
+    assert mode.figures.acceptance_length.mean == 1
+
+
+def test_prompts_of_the_report_do_not_choose_the_tree(target, run):
+    """One prompt stands in both files."""
+    conf = evaluation(run)
+    chosen = choose_prompts(target, [run / "checkpoint"], OWN, conf)
+    judged = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
+    assert len(chosen) == 2
+    assert not {tuple(p.ids) for p in chosen} & {tuple(p.ids) for p in judged}
+
+
+@pytest.mark.parametrize(
+    "tree", [AUTO, GIVEN_TREE, TreeConf(kind=TreeKind.chain, depth=3), TreeConf(depth=3, ngram_tokens=8)]
+)
+def test_every_mode_of_the_report_is_among_what_is_decoded(target, run, tree):
+    draft = load_draft_under_test(run / "checkpoint", target)
+    conf = evaluation(run)
+    settings = build_tune_conf(tree, draft.draft, conf)
+    candidates = list_candidates(
+        TABLE[: settings.depth],
+        node_budgets=settings.nodes,
+        ngram_tokens=settings.ngram_tokens,
+        user_tree=tree,
+        ngram_windows=settings.ngram_windows,
+    )
+    tuning = DraftTuning(
+        name="run", directory=run, candidates=candidates, expected_tokens={}, acceptance=TABLE, rounds=[9] * len(TABLE)
+    )
+    decoded = {(rival.is_lookup, rival.tree) for rival in list_rivals(tuning, tree)}
+    prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
+    modes = build_eval_modes(target, [draft], tree.build(), prompts, conf)
+    reported = {(name == "ngram", modes[name].decoder.tree) for name in ("ngram", "run/chain", "run/tree")}
+    assert reported <= decoded
+
+
+SKIPPED = {
+    "evaluation.verification": {"verification": Verification.typical},
+    "parallel": {"is_target_split": True},
+    "prompts": {"file": "selection.jsonl"},
+}
+
+
+@pytest.mark.parametrize("key", SKIPPED)
+def test_what_cannot_be_tuned_is_said_in_one_line_and_does_not_end_the_run(target, run, key):
+    changes = dict(SKIPPED[key])
+    if file := changes.pop("file", None):
+        (run / file).unlink()
+    sampled = SamplingConf(temperature=1.0)
+    verification = changes.pop("verification", Verification.auto)
+    conf = evaluation(run, sampling=sampled, verification=verification)
+    draft, (line,) = tune(target, run, conf, **changes)
+    assert draft.tuned is None
+    assert line.startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {key}: must ")
+    assert line.endswith(f"python -m infer.tune checkpoint=[{run / 'checkpoint'}]")
+
+
+def test_a_device_that_compiles_for_hours_tunes_nothing(target, run, monkeypatch):
+    monkeypatch.setattr(target, "device", replace(target.device, name="neuron"))
+    draft, (line,) = tune(target, run, evaluation(run))
+    assert draft.tuned is None
+    assert "device: must compile a shape in seconds" in line
+
+
+def test_without_auto_nothing_is_tuned_or_said(target, run):
+    draft, lines = tune(target, run, evaluation(run), tree=replace(AUTO, auto=False))
+    assert (draft.tuned, lines) == (None, [])

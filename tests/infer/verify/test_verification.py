@@ -1,0 +1,312 @@
+"""Lossless verifiers are lossless: proven by listing everything that can happen, in float64."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from infer.config import Verification
+from infer.verify.base import ScoredTree
+from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
+from infer.verify.rejection_and_block import BlockRule, RejectionRule
+from infer.verify.rules import build_acceptance_rule
+from models.io.errors import UserError
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.growth import Proposal
+from models.trees.tree import Tree, TreeKind, tree_from_paths
+from tests.support.reports.enumeration import (
+    WORDS,
+    Tables,
+    Trees,
+    grow,
+    likeliest,
+    outcome,
+    outcome_of_each,
+    parents_of,
+    paths_of,
+    said_by,
+    trees_of,
+)
+
+EXACT = 1e-12
+CHAINS = {str(shape): paths_of(shape) for shape in ([1], [1, 1], [1, 1, 1])}
+TREES = CHAINS | {str(shape): paths_of(shape) for shape in ([2], [2, 1], [1, 2], [2, 2], [3, 2])}
+TREES["ragged"] = [[0], [1], [2], [1, 0], [1, 1], [2, 0], [1, 1, 0]]
+TREES["lopsided"] = [[0], [1], [0, 0], [0, 0, 0], [0, 0, 1]]
+RATIO = [(RejectionRule(), name) for name in TREES] + [(BlockRule(), name) for name in CHAINS]
+ratio = pytest.mark.parametrize(("rule", "shape"), RATIO, ids=[f"{rule.name}-{shape}" for rule, shape in RATIO])
+WARM, COLD = SamplingConf(temperature=1.0), SamplingConf()
+
+
+def tables(seed: int = 0) -> Tables:
+    return Tables(seed, depth=4)
+
+
+def every_tree(tables: Tables, paths: list[list[int]]) -> Trees:
+    """All trees with distinct siblings, whatever the draft thinks of them."""
+    parents = parents_of(paths)
+    ids = [
+        list(row)
+        for row in itertools.product(range(WORDS), repeat=len(parents))
+        if len(set(zip(parents, row, strict=True))) == len(parents)
+    ]
+    return trees_of(tables, parents, ids, [1.0] * len(ids)).deterministic()
+
+
+@ratio
+@pytest.mark.parametrize("seed", [0, 1])
+def test_drawn_trees_leave_the_targets_distribution(rule, shape, seed):
+    trees = grow(tables(seed), TREES[shape])
+    assert float(trees.chance.sum()) == pytest.approx(1.0)
+    assert outcome(rule, tables(seed), trees).error < EXACT
+
+
+@ratio
+def test_what_warping_and_a_reduced_vocabulary_cut_away_changes_nothing(rule, shape):
+    cuts = {
+        "target": lambda context: [len(context) % WORDS],  # top-k of the target
+        "draft": lambda context: [0],  # no token of the draft's vocabulary
+        "both": lambda context: [sum(context) % WORDS],
+    }
+    for name, cut in cuts.items():
+        cut_tables = tables()
+        for table in ("target", "draft") if name == "both" else (name,):
+            cut_tables.without(table, cut)
+        assert outcome(rule, cut_tables, grow(cut_tables, TREES[shape])).error < EXACT
+
+
+@ratio
+def test_a_draft_that_runs_out_of_tokens_changes_nothing(rule, shape):
+    """One token has all its probability: further children stand for nothing, and are refused."""
+    sure = tables().without("draft", lambda context: [0, 2] if len(context) % 2 else [1, 2])
+    assert outcome(rule, sure, grow(sure, TREES[shape])).error < EXACT
+
+
+@ratio
+def test_a_draft_that_is_the_target_is_accepted_whole(rule, shape):
+    same = tables()
+    same.draft = same.target
+    trees = grow(same, TREES[shape])
+    done = outcome(rule, same, trees)
+    assert done.error < EXACT
+    if shape in CHAINS:
+        assert done.tau == pytest.approx(trees.depth + 1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [
+        *((RejectionRule(), name) for name in ("[2]", "[2, 1]", "[1, 2]", "lopsided")),
+        *((rule, name) for rule in (RejectionRule(), BlockRule()) for name in CHAINS),
+    ],
+)
+def test_each_deterministic_tree_alone_is_lossless(rule, shape):
+    """Nothing is averaged over trees: any choice of the tree, by the prefix, will do."""
+    alone = outcome_of_each(rule, tables(), every_tree(tables(), TREES[shape]))
+    assert max(one.error for one in alone) < EXACT
+
+
+@pytest.mark.parametrize("shape", TREES)
+def test_of_deterministic_trees_rejection_accepts_all_that_can_be(shape):
+    """A child is accepted as often as the target says it: nothing could do better."""
+    trees = grow(tables(), TREES[shape], likeliest).deterministic()
+    done = outcome(RejectionRule(), tables(), trees)
+    best = sum(said_by(tables(), context, 0) for context in trees.contexts[0])
+    assert done.error < EXACT
+    assert done.tau == pytest.approx(best)
+
+
+def test_a_copied_chain_that_repeats_a_node_changes_nothing():
+    """As `graft` hangs it: node 3 says again what node 1 says, and node 4 goes on from node 1."""
+    parents, ids = [-1, -1, 0, -1, 1, 4], [0, 2, 1, 2, 0, 0]
+    trees = trees_of(tables(), parents, [ids], [1.0]).deterministic()
+    assert outcome(RejectionRule(), tables(), trees).error < EXACT
+
+
+@pytest.mark.parametrize("shape", CHAINS)
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
+def test_a_block_is_worth_no_less_than_its_tokens_one_by_one(shape, drawn):
+    gains = []
+    for seed in range(8):
+        trees = grow(tables(seed), TREES[shape])
+        if not drawn:
+            trees = trees.deterministic()
+        gain = outcome(BlockRule(), tables(seed), trees).tau
+        gain -= outcome(RejectionRule(), tables(seed), trees).tau
+        gains.append(gain)
+    assert min(gains) > -EXACT
+    # one token is no block, and of a certain draft nothing more can be accepted
+    assert (max(gains) > 0.005) == (drawn and shape != "[1]")
+
+
+def choices(tables: Tables, length: int):
+    """Every text that the target can say, and how likely it says it."""
+    for text in itertools.product(range(WORDS), repeat=length):
+        yield text, said_by(tables, text, 0)
+
+
+@pytest.mark.parametrize("shape", ["[1]", "[1, 1]", "[2]", "[2, 1]", "[1, 2]", "lopsided"])
+def test_walks_emit_the_targets_choice_whatever_tree_there_is(shape):
+    """So the distribution is the choice's own, even if the tree was picked knowing the choice."""
+    trees = every_tree(tables(), TREES[shape])
+    numbers = torch.Generator().manual_seed(0)
+    total = 0.0
+    for text, chance in choices(tables(), trees.depth + 1):
+        # the text on its own path, anything elsewhere: noise that outweighs all else picks it
+        picked = torch.randint(WORDS, trees.target.shape[:2], generator=numbers)
+        for row, contexts in enumerate(trees.contexts):
+            for node, context in enumerate(contexts):
+                if text[: len(context)] == context:
+                    picked[row, node] = text[len(context)]
+        noise = 1e6 * torch.nn.functional.one_hot(picked, WORDS).double()
+        scored = ScoredTree(proposal=trees.proposal, warped_logits=trees.target.log(), noise=noise)
+        done = CoupledRule().accept(scored, trees.depth)
+        longest = [max(len(c) for c in row if text[: len(c)] == c) for row in trees.contexts]
+        assert done.count.tolist() == [length + 1 for length in longest]
+        for row, length in enumerate(longest):
+            assert tuple(done.ids[row, : length + 1].tolist()) == text[: length + 1]
+        alone = GreedyRule().accept(replace(scored, warped_logits=noise, noise=None), trees.depth)
+        assert torch.equal(alone.ids, done.ids)
+        total += chance
+    assert total == pytest.approx(1.0)
+
+
+def test_of_equals_the_lowest_id_is_chosen():
+    tree = Proposal(ids=torch.tensor([[1, 0]]), parents=torch.tensor([[-1, -1]]))
+    done = GreedyRule().accept(ScoredTree(proposal=tree, warped_logits=torch.zeros(1, 3, 4)), 1)
+    assert done.nodes.tolist() == [[0, 2]]
+
+
+def single(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> ScoredTree:
+    """Random trees in fp32 with peaked distributions, whose rounding must not make NaN."""
+    paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+    parents = torch.tensor(parents_of(paths)).expand(rows, -1)
+    logits = 30 * torch.rand(rows, 1, 1) * torch.randn(rows, len(paths) + 1, words)
+    logits[torch.rand_like(logits) < 0.5] = -math.inf
+    logits[..., 0] = 0.0
+    behind = logits.clone()
+    behind[rows // 2 :] = 30 * torch.randn_like(behind[rows // 2 :])
+    ids = torch.stack([(behind + torch.randn_like(behind)).argmax(-1)[:, p + 1] for p in parents[0]])
+    behind = behind.log_softmax(-1) if drawn else None
+    return ScoredTree(
+        proposal=Proposal(ids=ids.T.contiguous(), parents=parents, child_log_probs=behind),
+        warped_logits=logits,
+        noise=-torch.empty_like(logits).exponential_().log(),
+        uniforms=torch.rand(rows, len(paths)),
+    )
+
+
+def chain_of(scored: ScoredTree) -> ScoredTree:
+    parents = torch.arange(-1, scored.proposal.ids.shape[1] - 1).expand_as(scored.proposal.ids)
+    return replace(scored, proposal=replace(scored.proposal, parents=parents))
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
+@pytest.mark.parametrize("rule", [RejectionRule(), BlockRule()], ids=["rejection", "block"])
+def test_only_what_the_target_may_say_is_emitted_in_fp32_too(rule, drawn):
+    scored = single(drawn=drawn)
+    if isinstance(rule, BlockRule):
+        scored = chain_of(scored)
+    depth = 7 if isinstance(rule, BlockRule) else 3
+    done = rule.accept(scored, depth)
+    logp = scored.warped_logits.gather(1, done.nodes[..., None].expand(-1, -1, 50))
+    said = logp.gather(2, done.ids[..., None])[..., 0]
+    emitted = torch.arange(depth + 1) < done.count[:, None]
+    assert (said[emitted] > -math.inf).all()
+    assert set(done.count.tolist()) >= {1, 2, 3}
+
+
+RULES = [GreedyRule(), CoupledRule(), RejectionRule(), BlockRule(), TypicalRule()]
+every_rule = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+
+
+def scored_for(rule, *, drawn: bool = True) -> ScoredTree:
+    scored = single(64, drawn=drawn)
+    if isinstance(rule, GreedyRule):
+        scored.noise = None
+    return chain_of(scored) if isinstance(rule, BlockRule) else scored
+
+
+@every_rule
+def test_rows_of_a_batch_do_not_touch_each_other(rule):
+    scored = scored_for(rule)
+    together, tree = rule.accept(scored, 7), scored.proposal
+    for row in range(0, 64, 9):
+        one = slice(row, row + 1)
+        alone = rule.accept(
+            ScoredTree(
+                proposal=Proposal(
+                    ids=tree.ids[one], parents=tree.parents[one], child_log_probs=tree.child_log_probs[one]
+                ),
+                warped_logits=scored.warped_logits[one],
+                noise=None if scored.noise is None else scored.noise[one],
+                uniforms=scored.uniforms[one],
+            ),
+            7,
+        )
+        for name in ("ids", "nodes", "count"):
+            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row])
+
+
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+@every_rule
+@pytest.mark.parametrize("drawn", [True, False])
+def test_every_rule_is_one_graph(rule, drawn):
+    scored = scored_for(rule, drawn=drawn)
+    traced = torch.compile(rule.accept, backend="aot_eager", fullgraph=True, dynamic=False)
+    eager, graph = rule.accept(scored, 7), traced(scored, 7)
+    for name in ("ids", "nodes", "count"):
+        assert torch.equal(getattr(eager, name), getattr(graph, name))
+
+
+def shape(kind: str, **conf) -> Tree:
+    paths = [[0], [1], [0, 0]] if kind == "static" else None
+    return TreeConf(kind=TreeKind(kind), depth=2, nodes=4, paths=paths, **conf).build()
+
+
+ALL = {
+    f"{kind}{copied or ''}": shape(kind, ngram_tokens=copied)
+    for kind in ("chain", "static", "dynamic")
+    for copied in (0, 3)
+}
+PROVEN = {
+    GreedyRule(): set(ALL),
+    CoupledRule(): set(ALL),
+    RejectionRule(): {"chain", "static", "dynamic", "dynamic3"},
+    BlockRule(): {"chain"},
+    TypicalRule(): set(ALL),  # refused nowhere: it has no proof to lose
+}
+
+
+@pytest.mark.parametrize("rule", PROVEN, ids=lambda rule: rule.name)
+def test_a_tree_without_a_proof_is_refused_by_name(rule):
+    fits, other = (COLD, WARM) if isinstance(rule, GreedyRule) else (WARM, COLD)
+    for name, tree in ALL.items():
+        if name in PROVEN[rule]:
+            rule.check(fits, tree)
+        else:
+            with pytest.raises(UserError, match=rf"^evaluation\.verification: {rule.name} needs "):
+                rule.check(fits, tree)
+    with pytest.raises(UserError, match=rf"{rule.name} needs evaluation\.sampling\.temperature"):
+        rule.check(other)
+
+
+def test_rejection_needs_every_draw_of_a_node():
+    gap = tree_from_paths([[0], [1], [1, 0], [1, 2]])
+    with pytest.raises(UserError, match=r"siblings of ranks \[0, 2\]; add the missing ones"):
+        RejectionRule().check(WARM, gap)
+    CoupledRule().check(WARM, gap)
+
+
+def test_auto_is_greedy_or_coupled():
+    assert build_acceptance_rule(Verification.auto, COLD) == GreedyRule()
+    assert build_acceptance_rule(Verification.auto, WARM) == CoupledRule()
+    for verification in list(Verification)[2:]:
+        rule = build_acceptance_rule(verification, WARM)
+        assert rule.name == verification.value
+    assert build_acceptance_rule(Verification.typical, WARM, typical=TypicalRule(delta=0.5)).delta == 0.5
+    with pytest.raises(UserError, match=r"rejection needs evaluation\.sampling\.temperature above"):
+        build_acceptance_rule(Verification.rejection, COLD)

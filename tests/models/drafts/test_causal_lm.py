@@ -1,0 +1,338 @@
+"""A draft model: any causal LM with the target's tokenizer, from disk or from the target."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from conf.entry import compose
+from data.config import OnPolicyConf
+from data.packing.sampler import RowOrder
+from infer.engine.decode import Decoder
+from models.drafts.causal_lm import CausalLMDraft
+from models.drafts.options import CausalLMConf, InitFrom, LoraConf
+from models.drafts.registry import build_draft, load_draft
+from models.io.errors import UserError
+from models.losses.config import LossConf
+from models.targets.target import Target
+from models.trees.config import SamplingConf
+from models.trees.tree import NO_TREE
+from tests.support.models.methods import eventful_text, share_of_maximum
+from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, sampled_texts, tiny_target, tiny_tokenizer
+from tests.support.runs.toy_run import toy_rows, toy_target
+from train.__main__ import main
+from train.checks import check_inputs
+from train.config.run import TrainConf
+from train.rows.on_policy import OnPolicy, first_answer_spans
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }} end{% endgeneration %}"
+    "{% else %}{{ m.content }} {% endif %}{% endfor %}"
+)
+
+
+def qwen3(*, vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> Qwen3ForCausalLM:
+    torch.manual_seed(4)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocab,
+            hidden_size=24,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            intermediate_size=48,
+            max_position_embeddings=256,
+            tie_word_embeddings=tied,
+            eos_token_id=0,
+            pad_token_id=0,
+            bos_token_id=None,
+        )
+    )
+
+
+def saved(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
+    """A checkpoint as hubs hold it, with tokenizer and chat template."""
+    tokenizer = tiny_tokenizer(words)
+    tokenizer.chat_template = TEMPLATE
+    model.save_pretrained(folder, max_shard_size=shards)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def built(target, folder, **conf) -> CausalLMDraft:
+    return build_draft(CausalLMConf(path=str(folder), **conf), target, loss=LossConf(), seed=0)
+
+
+@pytest.mark.parametrize(("tied", "shards"), [(False, "10KB"), (True, "10KB"), (True, "1GB")])
+def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_one(target, tmp_path, tied, shards):
+    model = qwen3(tied=tied)
+    folder = saved(model, tmp_path / "start", shards=shards)
+    assert (folder / "model.safetensors.index.json").exists() == (shards == "10KB")
+    draft = built(target, folder)
+    assert torch.equal(draft.model.model.embed_tokens.weight, model.model.embed_tokens.weight)
+    text = eventful_text(target)
+    learn(draft, target, batch_of([text]), steps=300, lr=5e-3)
+    assert share_of_maximum(target, draft, text) >= 0.9
+
+    draft.save(tmp_path / "checkpoint", target)
+    plain, info = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", output_loading_info=True)
+    assert not any(info.values())
+    ids = torch.tensor([text])
+    torch.testing.assert_close(plain(ids).logits, draft.model(ids).logits)
+    assert (plain.lm_head.weight is plain.model.embed_tokens.weight) == tied
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")
+    assert tokenizer.get_vocab() == target.tokenizer.get_vocab()
+    with safe_open(tmp_path / "checkpoint" / "model.safetensors", "pt") as file:
+        assert file.metadata()["target_sha256"] == target.fingerprint
+
+
+def test_adapters_alone_are_trained_and_merged_on_save(target, tmp_path):
+    draft = built(target, saved(qwen3(), tmp_path / "start"), lora=LoraConf(rank=4))
+    trained = {name for name, p in draft.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    learn(draft, target, batch_of(sampled_texts(target, count=4, length=24)), steps=30)
+    draft.save(tmp_path / "checkpoint", target)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    ids = torch.arange(1, 20)[None]
+    torch.testing.assert_close(plain(ids).logits, draft.model(ids).logits)
+    before = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    assert not torch.allclose(plain(ids).logits, before(ids).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0, 19), (19, 0), (8, 8)])
+def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, tmp_path):
+    """What the draft holds beyond the target's rows is never proposed, and never taught."""
+    target = tiny_target(seed=0, padding=ours)
+    draft = built(target, saved(qwen3(vocab=VOCAB + theirs), tmp_path / "start"))
+    text = eventful_text(target)
+    learn(draft, target, batch_of([text]), steps=300)
+    if theirs > ours:
+        with torch.no_grad():
+            draft.model.lm_head.weight[VOCAB:] = 9.0  # padding is untrained: it may be anything
+    for temperature in (0.0, 1.0):
+        sampling = SamplingConf(temperature=temperature, seed=1)
+        plain, drafted = (
+            Decoder(target, d, grown, sampling=sampling, slots=64).decode([text[:5]], row_ids=[0], max_new_tokens=30)[0]
+            for d, grown in [(None, NO_TREE), (draft, chain(4))]
+        )
+        assert plain.ids == drafted.ids
+    assert share_of_maximum(target, draft, text) >= 0.9
+
+
+def test_embeddings_that_end_before_the_tokenizer_are_refused(target, tmp_path):
+    with pytest.raises(UserError, match="whose embeddings end before token 60"):
+        built(target, saved(qwen3(vocab=VOCAB - 8), tmp_path / "start"))
+
+
+def test_another_tokenizer_is_refused_with_the_first_token_that_differs(target, tmp_path):
+    folder = saved(qwen3(), tmp_path / "start")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    words["7"], words["9"] = words["9"], words["7"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError) as refused:
+        built(target, folder)
+    assert str(refused.value).startswith("draft.path: must have the target's tokenizer, got ")
+    assert "where token 7 is '9' instead of '7'" in str(refused.value)
+
+
+def test_a_smaller_tokenizer_is_refused_with_the_first_token_it_lacks(target, tmp_path):
+    with pytest.raises(UserError, match="where token 50 is None instead of '50'"):
+        built(target, saved(qwen3(), tmp_path / "start", words=50))
+
+
+def test_the_command_distils_what_is_on_disk(tmp_path):
+    """As typed: target and draft from local folders, conversations through the chat template."""
+    target = tiny_target(seed=0)
+    saved(target.model, tmp_path / "target", shards="20KB")
+    saved(qwen3(tied=True), tmp_path / "draft", shards="10KB")
+    texts = [" ".join(map(str, text)) for text in sampled_texts(target, count=8, length=24)]
+    chats = [[{"role": "user", "content": text[:12]}, {"role": "assistant", "content": text[12:]}] for text in texts]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": c}) + "\n" for c in chats))
+    prompts = [{"id": str(i), "category": "a", "text": text[:12]} for i, text in enumerate(texts[:2])]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    conf = compose(
+        "train",
+        TrainConf,
+        [
+            "draft=qwen3-1.7b",
+            f"target.path={tmp_path}/target",
+            f"draft.path={tmp_path}/draft",
+            "data=jsonl",
+            f"data.path={tmp_path}/chats.jsonl",
+            "data.row_length=32",
+            "optim.epochs=null",
+            "optim.steps=4",
+            "optim.rows_per_step=2",
+            "eval_every=4",
+            "num_eval_prompts=1",
+            f"evaluation.prompts={tmp_path}/prompts.jsonl",
+            "evaluation.max_new_tokens=8",
+            "device=cpu",
+            "device.compile=false",
+            "device.threads=1",
+            "tree=mixed",
+            "run_name=distilled",
+            f"output_dir={tmp_path}/out",
+        ],
+    )
+    main.__wrapped__(conf)
+    report = json.loads((tmp_path / "out" / "distilled" / "report.json").read_text())
+    modes = report["overall"]["modes"]
+    assert len(modes) == 5
+    assert all(mode["verdict"]["lossless"] == "yes" for mode in modes.values())
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "distilled" / "checkpoint")
+    assert plain.config.tie_word_embeddings
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "distilled" / "checkpoint")
+    assert tokenizer.chat_template == TEMPLATE
+
+
+def test_nothing_on_disk_is_one_line_with_the_way_out(tmp_path):
+    """Before the target is loaded."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "1 2 3"}\n')
+    reachable, local = "without a network give a local copy by draft.path=DIR", "download the file"
+    for override, key, name, remedy in [
+        ("draft.path=null", "draft.name", "Qwen/Qwen3-1.7B", reachable),
+        (f"draft.path={tmp_path}", "draft.path", str(tmp_path), local),
+    ]:
+        here = ["target=demo", f"data.path={tmp_path}/rows.jsonl"]
+        conf = compose("train", TrainConf, ["draft=qwen3-1.7b", *here, override])
+        with pytest.raises(UserError) as refused:
+            check_inputs(conf)
+        line = str(refused.value)
+        assert line.startswith(f"{key}: must be a ")
+        assert f", got '{name}' (" in line
+        assert remedy in line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
+    if family == "llama":
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            num_hidden_layers=6,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=64,
+            eos_token_id=0,
+            bos_token_id=None,
+        )
+        target = Target(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
+    kept = [0, 2, 5]
+    conf = CausalLMConf(init_from=InitFrom.pruned, layers=kept)
+    draft = build_draft(conf, target, loss=LossConf(), seed=0)
+    wanted = copy.deepcopy(target.model)
+    for i, layer in enumerate(wanted.get_decoder().layers):
+        if i not in kept:  # a layer that adds nothing
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    ids = torch.arange(1, 12)[None]
+    torch.testing.assert_close(draft.model(ids).logits, wanted(ids).logits)
+
+
+def test_a_random_start_is_drawn_from_the_seed(target):
+    conf = CausalLMConf(init_from=InitFrom.random, layers=[0, 5])
+    first, same, other = (build_draft(conf, target, loss=LossConf(), seed=s) for s in (0, 0, 1))
+    weights = [d.model.model.layers[0].mlp.up_proj.weight for d in (first, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_plain_checkpoint_is_judged_without_having_been_distilled(target, tmp_path):
+    """The model before distillation, as its publisher ships it."""
+    _, draft = load_draft(saved(qwen3(), tmp_path / "plain", shards="10KB"), target)
+    assert isinstance(draft.rebuild_untrained(target), str)
+    assert draft.method == "causal_lm"
+
+
+# --- on-policy rows -----------------------------------------------------------------------------
+
+
+def on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1) -> OnPolicy:
+    rows = toy_rows()
+    return OnPolicy(
+        conf=OnPolicyConf(share=share, interval=4, temperature=1.0),
+        rows=rows,
+        order=RowOrder(seed=1, num_rows=len(rows), rows_per_step=8),
+        language_model=target,
+        rank=rank,
+        world_size=world,
+    )
+
+
+def test_own_words_stand_where_the_answers_stood():
+    target = toy_target()
+    policy = on_policy(target)
+    policy.renew(0)
+    assert policy.written
+    changed = 0
+    for number, row in policy.written.items():
+        before = policy.rows.batch([number])
+        for begin, end in first_answer_spans(before):
+            document = before.document_ids[0, begin]
+            inside = (before.document_ids[0] == document) & (row.document_ids[0] == document)
+            prompt = inside & ~before.answer_mask[0]
+            assert torch.equal(row.input_ids[0, prompt], before.input_ids[0, prompt])
+            assert row.answer_mask[0, begin : begin + 1].all()
+            changed += int((row.input_ids[0, begin:end] != before.input_ids[0, begin:end]).sum())
+        assert not row.answer_mask[0, row.document_ids[0] < 0].any()
+    assert changed > 0
+
+
+def test_own_words_are_what_the_draft_writes():
+    """Greedily, each answer is the draft's own continuation of its prompt."""
+    target = toy_target()
+    policy = on_policy(target)
+    policy.conf.temperature = 0.0
+    policy.renew(0)
+    number, row = next(iter(policy.written.items()))
+    for begin, end in first_answer_spans(policy.rows.batch([number])):
+        start = int((row.document_ids[0] == row.document_ids[0, begin]).int().argmax())
+        prompt = row.input_ids[0, start:begin][None]
+        wanted = target.model.generate(prompt, max_new_tokens=end - begin, do_sample=False)
+        assert row.input_ids[0, begin:end].tolist() == wanted[0, begin - start :].tolist()
+
+
+def test_the_share_of_own_words_is_the_one_asked_for():
+    policy = on_policy(toy_target(), share=0.25)
+    met = [own for step in range(400) for own in policy.select_rows(step)]
+    assert abs(sum(met) / len(met) - 0.25) < 0.03
+    assert not any(own for step in range(50) for own in on_policy(toy_target(), share=0.0).select_rows(step))
+
+
+def test_processes_share_the_visits_of_one():
+    whole = on_policy(toy_target()).select_rows(3)
+    parts = [on_policy(toy_target(), rank=rank, world=2).select_rows(3) for rank in (0, 1)]
+    assert whole == [own for pair in zip(*parts, strict=True) for own in pair]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["draft=demo"], "data.on_policy.share: needs a draft that is a language model"),
+        (["draft=demo-lm", "loss=ce"], "data.on_policy.share: must be 0 for loss=ce"),
+        (["draft=demo-lm", "save_every=40"], "save_every: must be a multiple of"),
+    ],
+)
+def test_on_policy_rows_that_make_no_sense_are_refused(overrides, message):
+    conf = compose("train", TrainConf, [*overrides, "data.on_policy.share=0.5"])
+    with pytest.raises(UserError) as refused:
+        conf.check_settings()
+    assert str(refused.value).startswith(message)

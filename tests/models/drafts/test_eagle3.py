@@ -1,0 +1,223 @@
+"""EAGLE-3: promises of its layer, vocabulary and supervision beyond test_promises.py."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from infer.engine.decode import Decoder
+from models.drafts.eagle3 import NORM_SWITCHES
+from models.drafts.options import CausalLMConf, InitFrom
+from models.drafts.registry import build_draft, load_draft
+from models.io.errors import UserError
+from models.layers import RMSNorm, drop_inputs
+from models.losses.config import LossConf
+from models.targets.language_model import TargetOutput
+from models.trees.config import SamplingConf
+from tests.support.models.methods import eventful_text, share_of_maximum
+from tests.support.models.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
+
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def sample(target):
+    return eventful_text(target)
+
+
+@pytest.fixture(scope="module")
+def trained(target, sample):
+    draft = new_draft(target)
+    learn(draft, target, batch_of([sample]), steps=500)
+    return draft
+
+
+@pytest.fixture
+def overfit(trained):
+    """A copy to plant a fault in."""
+    return copy.deepcopy(trained)
+
+
+def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
+    draft = new_draft(target, vocab_size=VOCAB - 8)
+    counts = torch.bincount(torch.tensor(sample), minlength=VOCAB)
+    assert draft.fit_vocabulary(counts, target=target, required_ids=[0])["coverage"] == 1.0
+    learn(draft, target, batch_of([sample]), steps=500)
+    assert share_of_maximum(target, draft, sample) >= 0.9
+    draft.d2t += 1  # a map that is off by one is seen
+    draft.d2t[-1] = 0
+    assert share_of_maximum(target, draft, sample) < 0.9
+
+
+def test_a_captured_layer_off_by_one_is_seen(target, overfit, sample):
+    overfit.needs.layers = [layer - 1 for layer in overfit.needs.layers]
+    assert share_of_maximum(target, overfit, sample) < 0.9
+
+
+def test_rotary_positions_off_by_one_are_seen(target, overfit, sample, monkeypatch):
+    """Drafted rows one position too far; a shift of all rows alike would change nothing."""
+    layer = overfit.forward_step
+
+    def shifted(state, tokens, hidden, *, positions, **rest):
+        drafted = tokens.shape[1] == 1
+        return layer(state, tokens, hidden, positions=positions + drafted, **rest)
+
+    monkeypatch.setattr(overfit, "forward_step", shifted)
+    assert share_of_maximum(target, overfit, sample) < 0.9
+
+
+def test_training_unroll_is_what_decoding_computes(target, learned):
+    """Teacher-forced step outputs of the training graph equal those of the cached decoder layer."""
+    draft, texts = learned
+    batch = batch_of(texts[:1])
+    seen = target.forward_hidden(
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
+    )
+    with torch.no_grad():
+        outputs = draft.unroll_steps(batch, draft.target_features(seen))
+        row = 11
+        prompt = TargetOutput(hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1])
+        state = draft.start(
+            draft.new_state(1, 32),
+            batch.input_ids[:, : row + 1],
+            lengths=torch.tensor([row + 1]),
+            first_token=batch.input_ids[:, row + 1],
+            target_output=prompt,
+        )
+        torch.testing.assert_close(state["hidden"], outputs[0][:, row], atol=1e-5, rtol=1e-4)
+        hidden = state["hidden"][:, None]
+        for step in range(1, draft.trained_depth):
+            # `row` is the last kept row: the drafted ones stand behind it
+            place = torch.tensor([[row + step]])
+            hidden = draft.forward_step(
+                state,
+                batch.input_ids[:, row + 1 + step][:, None],
+                hidden,
+                positions=place,
+                slots=place,
+                mask=torch.arange(33)[None, None, None] <= row + step,
+            )
+            torch.testing.assert_close(hidden[:, 0], outputs[step][:, row], atol=1e-5, rtol=1e-4)
+
+
+SWITCHES = {
+    "plain": (),
+    "residual": ("norm_before_residual",),
+    "fc": ("norm_before_fc",),
+    "output": ("norm_output",),
+    "all": NORM_SWITCHES,
+}
+
+
+@pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
+def test_norm_switches_are_those_of_the_published_layout(target, sample, switches):
+    """Two steps of one position, written out in the order in which vLLM applies the norms."""
+    norms = {name: name in switches for name in NORM_SWITCHES}
+    draft = new_draft(target, ttt_steps=2, **norms)
+    with torch.no_grad():
+        for norm in (part for part in draft.modules() if isinstance(part, RMSNorm)):
+            norm.weight.uniform_(0.5, 2.0)
+    weights = draft.checkpoint_tensors()
+    assert ("input_norm.weight" in weights) == ("norm_before_fc" in switches)
+
+    def normed(x, name):
+        x = x * (x.pow(2).mean(-1, keepdim=True) + draft.config.rms_norm_eps).rsqrt()
+        return x * weights[f"{name}.weight"]
+
+    batch = batch_of([sample[:2]])
+    seen = target.forward_hidden(
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
+    )
+    captured = seen.captured[:, :1]
+    if "norm_before_fc" in switches:
+        captured = normed(captured, "input_norm")
+    feature = captured @ weights["fc.weight"].T
+    embedded = weights["embed_tokens.weight"][sample[1]]
+    hidden = normed(feature, "midlayer.hidden_norm")
+    stream = hidden if "norm_before_residual" in switches else feature
+    wide = torch.cat([normed(embedded, "midlayer.input_layernorm").expand_as(hidden), hidden], -1)
+    value = wide @ weights["midlayer.self_attn.v_proj.weight"].T  # all that position 0 attends to
+    groups = draft.config.num_attention_heads // draft.config.num_key_value_heads
+    value = value.unflatten(-1, (-1, draft.config.head_dim)).repeat_interleave(groups, -2)
+    stream = stream + value.flatten(-2) @ weights["midlayer.self_attn.o_proj.weight"].T
+    entered = normed(stream, "midlayer.post_attention_layernorm")
+    gate, up, down = (weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    output = stream + (torch.nn.functional.silu(entered @ gate.T) * (entered @ up.T)) @ down.T
+    carried = normed(output, "norm") if "norm_output" in switches else output
+    logits = normed(output, "norm") @ weights["lm_head.weight"].T
+    with torch.no_grad():
+        first, second = draft.unroll_steps(batch, draft.target_features(seen))
+        torch.testing.assert_close(first[:, :1], carried, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(draft.logits(first[:, :1]), logits, atol=1e-5, rtol=1e-4)
+    assert not torch.equal(first, second)
+
+
+def test_the_untrained_draft_is_rebuilt_from_the_checkpoint(target, learned, tmp_path):
+    draft, _ = learned
+    draft.save(tmp_path, target)
+    _, again = load_draft(tmp_path, target)
+    before = again.rebuild_untrained(target)
+    assert torch.equal(before.fc.weight, new_draft(target).fc.weight)
+
+
+@pytest.mark.parametrize("layers", [[3, 1, 5], [1, 1, 2], [1, 2, 6]])
+def test_impossible_captured_layers_are_refused(target, layers):
+    with pytest.raises(UserError, match=r"draft\.layers"):
+        new_draft(target, layers=layers)
+
+
+def test_a_draft_vocabulary_is_at_most_the_targets(target):
+    assert new_draft(target, vocab_size=VOCAB + 1).config.draft_vocab_size == VOCAB
+
+
+def test_a_tree_deeper_than_the_draft_is_refused(target):
+    with pytest.raises(UserError, match=r"tree\.depth"):
+        Decoder(target, new_draft(target, max_depth=3), tree(), sampling=SamplingConf(), slots=32)
+
+
+@pytest.mark.parametrize("depth", range(1, 9))
+def test_every_depth_of_target_has_layers_that_a_draft_captures_by_default(depth):
+    target = tiny_target(seed=0, layers=depth)
+    draft = new_draft(target, layers=None)
+    chosen = draft.needs.layers
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(depth, 3)
+    if depth >= 7:  # what engines assume where a checkpoint does not say
+        assert chosen == [2, depth // 2, depth - 3]
+    assert draft.config.eagle_aux_hidden_state_layer_ids == chosen
+    plain, drafting = (
+        Decoder(target, sampling=SamplingConf(), slots=32),
+        Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=32),
+    )
+    (expected,) = plain.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
+    (found,) = drafting.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
+    assert found.ids == expected.ids
+
+
+def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
+    target = tiny_target(seed=0, layers=4)
+    rule = r"draft\.layers: must lie in 0\.\.3 for target tiny, got \[2, 18, 33\]"
+    with pytest.raises(UserError, match=rule + r"; null takes \[1, 2, 3\]$"):
+        new_draft(target, layers=[2, 18, 33])
+    with pytest.raises(UserError, match=r"got \[4\]; null takes \[0\]$"):
+        build_draft(CausalLMConf(init_from=InitFrom.pruned, layers=[4]), target, loss=LossConf(), seed=0)
+
+
+def test_dropout_zeroes_inputs_in_training_only_and_keeps_their_mean(target):
+    """The numbers belong to the rows: any order and split of a batch gets the same ones."""
+    draft = new_draft(target, dropout=0.25)
+    batch = batch_of([list(range(1, 13)), list(range(3, 15))])
+    kept = draft.prepare_batch(batch, step=0, generators=row_generators(0, 1))["kept"]
+    backwards = draft.prepare_batch(batch, step=0, generators=row_generators(1, 0))["kept"]
+    assert torch.equal(backwards, kept.flip(0))
+    inputs = torch.randn(kept.shape).exp()
+    dropped = drop_inputs(inputs, kept, dropout=0.25)
+    assert torch.equal(dropped == 0, ~kept)
+    assert float(dropped.mean()) == pytest.approx(float(inputs.mean()), rel=0.1)
+    assert torch.equal(drop_inputs(inputs, None, dropout=0.25), inputs)
+    assert new_draft(target).prepare_batch(batch, step=0, generators=row_generators(0, 1)) == {}
+
+
+def row_generators(*rows: int) -> list[np.random.Generator]:
+    return [np.random.default_rng([0, 0, row]) for row in rows]

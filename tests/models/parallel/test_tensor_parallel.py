@@ -1,0 +1,116 @@
+"""A target cut by its own plan computes what the whole one does, whoever's layers compute it."""
+
+import json
+import multiprocessing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+
+from models.device.config import DeviceName
+from models.io.errors import UserError
+from models.parallel.tensor_parallel import plan_shards
+from models.targets.config import TargetConf
+from tests.support.models import sharded
+from tests.support.models.sharded import CUT, RANKS, UNCUT, model_of
+from tests.support.models.tiny import CPU, tiny_tokenizer
+from tests.support.runs.toy_run import toy_conf
+from train.config.optim import OptimName
+from train.config.run import ParallelConf, Weights
+from train.distributed.build import build_parallel, check_parallel
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of eight processes found; they are forked from one that has imported everything."""
+    folder = tmp_path_factory.mktemp("ranks")
+    model_of(CUT["qwen3"]()).save_pretrained(folder / "target")
+    tiny_tokenizer(64).save_pretrained(folder / "target")
+    multiprocessing.set_forkserver_preload(["tests.support.models.sharded"])
+    torch.multiprocessing.start_processes(sharded.work, (folder,), nprocs=sharded.PROCESSES, start_method="forkserver")
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(sharded.PROCESSES)]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", CUT)
+def test_logits_of_a_cut_target_are_those_of_the_whole_one(found, name, ranks):
+    for rank in range(ranks):
+        difference, _ = found[rank][f"{name}, {ranks} ranks"]
+        assert difference < 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_each_rank_holds_its_share(found, name):
+    """All but norms and whole biases: half on two ranks, and on eight less than a fifth."""
+    assert found[0][f"{name}, 2 ranks"][1] < 0.52
+    assert found[0][f"{name}, 8 ranks"][1] < 0.2
+
+
+def test_tree_decoding_on_two_ranks_gives_the_text_of_one(found):
+    """The cache has the heads of a rank; rounds are the same, not only the tokens."""
+    for rank in range(2):
+        whole, cut_texts = found[rank]["texts"][:2], found[rank]["texts"][2:]
+        assert whole == cut_texts
+        assert whole[0][-1] < 20  # rounds for 24 tokens: the tree was worth something
+
+
+def test_the_engine_of_the_xla_route_takes_the_same_path(found):
+    """Called by its published signatures; drafts still find a whole target's name and tables."""
+    for rank in range(4):
+        engine = found[rank]["engine"]
+        assert engine["difference"] < 1e-5
+        assert engine["held"] < 0.6
+        assert engine["kv_heads"] == 1
+        assert all(engine["same"])
+        assert engine["tables"] == [True, 64]
+
+
+def test_moments_are_spread_and_saved_whole(found):
+    """ZeRO-1 on two processes learns what one does, and both go on from its state."""
+    for rank in range(2):
+        assert found[rank]["moments"]["difference"] < 1e-6
+        assert found[rank]["moments"]["held"] == 2 * (3 * 3 + 1 * 5 + 3)  # of 30 weights
+
+
+def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
+    with pytest.raises(UserError, match=r"must be 1 without neuronx.* got 2 and .*run scripts/setup"):
+        build_parallel(ParallelConf(tensor=2), replace(CPU, name="xla"), trackers=[])
+
+
+def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "24")
+    CUT["qwen3"]().save_pretrained(tmp_path)
+
+    def check(name: str = "adamw", **parallel: Any) -> None:
+        optim = {"rows_per_step": 24, "name": OptimName(name)}
+        conf = toy_conf(target=TargetConf(path=str(tmp_path)), optim=optim, parallel=ParallelConf(**parallel))
+        check_parallel(replace(conf, device=replace(conf.device, name=DeviceName.xla)))
+
+    check(tensor=8)  # two key-value heads, each on four processes
+    with pytest.raises(UserError, match=r"a divisor of its 8 attention heads, got 3"):
+        check(tensor=3)
+    with pytest.raises(UserError, match=r"optim.name: must be adamw with device=xla.*got muon"):
+        check("muon", draft=Weights.sharded)
+    with pytest.raises(UserError, match=r"parallel.target: must be replicated with device=xla"):
+        check(target=Weights.sharded)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "rule"),
+    [
+        ("qwen3", 3, "a divisor of its 8 attention heads, got 3"),
+        ("qwen3", 16, "a divisor of its 8 attention heads, got 16"),
+        ("phi3", 5, "a divisor"),
+        ("qwen3_moe", 2, r"got model.layers.0.mlp.experts \(Qwen3MoeExperts, moe_tp_experts\)"),
+        ("gpt_oss", 2, "a tensor-parallel plan for its layers, got none"),
+        ("cohere", 2, "weights of a single head, got model.layers.0.self_attn.q_norm.weight"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_by_name(name, ranks, rule):
+    """Known from the shape alone: no weight is read."""
+    with torch.device("meta"):
+        model = model_of((CUT | UNCUT)[name]())
+    with pytest.raises(UserError, match=f"parallel.tensor: a target of {name} needs .*{rule}"):
+        plan_shards(model, ranks)

@@ -1,0 +1,93 @@
+"""A pass over a few tokens attends as transformers does, and reads keys where they are stored."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from models.targets.attention import attend_grouped
+from tests.support.models.cached import read_prompts, read_tree
+
+GROUPS, HEADS, SLOTS, WIDTH = 3, 2, 40, 16
+PROMPTS = [[5, 9, 2, 7, 7, 3, 11], [4, 8]]
+
+
+class AttentionModule(nn.Module):
+    """What the attention of transformers reads of its module."""
+
+    num_key_value_groups, is_causal = GROUPS, True
+
+
+def tensors_of(tokens, batch=2):
+    generator = torch.Generator().manual_seed(tokens)
+    shapes = [(batch, GROUPS * HEADS, tokens, WIDTH), *[(batch, HEADS, SLOTS, WIDTH)] * 2]
+    query, key, value = (torch.randn(shape, generator=generator) for shape in shapes)
+    visible = torch.rand((batch, 1, tokens, SLOTS), generator=generator) < 0.5
+    return query, key, value, torch.zeros(visible.shape).masked_fill(~visible, -1e4)
+
+
+@pytest.mark.parametrize("scaling", [None, 0.3])
+@pytest.mark.parametrize("tokens", [1, 5, WIDTH, WIDTH + 1])
+def test_heads_attend_as_in_transformers(tokens, scaling):
+    """Each query head reads the keys of its own group, under its row's and token's own mask."""
+    query, key, value, mask = tensors_of(tokens)
+    ours, _ = attend_grouped(AttentionModule(), query, key, value, mask, scaling=scaling)
+    theirs, _ = sdpa_attention_forward(AttentionModule(), query, key, value, mask, scaling=scaling)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_mask_of_bools_for_all_rows_is_that_of_numbers_for_each():
+    """`generate` makes such masks for itself."""
+    query, key, value, mask = tensors_of(tokens=5)
+    shared = mask[:1] == 0
+    ours, _ = attend_grouped(AttentionModule(), query, key, value, shared)
+    theirs, _ = attend_grouped(AttentionModule(), query, key, value, mask[:1].expand(2, -1, -1, -1))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_bias_of_each_head_is_added_by_transformers():
+    query, key, value, mask = tensors_of(tokens=5)
+    bias = torch.randn(1, GROUPS * HEADS, 5, SLOTS, generator=torch.Generator().manual_seed(0))
+    ours, _ = attend_grouped(AttentionModule(), query, key, value, mask, position_bias=bias)
+    theirs, _ = attend_grouped(AttentionModule(), query, key, value, mask + bias)
+    torch.testing.assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_without_a_mask_a_prompt_is_causal():
+    query, key, value, _ = tensors_of(tokens=8)
+    ours, _ = attend_grouped(AttentionModule(), query, key[:, :, :8], value[:, :, :8], None)
+    causal = torch.full((8, 8), -1e4).triu(1)[None, None].expand(2, 1, 8, 8)
+    theirs, _ = attend_grouped(AttentionModule(), query, key[:, :, :8], value[:, :, :8], causal)
+    torch.testing.assert_close(ours, theirs)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the elements of the largest tensor that holds attention's keys or values."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width, self.largest = width, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.width,):
+                self.largest = max(self.largest, tensor.numel())
+        return output
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+@torch.no_grad()
+def test_a_verification_makes_no_copy_of_the_cache_for_each_head(target, nodes):
+    text = target.config
+    cache = target.new_cache(len(PROMPTS), SLOTS)
+    lengths, _ = read_prompts(target, cache, PROMPTS, 8)
+    ids = torch.full((len(PROMPTS), nodes), 3)
+    parents = torch.arange(-1, nodes - 2).expand(len(PROMPTS), -1)
+    with LargestTensor(text.head_dim) as seen:
+        read_tree(target, cache, lengths, ids, parents)
+    assert text.num_attention_heads > text.num_key_value_heads
+    assert seen.largest == cache.keys[0].numel()

@@ -1,0 +1,117 @@
+"""The static cache holds what transformers' own growing cache would hold."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from models.targets.cache import CacheMoves, CacheWrite, write_layer
+from models.targets.modeling import find_cache_name
+from tests.support.models.cached import read_prompts, read_tree
+
+SLOTS = 40
+PROMPT = [5, 9, 2, 7, 7, 3, 11]
+# root and two branches:        root  0   1   2   3   4
+TREE = torch.tensor([[13, 21, 22, 23, 24, 25]])
+PARENTS = torch.tensor([[-1, -1, 0, 1, 2]])
+
+
+def plain(target, ids):
+    """Hidden states of a text by transformers, one token at a time over its own cache."""
+    cache, hidden = DynamicCache(config=target.config), []
+    name = find_cache_name(target.decoder.forward)
+    for token in ids:
+        done = target.decoder(torch.tensor([[token]]), use_cache=True, **{name: cache})
+        hidden.append(done.last_hidden_state[0, 0])
+    return torch.stack(hidden)
+
+
+def assert_same(ours, theirs):
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("padded", [7, 8, 16, 32])
+@torch.no_grad()
+def test_padding_changes_nothing(target, padded):
+    _, seen = read_prompts(target, target.new_cache(1, SLOTS), [PROMPT], padded)
+    assert_same(seen.hidden[0, :7], plain(target, PROMPT))
+
+
+@torch.no_grad()
+def test_a_pass_over_the_first_slots_writes_them_alone(target):
+    whole, narrow = target.new_cache(1, SLOTS), target.new_cache(1, SLOTS)
+    _, wanted = read_prompts(target, whole, [PROMPT], 8)
+    _, seen = read_prompts(target, narrow.first_slots(8), [PROMPT], 8)
+    assert_same(seen.hidden, wanted.hidden)
+    assert torch.equal(narrow.positions, whole.positions)
+    for ours, theirs in zip(narrow.keys + narrow.values, whole.keys + whole.values, strict=True):
+        assert_same(ours, theirs)
+
+
+@torch.no_grad()
+def test_ragged_rows_do_not_touch_each_other(target):
+    prompts = [PROMPT, [4], [8, 8, 30]]
+    _, seen = read_prompts(target, target.new_cache(3, SLOTS), prompts, 8)
+    for row, prompt in enumerate(prompts):
+        assert_same(seen.hidden[row, : len(prompt)], plain(target, prompt))
+
+
+@torch.no_grad()
+def test_every_node_sees_its_own_path_alone(target):
+    cache = target.new_cache(1, SLOTS)
+    lengths, _ = read_prompts(target, cache, [PROMPT], 8)
+    hidden = read_tree(target, cache, lengths, TREE, PARENTS)
+    paths = {0: [13], 1: [13, 21], 2: [13, 22], 3: [13, 21, 23], 4: [13, 22, 24], 5: [13, 21, 23, 25]}
+    for node, path in paths.items():
+        assert_same(hidden[0, node], plain(target, PROMPT + path)[-1])
+
+
+@torch.no_grad()
+def test_an_accepted_path_is_as_if_it_alone_had_been_read(target):
+    """Nodes 0, 2 and 4 are accepted: the next pass moves them, and writes over the others."""
+    cache = target.new_cache(1, SLOTS)
+    lengths, _ = read_prompts(target, cache, [PROMPT], 8)
+    read_tree(target, cache, lengths, TREE, PARENTS)
+    text = [*PROMPT, 13, 22, 24]
+    hidden = read_tree(
+        target,
+        cache,
+        lengths + 3,
+        torch.tensor([[40, 41]]),
+        torch.tensor([[-1]]),
+        source=lengths[:, None] + torch.tensor([[2, 4]]),
+        goal=lengths[:, None] + torch.tensor([[1, 2]]),
+    )
+    assert_same(hidden[0], plain(target, [*text, 40, 41])[-2:])
+
+
+@torch.no_grad()
+def test_rolling_back_is_a_smaller_length(target):
+    cache = target.new_cache(1, SLOTS)
+    lengths, _ = read_prompts(target, cache, [PROMPT], 8)
+    read_tree(target, cache, lengths, TREE, PARENTS)
+    hidden = read_tree(target, cache, lengths - 2, TREE[:, :2], PARENTS[:, :1])
+    assert_same(hidden[0], plain(target, [*PROMPT[:5], 13, 21])[-2:])
+
+
+@torch.no_grad()
+def test_rows_without_work_write_to_the_garbage_slot(target):
+    cache = target.new_cache(1, SLOTS)
+    lengths, _ = read_prompts(target, cache, [PROMPT], 8)
+    before = [stored.clone() for stored in (*cache.keys, *cache.values)]
+    read_tree(target, cache, lengths, TREE, PARENTS, active=False)
+    for was, stored in zip(before, (*cache.keys, *cache.values), strict=True):
+        assert torch.equal(was[:, :, :SLOTS], stored[:, :, :SLOTS])
+        assert not torch.equal(was[:, :, SLOTS], stored[:, :, SLOTS])
+
+
+def test_a_pass_moves_before_it_writes_and_reads_before_it_moves(target):
+    cache = target.new_cache(2, 6)
+    cache.keys[0][:] = torch.arange(7.0)[:, None]
+    write = CacheWrite(
+        slots=torch.tensor([[3], [6]]),
+        moves=CacheMoves(source=torch.tensor([[2, 3], [6, 6]]), destination=torch.tensor([[1, 2], [6, 6]])),
+    )
+    new = torch.full_like(cache.keys[0][:, :, :1], 9)
+    keys, _ = write_layer(cache.layer_args(0, write), new, new)
+    assert keys[0, 0, :, 0].tolist() == [0, 2, 3, 9, 4, 5, 6]
+    assert keys[1, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5, 9]

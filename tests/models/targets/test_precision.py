@@ -1,0 +1,50 @@
+"""Which precision `device.precision=auto` takes: bf16 where a CPU has units and work for it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.device.config import DeviceConf, DeviceName, MachineConf, Precision
+from models.device.machine_specs import check_dtype
+from models.targets.config import TargetConf
+from models.targets.precision import build_device, count_weights, resolve_machine
+from tests.support.models.tiny import demo_target
+
+LARGE = TargetConf(name="Qwen/Qwen3-8B")  # its configuration ships with the package
+CPU = DeviceConf(name=DeviceName.cpu)
+
+
+@pytest.fixture(params=[True, False], ids=["matrix units", "none"])
+def has_units(request, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param)
+    return request.param
+
+
+def test_weights_are_counted_from_the_configuration_alone():
+    assert count_weights(TargetConf()) == demo_target().num_parameters
+    assert 8.1e9 < count_weights(LARGE) < 8.3e9
+
+
+def test_a_large_target_is_bf16_where_the_cpu_has_matrix_units(has_units, caplog):
+    caplog.set_level("INFO")
+    device = build_device(CPU, LARGE)
+    assert device.dtype is (torch.bfloat16 if has_units else torch.float32)
+    assert ("bfloat16, because this CPU" in caplog.text) is has_units
+
+
+def test_a_target_that_caches_hold_stays_fp32(has_units):
+    assert build_device(CPU, TargetConf()).dtype is torch.float32
+
+
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])
+def test_a_chosen_precision_is_kept(has_units, precision):
+    for target in (LARGE, TargetConf()):
+        device = build_device(replace(CPU, precision=precision), target)
+        assert device.dtype is getattr(torch, precision.value)
+
+
+def test_a_plan_for_this_machine_is_in_the_precision_of_a_run_here(has_units):
+    machine, dtype = resolve_machine(MachineConf(), CPU, LARGE)
+    assert dtype is build_device(CPU, LARGE).dtype
+    check_dtype(machine, dtype)

@@ -1,0 +1,270 @@
+"""Sampling: the rule is transformers', the noise is Gumbel, keyed, and blind to batch and shape."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy import stats
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from models.io.errors import UserError
+from models.trees.config import SamplingConf
+from models.trees.growth import ancestor_mask
+from models.trees.sampling import History, gumbel_noise, warp_logits
+from tests.support.models.tiny import VOCAB, tiny_target
+
+ROWS = 20_000
+PROMPT = 7  # tokens of a text that are its prompt
+
+
+def draw(rows=ROWS, *, vocab=12, count=2, seed=0, turn=0):
+    """Noise of `count` positions of many rows."""
+    positions = torch.arange(7, 7 + count).expand(rows, -1)
+    return gumbel_noise(seed, torch.arange(rows), turn, positions, torch.arange(vocab))
+
+
+def texts_and_logits(case):
+    """Of eight texts: ids of prompt and answer, and logits, some with ties or with -inf."""
+    numbers = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, VOCAB, (8, 12), generator=numbers)
+    logits = torch.randn(8, VOCAB, generator=numbers) * 3
+    if case == "ties":
+        logits = logits.round()
+    if case == "forbidden":
+        logits[:, ::3] = -math.inf
+    if case == "one token":
+        logits[:, 1:] = -math.inf
+    return ids, logits
+
+
+def history_of(ids, prompt=PROMPT):
+    known, said = (torch.nn.functional.one_hot(part, VOCAB).bool().any(1) for part in (ids, ids[:, prompt:]))
+    return History(in_text=known, in_answer=said)
+
+
+def as_transformers(ids, logits, conf):
+    """Its processors, in the order of `generate`; the presence penalty behind the other one.
+
+    Of the latter there is none: a bias of each token that was said is the same.
+    """
+    if conf.repetition_penalty != 1:
+        logits = RepetitionPenaltyLogitsProcessor(conf.repetition_penalty)(ids, logits)
+    if conf.presence_penalty:
+        logits = torch.cat(
+            [
+                SequenceBiasLogitsProcessor({(t,): -conf.presence_penalty for t in row[PROMPT:]})(
+                    torch.tensor([row]), one[None]
+                )
+                for row, one in zip(ids.tolist(), logits, strict=True)
+            ]
+        )
+    steps = [TemperatureLogitsWarper(conf.temperature)]
+    steps += [TopKLogitsWarper(conf.top_k)] if conf.top_k else []
+    steps += [TopPLogitsWarper(conf.top_p)] if conf.top_p < 1 else []
+    steps += [MinPLogitsWarper(conf.min_p)] if conf.min_p else []
+    for step in steps:
+        logits = step(ids, logits)
+    return logits
+
+
+ALONE = {
+    "temperature": (0.7, 1.0, 1.3),
+    "top_k": (1, 5, 500),
+    "top_p": (0.9, 0.3, 1e-6),
+    "min_p": (0.02, 0.3, 1.0),
+    "repetition_penalty": (1.3, 0.7),
+    "presence_penalty": (0.5, -2.0),
+}
+OPTIONS = [{key: value} for key, values in ALONE.items() for value in values]
+OPTIONS += [
+    dict(zip(ALONE, values, strict=True))
+    for values in itertools.product((0.6, 1.2), (0, 8), (1.0, 0.8), (0.0, 0.1), (1.0, 1.4), (0.0, 0.7))
+]
+
+
+@pytest.mark.parametrize("case", ["plain", "ties", "forbidden", "one token"])
+def test_warping_is_that_of_transformers(case):
+    """Every option alone, and all combinations, to the bit."""
+    ids, logits = texts_and_logits(case)
+    history = history_of(ids)
+    for options in OPTIONS:
+        conf = SamplingConf(**({"temperature": 1.0} | options))
+        found = warp_logits(conf, logits, history)
+        assert torch.equal(found, as_transformers(ids, logits, conf)), options
+
+
+@pytest.mark.parametrize("repetition_penalty", [1.0, 1.3])
+def test_a_greedy_rule_penalises_and_leaves_the_rest(repetition_penalty):
+    ids, logits = texts_and_logits("plain")
+    more = {"repetition_penalty": repetition_penalty, "presence_penalty": 0.4}
+    rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5, min_p=0.3, **more)
+    wanted = as_transformers(ids, logits, SamplingConf(temperature=1.0, **more))
+    assert torch.equal(warp_logits(rule, logits, history_of(ids)), wanted)
+
+
+def test_generate_has_the_same_order_of_options():
+    """What a tiny model's `generate` does to its logits, by all options that it has."""
+    options = {"top_k": 9, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3}
+    conf = SamplingConf(temperature=0.7, **options)
+    model = tiny_target(seed=0).model
+    ids = torch.randint(1, VOCAB, (1, 9), generator=torch.Generator().manual_seed(2))
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=True,
+        temperature=0.7,
+        max_new_tokens=6,
+        output_scores=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+        eos_token_id=None,
+        **options,
+    )
+    for step, (scores, logits) in enumerate(zip(made.scores, made.logits, strict=True)):
+        history = history_of(made.sequences[:, : 9 + step], prompt=9)
+        assert torch.equal(warp_logits(conf, logits.float(), history), scores)
+
+
+def test_the_history_of_a_tree_is_that_of_each_path():
+    """Of random trees and texts: as if each node's text were read from its beginning."""
+    numbers = torch.Generator().manual_seed(4)
+    for nodes in (1, 4, 9):
+        ids, _ = texts_and_logits("plain")
+        parents = torch.stack(
+            [
+                torch.tensor(
+                    [int(torch.randint(-1, max(i, 1), (), generator=numbers)) if i else -1 for i in range(nodes)]
+                )
+                for _ in ids
+            ]
+        )
+        drawn = torch.randint(0, VOCAB, (len(ids), nodes + 1), generator=numbers)
+        found = history_of(ids).on_path(drawn, ancestor_mask(parents))
+        for row in range(len(ids)):
+            for node in range(nodes + 1):
+                path, here = [int(drawn[row, node])], node
+                while here:
+                    here = int(parents[row, here - 1]) + 1
+                    path.append(int(drawn[row, here]))
+                text = torch.cat([ids[row], torch.tensor(path)])[None]
+                wanted = history_of(text)
+                assert torch.equal(found.in_text[row, node], wanted.in_text[0])
+                assert torch.equal(found.in_answer[row, node], wanted.in_answer[0])
+
+
+def test_a_history_grows_by_what_was_emitted_alone():
+    ids, _ = texts_and_logits("plain")
+    new = torch.randint(0, VOCAB, (8, 5), generator=torch.Generator().manual_seed(4))
+    count = torch.arange(8) % 6
+    found = history_of(ids).add(new, count)
+    for row in range(8):
+        wanted = history_of(torch.cat([ids[row], new[row, : count[row]]])[None])
+        assert torch.equal(found.in_text[row], wanted.in_text[0])
+        assert torch.equal(found.in_answer[row], wanted.in_answer[0])
+
+
+def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
+    noise = draw(vocab=50, count=1).flatten()
+    assert stats.kstest(noise.double(), stats.gumbel_r.cdf).pvalue > 1e-3
+    assert noise.isfinite().all()
+    tail = noise[noise > 7]  # 24 bits of a uniform number near 1 would leave few values there
+    assert stats.kstest(tail.double() - 7, stats.expon.cdf).pvalue > 1e-3
+    assert len(tail.unique()) > 0.99 * len(tail)
+
+
+def test_sampled_tokens_follow_the_softmax():
+    rule = SamplingConf(temperature=1.3, top_k=9, top_p=0.95)
+    logits = torch.linspace(-2, 2, 12).roll(5)
+    tokens = (warp_logits(rule, logits.expand(ROWS, 2, -1)) + draw()).argmax(-1)
+    probs = warp_logits(rule, logits).double().softmax(-1)
+    possible = probs > 0
+    for position in range(2):
+        counts = tokens[:, position].bincount(minlength=12)
+        assert not counts[~possible].any()
+        assert stats.chisquare(counts[possible], ROWS * probs[possible]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("what", ["positions", "rows", "turns", "seeds", "high bits of the row"])
+def test_noise_of_neighbouring_keys_is_independent(what):
+    if what == "positions":
+        pair = draw().unbind(1)
+    elif what == "rows":
+        pair = draw(ROWS + 1, count=1)[:, 0].unfold(0, 2, 1).unbind(-1)
+    elif what == "high bits of the row":
+        pair = [
+            gumbel_noise(0, torch.arange(ROWS) + (i << 32), 0, torch.ones(ROWS, 1).long(), torch.arange(12))[:, 0]
+            for i in (0, 1)
+        ]
+    else:
+        pair = [draw(count=1, **{what[:-1]: value})[:, 0] for value in (0, 1)]
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    first, second = ((logits + noise[:, 3:7]).argmax(-1) for noise in pair)
+    counts = (first * 4 + second).bincount(minlength=16)
+    joint = torch.outer(logits.exp(), logits.exp()).flatten().double()
+    assert stats.chisquare(counts, len(first) * joint / joint.sum()).pvalue > 1e-3
+
+
+def test_noise_of_neighbouring_tokens_is_independent():
+    noise = draw(count=1, vocab=8)[:, 0]
+    correlation = torch.corrcoef(noise.T) - torch.eye(8)
+    assert correlation.abs().max() < 5 / ROWS**0.5
+
+
+def test_noise_depends_on_the_key_and_not_on_the_batch():
+    everything = draw(6, count=4, vocab=30)
+    rows, kept = torch.tensor([4, 1]), torch.tensor([3, 29, 0])
+    positions = torch.tensor([[9, 7], [10, 8]])
+    part = gumbel_noise(0, rows, 0, positions, kept)
+    wanted = everything[rows[:, None], positions - 7][..., kept]
+    torch.testing.assert_close(part, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_a_turn_may_differ_by_row():
+    positions = torch.tensor([[7], [7]])
+    both = gumbel_noise(0, torch.tensor([0, 0]), torch.tensor([0, 3]), positions, torch.arange(12))
+    torch.testing.assert_close(both[0], draw(1, count=1)[0])
+    torch.testing.assert_close(both[1], draw(1, count=1, turn=3)[0])
+
+
+@pytest.mark.no_shapes
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_noise_and_warping_compile_into_one_graph(backend):
+    rule = SamplingConf(temperature=0.8, top_k=9, top_p=0.9, seed=3)
+
+    def sample(logits, row_ids, positions):
+        noise = gumbel_noise(rule.seed, row_ids, 0, positions, torch.arange(12))
+        return noise, (warp_logits(rule, logits) + noise).argmax(-1)
+
+    args = (torch.randn(4, 2, 12), torch.tensor([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))
+    noise, tokens = torch.compile(sample, backend=backend, fullgraph=True)(*args)
+    wanted_noise, wanted_tokens = sample(*args)
+    torch.testing.assert_close(noise, wanted_noise, atol=1e-5, rtol=1e-5)
+    assert torch.equal(tokens, wanted_tokens)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+    ],
+)
+def test_bad_settings_are_refused(key, value):
+    with pytest.raises(UserError, match=rf"sampling\.{key}: must .*, got {value}; "):
+        SamplingConf(**{key: value})

@@ -1,0 +1,85 @@
+"""The commands of docs/sequences.md, run one after another in an empty folder on a thin target.
+
+They stand as the page shows them; what follows them makes them short: the thin target, prompts of
+one's own, few steps, short rows.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.commands.own_target import save_conversations
+from tests.support.commands.pages import ROOT, Command, code, commands
+
+PAGE = ROOT / "docs/sequences.md"
+CHAIN = ["data.prepare", "train", "infer.tune", "infer.eval"]
+SHORT = {
+    "data.prepare": [
+        "mixture=one",
+        "mixture.sources.rows.path=prompts.jsonl",
+        "mixture.held_out=0.2",
+        "mixture.exclude=[]",
+        "answers.max_new_tokens=12",
+        "target.path=target",
+    ],
+    "train": [
+        "target.path=target",
+        "optim.epochs=null",
+        "optim.steps=4",
+        "optim.rows_per_step=2",
+        "data.row_length=256",
+        "eval_every=2",
+        "num_eval_prompts=2",
+        "held_out_prompts=2",
+        "evaluation.max_new_tokens=8",
+        "evaluation.batch_sizes=[]",
+    ],
+    "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=2", "repeats=1", "batch=[1]"],
+    "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1", "evaluation.batch_sizes=[]"],
+}
+
+
+def shown(name: str) -> Iterator[Command]:
+    """The commands of the sequence's section that run on one device of any kind."""
+    _, section = PAGE.read_text().split(f"\n## {name}\n")
+    for command in commands(code(section.partition("\n## ")[0])):
+        if command.module in CHAIN and "device=neuron" not in command.words:
+            yield command
+
+
+def run_sequence(name: str, folder: Path, *train_words: str) -> dict[str, Any]:
+    """Run it in the folder, where `target` is; return the report of the trained draft."""
+    save_conversations(folder / "prompts.jsonl", count=24)
+    ran = []
+    for command in shown(name):
+        more = train_words if command.module == "train" else ()
+        words = [*command.words, *SHORT[command.module], *more, "device=cpu", "device.compile=false"]
+        done = subprocess.run(
+            [sys.executable, "-m", command.module, *words],
+            cwd=folder,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        ran.append(command.module)
+    assert ran == CHAIN
+    outputs = folder / "outputs"
+    assert {path.name for path in outputs.iterdir()} >= {"prepare", "train", "infer.tune", "infer.eval"}
+    assert {path.name for path in outputs.glob("infer.*/*")} == {name}
+    assert (outputs / "prepare" / name / "report.json").exists()
+    assert (outputs / "train" / name / "checkpoint/config.json").exists()
+    return json.loads((outputs / "infer.eval" / name / "report.json").read_text())
+
+
+def assert_lossless(report: dict[str, Any]) -> None:
+    """Every mode of its drafts, among them one with a tree, decoded what the target does."""
+    (draft,) = report["drafts"]
+    modes = report["overall"]["modes"]
+    assert f"{draft['name']}/tree" in modes
+    assert all(mode["verdict"]["lossless"] != "no" for mode in modes.values())

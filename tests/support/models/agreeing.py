@@ -1,0 +1,89 @@
+"""A target of sixteen words and drafts that agree with it partly: sampled in bulk, in no time."""
+
+import copy
+from functools import partial
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from infer.engine.decode import Decoder
+from models.drafts.base import Batch, Draft
+from models.drafts.causal_lm import CausalLMDraft
+from models.drafts.options import CausalLMConf, Eagle3Conf, MedusaConf
+from models.drafts.registry import build_draft
+from models.losses.config import LossConf
+from models.targets.target import Target
+from models.trees.config import SamplingConf, TreeConf
+from models.trees.tree import Tree, TreeKind
+from tests.support.models.tiny import CPU, batch_of, learn, tiny_tokenizer
+from tests.support.runs.trained_once import TrainedOnce
+
+WORDS = 16
+LAYERS = [0, 1, 2]
+DEPTH = 2
+METHODS = ("eagle3", "eagle3, reduced", "medusa", "draft model")
+PATHS = [[0], [1], [2], [0, 0], [0, 1], [1, 0]]
+SHAPES: dict[str, Tree] = {
+    "chain": TreeConf(kind=TreeKind.chain, depth=DEPTH).build(),
+    "static": TreeConf(kind=TreeKind.static, paths=PATHS).build(),
+    "dynamic": TreeConf(depth=DEPTH, nodes=5, beam_width=2, children=3).build(),
+    "product": TreeConf(depth=DEPTH, nodes=6, beam_width=None, children=3).build(),
+    "chain, copied": TreeConf(kind=TreeKind.chain, depth=DEPTH, ngram_tokens=2).build(),
+    "static, copied": TreeConf(kind=TreeKind.static, paths=PATHS, ngram_tokens=2).build(),
+    "dynamic, copied": TreeConf(depth=DEPTH, nodes=4, beam_width=2, children=2, ngram_tokens=2).build(),
+}
+
+
+def small_target() -> Target:
+    torch.manual_seed(5)
+    config = Qwen3Config(
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
+        initializer_range=0.4,
+    )
+    return Target(Qwen3ForCausalLM(config), tiny_tokenizer(WORDS), name="small", device=CPU)
+
+
+def small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
+    """A little trained on sampled texts; the draft model is the target with noised weights."""
+    batch = sampled(target)
+    loss = LossConf(step_decay=1.0)
+    eagle = build_draft(Eagle3Conf(layers=LAYERS, ttt_steps=2), target, loss=loss, seed=0)
+    reduced = Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=10)
+    reduced = build_draft(reduced, target, loss=loss, seed=0)
+    reduced.fit_vocabulary(batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0])
+    heads = build_draft(MedusaConf(heads=DEPTH), target, loss=loss, seed=0)
+    for name, draft, rate in zip(METHODS[:3], (eagle, reduced, heads), (1e-2, 1e-2, 2e-2), strict=True):
+        train = partial(learn, draft, target, batch, steps=80, lr=rate)
+        trained_once.train(f"small {name}", draft, train)
+    drafts = [eagle, reduced, heads, noised(target)]
+    return {name: draft.eval() for name, draft in zip(METHODS, drafts, strict=True)}
+
+
+def sampled(target: Target) -> Batch:
+    decoder = Decoder(target, sampling=SamplingConf(temperature=1.0, seed=9), slots=20, batch=64)
+    starts = torch.randint(1, WORDS, (64, 4), generator=torch.Generator().manual_seed(1)).tolist()
+    done = decoder.decode(starts, row_ids=list(range(64)), max_new_tokens=16)
+    return batch_of([start + row.ids for start, row in zip(starts, done, strict=True)])
+
+
+def noised(target: Target, *, noise: float = 0.15) -> CausalLMDraft:
+    model = Qwen3ForCausalLM(target.model.config)
+    model.load_state_dict(target.model.state_dict())
+    numbers = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=numbers)
+            parameter += noise * parameter.std(correction=0) * drawn
+    model.generation_config = copy.deepcopy(target.model.generation_config)
+    return CausalLMDraft(CausalLMConf(name="noised"), model.requires_grad_(False), target)

@@ -1,0 +1,73 @@
+"""Every method as the tests of promises take it: small, for the target of tests/support/models/tiny.py."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from infer.engine.decode import Decoder
+from models.drafts.base import Draft
+from models.drafts.options import (
+    CausalLMConf,
+    DraftConf,
+    Eagle1Conf,
+    Eagle3Conf,
+    HydraConf,
+    InitFrom,
+    LoraConf,
+    Medusa2Conf,
+    MedusaConf,
+)
+from models.drafts.registry import build_draft
+from models.losses.config import LossConf, LossName
+from models.targets.target import Target
+from models.trees.config import SamplingConf
+from tests.support.models.tiny import LAYERS, chain, sampled_texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A method, and the learning rate at which it learns a text in seconds."""
+
+    conf: DraftConf
+    lr: float = 5e-3
+
+    def build(self, target: Target, *, loss: LossName = LossName.soft_ce) -> Draft:
+        return build_draft(self.conf, target, loss=LossConf(name=loss, step_decay=1.0), seed=0)
+
+
+DEPTH = 4  # of the chains that are measured
+PRUNED = {"init_from": InitFrom.pruned, "layers": [0, 5]}
+CASES = {
+    "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4)),
+    "eagle3, paper": Case(
+        conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, norm_before_residual=False, norm_before_fc=False)
+    ),
+    "eagle3, three norms": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, train_head=False, norm_output=True)),
+    "eagle1": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0)),
+    "hass": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0, ttt_steps=4)),
+    "medusa": Case(conf=MedusaConf(heads=4), lr=2e-2),
+    "medusa2": Case(conf=Medusa2Conf(heads=4, lora=LoraConf(rank=8), heads_weight=1.0, heads_lr_scale=2.0), lr=1e-2),
+    "hydra": Case(conf=HydraConf(prefix=False)),
+    "hydra++": Case(conf=HydraConf(num_layers=2)),
+    "draft model": Case(conf=CausalLMConf(**PRUNED)),
+    "draft model, random": Case(conf=CausalLMConf(**PRUNED | {"init_from": InitFrom.random})),
+    "draft model, LoRA": Case(conf=CausalLMConf(**PRUNED, lora=LoraConf(rank=8))),
+}
+
+# One case of each class of drafts in the quick tests, all of them in the system tests.
+QUICK = ("eagle3", "eagle1", "medusa", "medusa2", "hydra++", "draft model")
+EVERY_CASE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.system) for name in CASES]
+
+
+def eventful_text(target: Target) -> list[int]:
+    """A text of the target without an early loop, so that position and content both matter."""
+    return max(sampled_texts(target, count=8, length=42), key=lambda text: len(set(text)))
+
+
+def share_of_maximum(verifier, draft, text):
+    """Acceptance length on a learned text, as a share of the chain's depth + 1."""
+    decoder = Decoder(verifier, draft, chain(DEPTH), sampling=SamplingConf(), slots=64)
+    (row,) = decoder.decode([text[:5]], row_ids=[0], max_new_tokens=30)
+    assert row.ids == text[5:35]
+    whole = row.accepted[:-1]  # the last round reads past the text
+    return (1 + sum(whole) / len(whole)) / (DEPTH + 1)

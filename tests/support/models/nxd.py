@@ -1,0 +1,155 @@
+"""A stand-in for the engines of the XLA route: their published signatures over gloo.
+
+Only what we call is listed, as of neuronx-distributed 0.18 (SDK 2.29) and torch_xla 2.9. A keyword
+that the real package does not take fails here.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.support.models import parallel_layers
+
+LAYERS, STATE = (f"neuronx_distributed.parallel_layers.{name}" for name in ("layers", "parallel_state"))
+ZERO = "torch_xla.distributed.zero_redundancy_optimizer"
+SIGNATURES = {
+    f"{LAYERS}.ColumnParallelLinear": """(
+        input_size, output_size, bias=True, gather_output=True, dtype=None, device=None, stride=1,
+        init_method=None, sequence_parallel_enabled=False, sequence_dimension=None,
+        keep_master_weight=False, skip_bias_add=False, pad=False, pad_alignment_size_per_rank=1,
+        keep_padded_output=False, tensor_model_parallel_group=None, reduce_dtype=None,
+        rank_ordering=None)""",
+    f"{LAYERS}.RowParallelLinear": """(
+        input_size, output_size, bias=True, input_is_parallel=False, dtype=None, device=None,
+        stride=1, init_method=None, sequence_parallel_enabled=False, sequence_dimension=None,
+        keep_master_weight=False, skip_bias_add=False, pad=False, reduce_output=True,
+        tensor_model_parallel_group=None, reduce_dtype=None, tile_cc=False, rank_ordering=None)""",
+    f"{LAYERS}.ParallelEmbedding": """(
+        num_embeddings, embedding_dim, padding_idx=None, max_norm=None, norm_type=2.0,
+        scale_grad_by_freq=False, sparse=False, init_method=None, device=None, dtype=None,
+        shard_across_embedding=False, pad=False, sequence_parallel_enabled=False,
+        tensor_model_parallel_group=None, use_spmd_rank=False, sequence_dimension=None,
+        tile_cc=False, rank_ordering=None, collect_output=True)""",
+    f"{STATE}.initialize_model_parallel": """(
+        tensor_model_parallel_size=1, pipeline_model_parallel_size=1, context_parallel_size=1,
+        expert_model_parallel_size=1, skip_collective_init=False, lnc_size=1, mesh_only=False)""",
+    f"{STATE}.model_parallel_is_initialized": "()",
+    f"{STATE}.get_tensor_model_parallel_rank": "()",
+    f"{STATE}.get_data_parallel_rank": "()",
+    f"{ZERO}.ZeroRedundancyOptimizer": """(
+        params, optimizer_class, optimizer_dtype=None, grad_clipping=True, max_norm=None,
+        pin_layout=True, sharding_groups=None, grad_norm_groups=None, lazy_init=False,
+        bucket_cap_mb_all_gather=0, bucket_cap_mb_reduce_scatter=0, use_grad_acc_hook=False,
+        save_master_weights=False, higher_cc_precision=False, **defaults)""",
+    "torch_xla.sync": "(wait=False, reset_scope=True)",
+    "torch_xla.core.xla_model.all_gather": """(
+        value, dim=0, groups=None, output=None, pin_layout=True, channel_id=None,
+        use_global_device_ids=None)""",
+}
+
+
+class Zero:
+    """Steps of ZeRO-1: means of gradients, own rows moved, all rows gathered."""
+
+    def __init__(self, group: dist.ProcessGroup, params: Any, optimizer_class: Any, **defaults: Any):
+        self.group, self.param_groups = group, params
+        shares = [
+            entry | {"params": [nn.Parameter(self._mine(p.detach())) for p in entry["params"]]} for entry in params
+        ]
+        self.base_optimizer = optimizer_class(shares, **defaults)
+
+    def _mine(self, whole: Tensor) -> Tensor:
+        at, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        rows = -(-len(whole) // ranks)
+        mine = torch.zeros(rows, *whole.shape[1:])
+        found = whole[at * rows :][:rows]
+        mine[: len(found)] = found
+        return mine
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        both = list(zip(self.param_groups, self.base_optimizer.param_groups, strict=True))
+        for ours, base in both:
+            base.update({name: value for name, value in ours.items() if name != "params"})
+            for whole, part in zip(ours["params"], base["params"], strict=True):
+                dist.all_reduce(whole.grad, group=self.group)
+                part.grad = self._mine(whole.grad / dist.get_world_size(self.group))
+        self.base_optimizer.step()
+        for ours, base in both:
+            for whole, part in zip(ours["params"], base["params"], strict=True):
+                whole.copy_(all_gather(part.detach(), self.group)[: len(whole)])
+
+
+def all_gather(value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    parts = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, value, group=group)
+    return torch.cat(parts)
+
+
+class Engine:
+    """What the packages do behind their signatures."""
+
+    group: dist.ProcessGroup | None = None
+
+    def __init__(self, ready: dist.ProcessGroup | None):
+        self.ready = ready  # the group that this process will be in
+
+    def _layer(self, name: str, given: dict[str, Any]) -> Any:
+        ours = {"tensor_model_parallel_group": self.group}
+        return getattr(parallel_layers, name)(**given | ours)
+
+    def initialize_model_parallel(self, tensor_model_parallel_size: int) -> None:
+        assert dist.get_world_size(self.ready) == tensor_model_parallel_size
+        self.group = self.ready
+
+    def model_parallel_is_initialized(self) -> bool:
+        return self.group is not None
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        return dist.get_rank(self.group)
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank() // dist.get_world_size(self.group)
+
+    def ZeroRedundancyOptimizer(self, **given: Any) -> Zero:  # noqa: N802
+        assert not given.pop("grad_clipping")  # our loop clips, before
+        assert given.pop("save_master_weights")  # else it warns
+        assert not given.pop("pin_layout")  # as Neuron asks
+        return Zero(self.ready, **given)
+
+    def sync(self, wait: bool = False) -> None:
+        """Nothing is recorded here."""
+
+    def all_gather(self, value: Tensor, **_: Any) -> Tensor:
+        return all_gather(value, self.ready)
+
+    def called(self, name: str, signature: inspect.Signature) -> Callable[..., Any]:
+        """One function or class of the package. Raises TypeError for what it does not take."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            given |= given.pop("defaults", {})
+            own = getattr(self, name, None)
+            return own(**given) if own else self._layer(name, given)
+
+        return call
+
+
+def install(ready: dist.ProcessGroup | None = None, modules: dict[str, Any] = sys.modules) -> None:
+    """Make the stand-in importable, by this process alone."""
+    engine = Engine(ready)
+    for path, text in SIGNATURES.items():
+        made: dict[str, Any] = {}
+        exec(f"def listed{text}: ...", made)
+        *above, name = path.split(".")
+        for depth in range(1, len(above) + 1):
+            module = modules.setdefault(".".join(above[:depth]), ModuleType(above[depth - 1]))
+            if depth > 1:
+                setattr(modules[".".join(above[: depth - 1])], above[depth - 1], module)
+        setattr(module, name, engine.called(name, inspect.signature(made["listed"])))

@@ -1,0 +1,83 @@
+"""The ATen graphs of compiled functions, and the operators that not every compiler has."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo import register_backend
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from models.device.graph_budget import GraphLedger
+from tests.support.models.tiny import CPU
+
+GRAPHS: list[GraphModule] = []  # forward, backward and inference, in the order of compilation
+
+
+def keep(graph: GraphModule, _inputs: list):
+    GRAPHS.append(graph)
+    return make_boxed_func(graph.forward)
+
+
+register_backend(aot_autograd(fw_compiler=keep, bw_compiler=keep, inference_compiler=keep), name="recording")
+
+
+def recording_device():
+    """Forget earlier graphs and return a device that keeps those that it compiles in GRAPHS."""
+    GRAPHS.clear()
+    return replace(CPU, compiles=True, backend="recording", ledger=GraphLedger())
+
+
+def named_operators() -> set[str]:
+    return {name_of(node) for graph in GRAPHS for node in nodes_of(graph)}
+
+
+def find_forbidden() -> set[str]:
+    """Return what not every compiler has, from all recorded graphs."""
+    return {found for graph in GRAPHS for node in nodes_of(graph) for found in forbidden_in(node)}
+
+
+def nodes_of(graph: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of a graph and of its regions."""
+    for module in graph.modules():
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes
+
+
+def name_of(node: Node) -> str:
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet.__name__ if packet else str(node.target)
+
+
+def forbidden_in(node: Node) -> Iterator[str]:
+    name = name_of(node)
+    read = [value for other in node.all_input_nodes for value in tensors_of(other)]
+    constants = tree_leaves((node.args, node.kwargs))
+    if name.endswith("sort"):
+        yield "sort"
+    if name == "topk" and read[0].ndim != 2:
+        yield "top-k of more than two dimensions"
+    if name in ("remainder", "fmod", "floor_divide") and not read[0].is_floating_point():
+        yield f"{name} of integers"
+    if name in ("argmax", "argmin", "max", "min") and not read[0].is_floating_point():
+        yield f"{name} of integers"
+    if name in ("tril", "triu"):
+        yield name
+    if name in ("gather", "scatter") and read[0].dtype is torch.bool:
+        yield f"{name} of bools"
+    if "shift" in name and read[0].dtype is torch.int64:
+        yield "shift of 64 bits"
+    if any(isinstance(value, float) and math.isinf(value) for value in constants):
+        yield f"infinity in {name}"
+    for tensor in tensors_of(node):
+        if not tensor.numel():
+            yield f"size zero in {node.op} {name}"
+        if tensor.dtype is torch.float64:
+            yield f"float64 in {name}"
+
+
+def tensors_of(node: Node) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]

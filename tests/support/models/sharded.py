@@ -1,0 +1,216 @@
+"""Cut models on several processes: what each of them does, and what it finds."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from infer.engine.decode import Decoder
+from models.device.xla.device import XlaDevice
+from models.drafts.causal_lm import CausalLMDraft
+from models.drafts.options import CausalLMConf
+from models.parallel.tensor_parallel import parallelize_model
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from models.targets.target import Target
+from models.trees.config import SamplingConf
+from tests.support.models import nxd
+from tests.support.models.family_models import EXPERTS, HEADS, SHAPE, SLIDING
+from tests.support.models.parallel_layers import reference
+from tests.support.models.tiny import CPU, tiny_tokenizer, tree
+from tests.support.runs.killing import TIMEOUT_S
+from train.config.run import ParallelConf, Weights
+from train.distributed.xla import XlaParallel
+
+PROCESSES = 8
+RANKS = (1, 2, 4, 8)
+HEADED: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+}
+# of every part of the promise: grouped, single and ungrouped heads, biases, tied and odd
+# vocabularies, features gathered around norms and slices, embeddings that scale
+CUT: dict[str, Callable[[], Any]] = {
+    "qwen3": lambda: transformers.Qwen3Config(**SHAPE | HEADED | {"head_dim": 16, "attention_bias": True}),
+    "llama": lambda: transformers.LlamaConfig(
+        **SHAPE | HEADED | {"head_dim": 16, "mlp_bias": True, "attention_bias": True}
+    ),
+    "one key-value head": lambda: transformers.Qwen3Config(
+        **SHAPE | HEADED | {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    ),
+    "as many key-value heads": lambda: transformers.LlamaConfig(
+        **SHAPE | HEADED | {"num_key_value_heads": 8, "vocab_size": 61}
+    ),
+    "olmo3": lambda: transformers.Olmo3Config(**SHAPE | HEADED, layer_types=2 * ["full_attention"]),
+    "phi3": lambda: transformers.Phi3Config(**SHAPE | HEADED),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **SHAPE | HEADED | {"head_dim": 16}, layer_types=2 * ["full_attention"], query_pre_attn_scalar=16
+    ),
+    "starcoder2": lambda: transformers.Starcoder2Config(**SHAPE | HEADED),
+}
+UNCUT: dict[str, Callable[[], Any]] = {
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**EXPERTS, num_experts=6),
+    "gpt_oss": lambda: transformers.GptOssConfig(**HEADS, **SLIDING, num_local_experts=4),
+    "cohere": lambda: transformers.CohereConfig(**SHAPE | HEADED, use_qk_norm=True),
+}
+
+
+def model_of(config: Any) -> Any:
+    """Random, with biases and norms that matter."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    numbers = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            parameter += 0.3 * torch.randn(parameter.shape, generator=numbers)
+    return model
+
+
+def work(rank: int, folder: Path) -> None:
+    """One of the processes. What it found is in a file of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+    groups = {ranks: dist.new_group(range(ranks)) for ranks in RANKS}
+    second = dist.new_group([2, 3])
+    found = {
+        f"{name}, {ranks} ranks": difference(name, groups[ranks]) for ranks in RANKS for name in CUT if rank < ranks
+    }
+    if rank < 2:
+        found["texts"] = texts(groups[2])
+        found["moments"] = moments(rank, groups[2])
+    if rank < 4:
+        found["engine"] = by_engine(folder / "target", rank, (groups[2], second)[rank // 2])
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def difference(name: str, group: dist.ProcessGroup) -> list[float]:
+    """Of the logits of the cut model from the whole one's, and the share of weights held."""
+    model = model_of(CUT[name]())
+    ids = torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(2))
+    whole, weights = model(ids).logits, sum(p.numel() for p in model.parameters())
+    parallelize_model(model, reference(group))
+    held = sum(p.numel() for p in model.parameters())
+    return [(model(ids).logits - whole).abs().max().item(), held / weights]
+
+
+def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
+    """What `device=xla` makes of a target on two groups of two processes."""
+    nxd.install(group)
+    device = XlaDevice(**vars(CPU) | {"name": "xla"})
+    place: Any = SimpleNamespace(process_index=rank, num_processes=4)
+    parallel = XlaParallel(conf=ParallelConf(tensor=2), device=device, accelerator=place)
+    conf = TargetConf(path=str(folder))
+    whole, cut = load_target(conf, CPU), parallel.build_target(conf)
+    ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank // 2))
+    return {
+        "difference": (cut.model(ids).logits - whole.model(ids).logits).abs().max().item(),
+        "same": [
+            getattr(cut, name) == getattr(whole, name)
+            for name in ("fingerprint", "num_parameters", "vocab_size", "num_layers")
+        ],
+        "tables": [cut.head.weight.shape == whole.head.weight.shape, cut.model.get_input_embeddings()(ids).shape[-1]],
+        "kv_heads": cut.kv_heads,
+        "held": sum(p.numel() for p in cut.model.parameters()) / whole.num_parameters,
+    }
+
+
+class Steps:
+    """Three weights that learn, rows of one of them not divisible by two."""
+
+    def __init__(self, adamw: type[AdamW]):
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2, bias=False))
+        decayed, plain = [self.model[0].weight, self.model[1].weight], [self.model[0].bias]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = adamw(groups, lr=0.1, betas=(0.9, 0.95))
+        self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (step + 1))
+
+    def learn(self, rows: Tensor, *, steps: int) -> None:
+        for _ in range(steps):
+            self.model(rows).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+
+    def resume(self, saved: list[Any]) -> "Steps":
+        for ours, theirs in zip((self.model, self.optimizer, self.schedule), saved, strict=True):
+            ours.load_state_dict(deepcopy(theirs))  # which would share its tensors
+        return self
+
+    def saved(self) -> list[Any]:
+        return [deepcopy(o.state_dict()) for o in (self.model, self.optimizer, self.schedule)]
+
+
+def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Four steps of one process, and of two with ZeRO-1 that are stopped in the middle."""
+    nxd.install(group)
+    place: Any = SimpleNamespace(process_index=rank, num_processes=2)
+    conf, device = ParallelConf(draft=Weights.sharded), XlaDevice(**vars(CPU) | {"name": "xla"})
+    parallel = XlaParallel(conf=conf, device=device, accelerator=place)
+    rows = torch.arange(12.0).view(4, 3) / 10
+    alone, first = Steps(AdamW), Steps(parallel.adamw_class)
+    alone.learn(rows, steps=4)
+    parallel.prepare_optimizers([first.optimizer])
+    first.learn(rows[2 * rank :][:2], steps=2)
+    held = sum(
+        value.numel()
+        for state in first.optimizer.engine.base_optimizer.state.values()
+        for value in state.values()
+        if value.ndim
+    )
+    with parallel.full_moments([first.optimizer]):
+        saved = first.saved()
+    assert not first.optimizer.state
+    again, plain = Steps(parallel.adamw_class).resume(saved), Steps(AdamW).resume(saved)
+    parallel.prepare_optimizers([again.optimizer])
+    again.learn(rows[2 * rank :][:2], steps=2)
+    plain.learn(rows, steps=2)  # on one process
+    differences = [
+        (ours - theirs).abs().max().item()
+        for other in (again, plain)
+        for ours, theirs in zip(other.model.parameters(), alone.model.parameters(), strict=True)
+    ]
+    return {"difference": max(differences), "held": held}
+
+
+def noised() -> Any:
+    """The whole model, which a draft model often agrees with."""
+    model, numbers = model_of(CUT["qwen3"]()), torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=numbers)
+        parameter += 0.05 * parameter.std(correction=0) * drawn
+    return model
+
+
+def texts(group: dist.ProcessGroup) -> list[list[int]]:
+    """Tokens and rounds of tree decoding, of the whole target and of the cut one."""
+    lines = []
+    for cut in (False, True):
+        model = model_of(CUT["qwen3"]())
+        if cut:
+            parallelize_model(model, reference(group), replicated=("lm_head",))
+        target = Target(model, tiny_tokenizer(64), name="tiny", device=CPU)
+        draft = CausalLMDraft(CausalLMConf(name="noised"), noised(), target)
+        decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)
+        assert decoder.session.buffers[0].keys[0].shape[1] == (1 if cut else 2)
+        prompts = [[5, 6, 7], [8, 9, 10, 11, 12]]
+        done = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24, eos_ids=[])
+        lines += [[*row.ids, len(row.accepted)] for row in done]
+    return lines

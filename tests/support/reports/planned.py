@@ -1,0 +1,44 @@
+"""A small target without weights, and a machine with room for it, to plan runs and decoding for."""
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from models.device.config import MachineConf
+from models.device.device import Device
+from models.meta_model import MetaTarget
+from tests.support.models.tiny import CPU
+
+VOCAB = 4096
+HALF = Device(name="cpu", torch_device=CPU.torch_device, dtype=torch.bfloat16, compiles=False)
+GENEROUS = MachineConf(
+    name="generous",
+    chips=2,
+    cores=4,
+    memory_gib=64.0,
+    bandwidth_gb_s=100.0,
+    tflops={"float32": 1.0, "bfloat16": 4.0},
+    length_multiple=32,
+    repeats_heads=True,
+)
+
+
+def config() -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        intermediate_size=512,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+
+
+def model_outline(device: Device) -> MetaTarget:
+    with torch.device("meta"):
+        return MetaTarget(Qwen3ForCausalLM(config()).to(device.dtype), name="outline", device=device)

@@ -1,0 +1,146 @@
+"""Runs of several processes, one after the other: parallel_run.py TARGET RUNS, RUNS in JSON.
+
+A run is the arguments of `run` below; each process leaves what it knows at its end in
+FOLDER/rank-N.json.
+"""
+
+import json
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from infer.config import EvaluationConf
+from models.checkpoints.checkpoint import hash_tensors
+from models.device.opening import open_device
+from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
+from models.drafts.registry import build_draft
+from models.parallel.dtensor import full_params, full_tensor
+from models.targets.config import TargetConf
+from tests.support.models.tiny import chain, tiny_tokenizer
+from tests.support.runs.toy_run import VOCAB, toy_conf, toy_rows
+from train.config.optim import OptimName
+from train.config.run import ParallelConf, Weights
+from train.distributed.build import build_parallel
+from train.quick_eval import build_quick_eval
+from train.run.log import MetricLogger
+from train.run.state import RunState, flatten_config
+from train.trainer import Trainer
+
+DRAFTS = {
+    "eagle3": Eagle3Conf(layers=[0, 1, 2], ttt_steps=2),
+    "eagle1": Eagle1Conf(feature_noise=0.0),
+    "medusa": MedusaConf(heads=2),
+    "hydra": HydraConf(heads=2),
+    "pruned": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 3]),
+}
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
+
+
+def save_target(folder: Path, *, tied: bool = False) -> None:
+    """Four attention heads over two key-value heads, so that two processes can share them."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tiny_tokenizer(VOCAB).save_pretrained(folder)
+
+
+class Stopped(Exception):  # noqa: N818  # it is no error
+    pass
+
+
+def run(
+    target: Path,
+    *,
+    folder: str,
+    parallel: dict[str, Any],
+    draft: str = "eagle3",
+    after: str | None = None,
+    stop: int | None = None,
+    **optim: Any,
+) -> None:
+    """One training run, from the state of the run `after` on, up to the state of step `stop`."""
+    torch.set_num_threads(1)
+    if "name" in optim:
+        optim["name"] = OptimName(optim["name"])
+    layout = {k: Weights(v) if k != "tensor" else v for k, v in parallel.items()}
+    conf = toy_conf(
+        target=TargetConf(path=str(target)),
+        draft=DRAFTS[draft],
+        parallel=ParallelConf(**layout),
+        optim={"steps": 4, "rows_per_step": 8, "micro_batch_size": 1, **optim},
+    )
+    conf.log.interval = conf.save_every = 1
+    device = open_device(conf.device)
+    spread = build_parallel(conf.parallel, device, trackers=[])
+    place = Path(folder)
+    if spread.is_main and after is not None:
+        shutil.copytree(after, place, dirs_exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
+    spread.barrier()
+    state = RunState(place, flatten_config(conf))
+    state.load_progress()
+    own = spread.build_target(conf.target)
+    learner = build_draft(conf.draft, own, loss=conf.loss, seed=conf.seed)
+    loop = Trainer(
+        conf=conf,
+        parallel=spread,
+        target=own,
+        draft=learner,
+        rows=toy_rows(),
+        state=state,
+        log=MetricLogger(conf.log, state, spread.accelerator),
+        evaluate=build_quick_eval(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),
+    )
+    save = state.save
+
+    def stopping(*args: Any) -> None:
+        save(*args)
+        if state.progress.step == stop:
+            raise Stopped
+
+    state.save = stopping
+    with suppress(Stopped):
+        loop.run()
+    ids = torch.tensor(PROMPTS[:1])
+    logits = own.model(input_ids=ids).logits
+    with full_params(learner):
+        weights = hash_tensors({name: p for name, p in learner.named_parameters() if p.requires_grad})
+    left = {
+        "heard": any(spread.gather(spread.accelerator.process_index == 1)),
+        "fingerprint": own.fingerprint,
+        "draft": weights,
+        "draft_held": held(learner),
+        "target_held": held(own.model),
+        "logits": full_tensor(logits).flatten().tolist(),
+        "progress": asdict(state.progress),
+    }
+    (place / f"rank-{spread.accelerator.process_index}.json").write_text(json.dumps(left))
+
+
+def held(module: nn.Module) -> int:
+    """Numbers that this process keeps of the weights."""
+    return sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters())
+
+
+if __name__ == "__main__":
+    for one in json.loads(sys.argv[2]):
+        run(Path(sys.argv[1]), **one)

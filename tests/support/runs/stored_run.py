@@ -1,0 +1,124 @@
+"""Training runs from a store, or live; as a command one process of several: FOLDER STORE NAME."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from data.config import DataConf, DataSource
+from models.device.config import DeviceConf, DeviceName, Precision
+from models.drafts.options import DraftConf, Eagle3Conf
+from models.drafts.registry import build_draft
+from models.losses.config import LossConf
+from models.targets.config import TargetConf
+from tests.support.data.captured import LENGTH
+from tests.support.models.tiny import LAYERS, VOCAB
+from tests.support.runs.killing import TIMEOUT_S
+from tests.support.runs.toy_run import metrics, toy_length
+from train.checks import build_run_parallel
+from train.config.optim import OptimConf
+from train.config.run import LogConf, TrainConf
+from train.rows.packed_rows import load_training_rows
+from train.rows.row_facts import choose_vocabulary
+from train.run.folder import open_run
+from train.run.log import MetricLogger
+from train.trainer import Trainer
+
+BF16, ROOT = "bfloat16", Path(__file__).parents[3]
+
+
+def documents(folder: Path) -> Path:
+    """Documents that fill a row each: however they are packed, the rows are alike."""
+    draw = random.Random(0)
+    with (folder / "documents.jsonl").open("w") as file:
+        for _ in range(24):
+            ids = [draw.randrange(1, VOCAB) for _ in range(LENGTH)]
+            begins = draw.randint(3, LENGTH - 8)
+            answer = [begins <= t < begins + 16 for t in range(LENGTH)]
+            file.write(json.dumps({"ids": ids, "answer": answer}) + "\n")
+    return folder
+
+
+def training(
+    folder: Path, draft: DraftConf, *, name: str, store: Path | None = None, loss: LossConf | None = None
+) -> TrainConf:
+    """A run of six steps over the documents, or over a store of them."""
+    source = DataSource.jsonl if store is None else DataSource.captured
+    path = folder / "documents.jsonl" if store is None else store
+    return TrainConf(
+        target=TargetConf(name="tiny", path=str(folder / "target")),
+        draft=draft,
+        data=DataConf(source=source, path=str(path), row_length=LENGTH),
+        loss=loss or LossConf(),
+        device=DeviceConf(name=DeviceName.cpu, precision=Precision(BF16), compile=False),
+        optim=OptimConf(steps=6, micro_batch_size=4, lr=3e-3, compile=False),
+        log=LogConf(interval=1),
+        run_name=name,
+        output_dir=str(folder / "train"),
+        eval_every=3,
+        num_eval_prompts=2,
+        save_every=2,
+    )
+
+
+def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
+    """What `python -m train` does before its evaluation."""
+    torch.set_num_threads(1)
+    parallel = build_run_parallel(conf, trackers=[])
+    state = open_run(conf, parallel)
+    target = parallel.build_target(conf.target)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    rows, _, store = load_training_rows(conf, target, draft, parallel)
+    choose_vocabulary(draft, target, rows, state.folder)
+    Trainer(
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=rows,
+        store=store,
+        state=state,
+        log=MetricLogger(conf.log, state, parallel.accelerator),
+        evaluate=evaluate,
+    ).run()
+
+
+def losses(folder: Path, name: str) -> list[float]:
+    return [line["train/loss"] for line in metrics(folder / "train" / name)]
+
+
+def ranks(folder: Path, store: Path, name: str, *, processes: int) -> None:
+    """The run of so many processes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.runs.stored_run", str(folder), str(store), name],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": port,
+            },
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(processes)
+    ]
+    assert [rank.wait(timeout=TIMEOUT_S) for rank in started] == [0] * processes
+
+
+if __name__ == "__main__":
+    given, kept, called = sys.argv[1:]
+    learned(training(Path(given), Eagle3Conf(layers=LAYERS, ttt_steps=2), name=called, store=Path(kept)))

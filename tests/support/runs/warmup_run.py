@@ -1,0 +1,40 @@
+"""An evaluation or its warm-up, in a process: how often the compiler's cache had what was wanted.
+
+TORCHINDUCTOR_CACHE_DIR=DIR python -m tests.support.runs.warmup_run warm|judge FOLDER
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch._dynamo.utils import counters
+
+from infer.commands.graph_warmup import compile_eval_graphs
+from infer.config import EvaluationConf
+from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.evaluate import evaluate_drafts
+from models.trees.config import TreeConf
+from models.trees.tree import TreeKind
+from tests.support.models.tiny import CPU, new_draft, tiny_target
+from tests.support.runs.graphs_run import prompt_file
+
+CHAIN = TreeConf(kind=TreeKind.chain, depth=2)
+
+
+def main(what: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    target = tiny_target(seed=0, device=replace(CPU, compiles=True))
+    conf = EvaluationConf(prompts=str(prompt_file(Path(folder))), max_new_tokens=4, batch_sizes=[])
+    draft = new_draft(target)
+    one = DraftUnderTest(name="one", draft=draft, untrained=draft)
+    run = {"warm": compile_eval_graphs, "judge": evaluate_drafts}[what]
+    run(target, [one], tree=CHAIN, conf=conf, print_line=lambda _: None)
+    found = counters["inductor"]
+    told = {name: found[f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
+    print(json.dumps(told | {"graphs": counters["stats"]["unique_graphs"]}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

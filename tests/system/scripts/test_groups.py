@@ -1,0 +1,76 @@
+"""The comparison by category counts every run once, and goes on after its last prompt."""
+
+import copy
+import json
+
+import pytest
+
+from data.eval_prompts.prompts import EvalPrompt
+from models.drafts.ngram import NgramDraft
+from scripts.engines import comparison, decoding
+from scripts.engines.groups import Run, hold_race, margin_table, read_runs, speed_table
+from tests.support.models.tiny import chain
+
+NEW = 6
+
+
+@pytest.fixture
+def prompts(learned):
+    _, texts = learned
+    return [
+        EvalPrompt(id=f"q{number}", category=category, ids=text[:5])
+        for number, (text, category) in enumerate(zip(texts, ["qa", "rag", "qa"], strict=False))
+    ]
+
+
+@pytest.fixture
+def groups(target, prompts, monkeypatch, tmp_path):
+    monkeypatch.setenv("ENGINES", str(tmp_path / "nowhere"))
+    plain = decoding.endless(copy.deepcopy(target.model))
+    ids = [prompt.ids for prompt in prompts]
+    lookup = decoding.decoding(
+        target, NgramDraft(), chain(4), prompts=ids, new_tokens=NEW, settings=["n-gram", "ours, chain", "4"]
+    )
+    return [
+        comparison.without_draft(target, plain, ids, new_tokens=NEW),
+        comparison.Group(draft="n-gram", ours=[lookup], others=[], serve=None),
+    ]
+
+
+def contenders_of(groups):
+    return [contender for group in groups for contender in [*group.ours, *group.others]]
+
+
+def test_a_repeated_command_times_only_the_prompts_that_have_no_line(target, groups, prompts, tmp_path):
+    results = tmp_path / "race.jsonl"
+    hold_race(groups, target, prompts[:1], results, NEW)
+    first = results.read_text()
+    results.write_text(first + first[:20])  # torn by a kill
+    hold_race(groups, target, prompts, results, NEW)
+    assert results.read_text().startswith(first)
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["q0", "q1", "q2"]
+    assert {len(contender.seconds) for contender in contenders_of(groups)} == {3}
+    hold_race(groups, target, prompts, results, NEW)
+    assert len(results.read_text().splitlines()) == 3
+    table = speed_table(read_runs(results))
+    assert table.columns == ["draft", "decoding", "proposed", "qa", "rag", "all", "same answers"]
+    assert [row[:3] for row in table.rows] == [c.settings for c in contenders_of(groups)]
+    assert {row[-1] for row in table.rows} == {"3 of 3"}
+
+
+def run_of(category, contender, seconds):
+    return Run(category=category, contender=contender, seconds=seconds, ids=[1, 2])
+
+
+def test_ours_is_compared_with_the_fastest_other_of_each_category():
+    seconds = {"loop": (2.0, 2.0), "lookup": (1.0, 8.0), "draft": (0.5, 1.0)}
+    runs = [
+        run_of(category, name, times[number])
+        for number, category in enumerate(["qa", "rag"])
+        for name, times in seconds.items()
+    ]
+    table = margin_table(runs, ["draft"])
+    assert table.rows[:2] == [["qa", "lookup", "2.0", "2.00"], ["rag", "loop", "1.0", "2.00"]]
+    category, other, speed, margin = table.rows[2]
+    assert (category, other, speed, margin[:4]) == ("all", "loop", "1.0", "2.67")

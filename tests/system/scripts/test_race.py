@@ -1,0 +1,167 @@
+"""Both sides of a race train on the same documents, and its tables say what they accepted."""
+
+import json
+
+import pytest
+import torch
+from datasets import load_from_disk
+from safetensors.torch import load_file, save_file
+
+from models.drafts.eagle3 import NORM_SWITCHES
+from models.io.errors import UserError
+from scripts.benchmarks.tables import PAGE, markdown, replaced
+from scripts.race.documents import SUMMARY, load_peer, split_documents, write_documents
+from scripts.race.runs import LOOKUP_FILE, OURS, PEER, Race, Run
+from scripts.race.tables import build_tables, choose_rate
+from scripts.race.training import read_our_cost, read_peer_cost, sum_costs
+from tests.support.data.packed import packed_of
+from tests.support.models.tiny import LAYERS, batch_of, new_draft, sampled_texts
+
+# tokens, rounds and rounds that accepted at least 1, 2, 3, 4 draft tokens
+POOR, FAIR, GOOD = [10, 10, 0, 0, 0, 0], [15, 10, 5, 0, 0, 0], [20, 10, 5, 3, 1, 1]
+
+
+@pytest.fixture
+def texts(target):
+    return sampled_texts(target, count=3, length=12)
+
+
+def test_the_peer_gets_the_tokens_answers_and_states_of_every_document(target, texts, tmp_path):
+    rows = packed_of(batch_of(texts))
+    write_documents(split_documents(rows), tmp_path, target=target, layers=LAYERS)
+
+    data = load_from_disk(tmp_path)
+    assert data.with_format(None)["input_ids"][:] == texts
+    assert data.with_format(None)["loss_mask"][:] == [[0] * 4 + [1] * 8] * 3
+    assert json.loads((tmp_path / SUMMARY).read_text()) == {"layers": LAYERS, "lengths": [12] * 3}
+    for number, ids in enumerate(texts):
+        tensors = load_file(tmp_path / "hidden_states" / f"hs_{number}.safetensors")
+        assert tensors["token_ids"].tolist() == ids
+        check_states(target.model, ids, tensors["hidden_states"])
+
+
+def check_states(model, ids, states):
+    """The inputs of the layers as transformers gives them; the last states give the logits."""
+    output = model(torch.tensor([ids]), output_hidden_states=True)
+    for place, layer in enumerate(LAYERS):
+        torch.testing.assert_close(states[:, place], output.hidden_states[layer][0])
+    logits = model.lm_head(model.model.norm(states[:, len(LAYERS)]))
+    torch.testing.assert_close(logits, output.logits[0])
+
+
+def test_a_checkpoint_of_the_peer_gives_the_logits_of_the_same_tensors(target, texts, tmp_path):
+    ours = new_draft(target, **dict.fromkeys(NORM_SWITCHES, True))
+    with torch.no_grad():  # norms of ones would hide a swapped name
+        for parameter in ours.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save_as_peer(ours, tmp_path)
+    batch = batch_of(texts)
+    seen = target.forward_hidden(batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=LAYERS)
+
+    def logits(draft):
+        outputs = draft.unroll_steps(batch, draft.target_features(seen))
+        return [draft.logits(output) for output in outputs[:2]]
+
+    with torch.no_grad():
+        torch.testing.assert_close(logits(load_peer(tmp_path, target)), logits(ours))
+
+
+def save_as_peer(draft, folder):
+    tensors = draft.checkpoint_tensors()
+    renamed = {name.replace("midlayer.", "layers.0."): value for name, value in tensors.items()}
+    save_file(renamed, folder / "model.safetensors")
+    layer = {
+        name: getattr(draft.config, name)
+        for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    }
+    config = {"eagle_aux_hidden_state_layer_ids": LAYERS, "transformer_layer_config": layer}
+    config |= dict.fromkeys(NORM_SWITCHES, True)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture
+def race(tmp_path):
+    """Two rates of each side, and two seeds of those that calibration prefers."""
+    race = Race(output=tmp_path, target=None, prompts=None, steps=400, overrides=[])
+    race.save()
+    for side, counts in {OURS: GOOD, PEER: FAIR}.items():
+        add_run(race, side, rate=0.01, seed=0, calibration=GOOD, judged=counts)
+        add_run(race, side, rate=0.01, seed=1, judged=counts)
+        add_run(race, side, rate=0.03, seed=0, calibration=POOR, judged=GOOD)
+        race.documents(0).mkdir(exist_ok=True)
+        race.share_documents()
+        add_run(race.short, side, rate=0.01, seed=0, judged=counts)
+    return race
+
+
+def add_run(race, side, *, rate, seed, judged, calibration=None):
+    run = Run(race=race, side=side, rate=rate, seed=seed)
+    run.add_figures(side=side, rate=rate, seed=seed, steps=race.steps, tokens=20 * race.steps, tokens_per_s=300.0)
+    run.add_figures(peak_bytes=3 * 2**20, runtime={"3": [judged[:5]] * 9, "4": [judged] * 9})
+    if calibration:
+        run.add_figures(calibration={"4": [calibration] * 9})
+
+
+def test_a_rate_is_chosen_on_prompts_that_are_not_judged(race):
+    assert choose_rate(race.list_figures(), PEER) == 0.01  # the other is better where it counts
+
+
+def test_the_tables_compare_the_chosen_runs(race):
+    lookup = {"categories": ["code", "docs", "docs"] * 3, "counts": [[12, 10]] * 9}
+    (race.output / LOOKUP_FILE).write_text(json.dumps(lookup))
+    acceptance, categories, rates, cost = build_tables(race)
+    assert acceptance.rows[2:] == [
+        ["ours", "this runtime", "4", "2.00, 2.00", "2.00", "+0.50 [+0.50, +0.50]", "0.50 0.30 0.10 0.10"],
+        ["speculators", "this runtime", "4", "1.50, 1.50", "1.50", "", "0.50 0.00 0.00 0.00"],
+        ["prompt lookup", "transformers", "", "", "1.20", "", ""],
+    ]
+    assert categories.columns == ["draft", "code", "docs"]
+    assert categories.rows[1] == ["speculators", "1.50", "1.50"]
+    assert rates.rows[0] == ["ours", "0.01: 2.00, 0.03: 1.00", "0.01", "400", "8,000, 8,000"]
+    assert cost.rows[0] == ["ours", "60", "300", "3"]
+    assert race.short.documents(0).resolve() == race.documents(0)
+
+
+def test_a_race_that_has_not_begun_has_no_tables(tmp_path):
+    race = Race(output=tmp_path, target=None, prompts=None, steps=400, overrides=[])
+    assert build_tables(race) == []
+
+
+def test_another_race_needs_another_folder(race):
+    other = Race(output=race.output, target=None, prompts=None, steps=200, overrides=[])
+    with pytest.raises(UserError, match="--output: must be another folder"):
+        other.save()
+
+
+def test_the_page_has_room_for_both_targets(race):
+    text = markdown(*build_tables(race), setting="a machine")
+    for name in ("race-demo", "race-wide"):
+        assert text in replaced(PAGE.read_text(), name, text)
+
+
+def test_the_peer_trains_for_all_steps_on_all_documents_but_the_last(race):
+    documents = race.documents(0)
+    (documents / SUMMARY).write_text(json.dumps({"layers": LAYERS, "lengths": [4096, 2048, 99]}))
+    run = Run(race=race, side=PEER, rate=0.01, seed=0)
+    assert run.count_epochs() == 134  # of three steps each
+    assert run.checkpoint == run.folder / "133"
+
+
+def test_both_sides_count_the_same_steps(tmp_path):
+    """All tokens, and the speed of the steps after the tenth."""
+    ours = [
+        {"step": 10, "train/tokens": 100.0, "train/tokens_per_s": 1.0},
+        {"step": 20, "train/tokens": 400.0, "train/tokens_per_s": 100.0},
+        {"step": 20, "eval/acceptance_length": 2.0},
+        {"step": 30, "train/tokens": 600.0, "train/tokens_per_s": 50.0},
+    ]
+    speeds = [10.0] * 10 + [400.0] * 5 + [200.0] * 5 + [1.0]  # the last step is extra
+    peers = [
+        {"global_step": step, "profile": {"step_ms": 500.0, "tokens_per_s": speed}} for step, speed in enumerate(speeds)
+    ]
+    for name, records in {"metrics": ours, "steps": [*peers, {"val": {}, "epoch": 0}]}.items():
+        lines = [json.dumps(record) for record in records]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    assert sum_costs(read_our_cost(tmp_path), 20) == {"tokens": 400, "tokens_per_s": 100}
+    assert sum_costs(read_our_cost(tmp_path), 30)["tokens_per_s"] == 500 / 7
+    assert sum_costs(read_peer_cost(tmp_path), 20) == {"tokens": 1550, "tokens_per_s": 300}

@@ -1,0 +1,177 @@
+"""A run asks the plan before it loads weights: it is refused, or `auto` takes what fits."""
+
+import functools
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+import transformers
+import yaml
+
+from conf.entry import compose
+from models.device.config import DeviceConf, MachineConf
+from models.device.memory_trace import ACTIVATIONS
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from models.targets.precision import resolve_machine
+from tests.support.models.tiny import CPU, sampled_texts
+from train.__main__ import main
+from train.config.run import ParallelConf, TrainConf
+from train.distributed.build import build_parallel
+from train.planning.device_fit import fit_run, plan_on_device
+from train.planning.trace import OPTIMIZER_STEP, TRAINED
+
+GIB = 2**30
+ROWS = 12
+PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """A target on disk, and texts to learn from."""
+    folder = tmp_path_factory.mktemp("fit")
+    target.tokenizer.save_pretrained(folder / "target")
+    target.model.save_pretrained(folder / "target")
+    rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in sampled_texts(target, count=24, length=32)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Loading a model fails, until it is undone."""
+    with monkeypatch.context() as patch:
+        patch.delattr(transformers.AutoModelForCausalLM, "from_pretrained")
+        yield patch
+
+
+def conf(folder, *overrides: str) -> TrainConf:
+    return compose(
+        "train",
+        TrainConf,
+        [
+            f"target.path={folder / 'target'}",
+            "data=jsonl",
+            f"data.path={folder / 'rows.jsonl'}",
+            "data.row_length=64",
+            "draft.ttt_steps=2",
+            "draft.vocab_size=null",
+            "optim=adamw",
+            "optim.steps=4",
+            f"optim.rows_per_step={ROWS}",
+            "device=cpu",
+            "device.compile=false",
+            "device.threads=1",
+            "eval_every=2",
+            "num_eval_prompts=2",
+            "held_out_prompts=2",
+            "save_every=2",
+            "evaluation.max_new_tokens=4",
+            "evaluation.batch_sizes=[]",
+            "tree=chain",
+            "tree.depth=2",
+            f"output_dir={folder / 'out'}",
+            *overrides,
+        ],
+    )
+
+
+@functools.cache
+def planned_gib(folder, rows: int) -> float:
+    """What a run with that many rows per pass needs; a tenth of the memory stays free."""
+    fitted = fit_run(conf(folder, f"optim.micro_batch_size={rows}"), PARALLEL)
+    return fitted.planned_bytes / GIB / 0.9
+
+
+def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_that_fit(folder, no_weights):
+    between = (planned_gib(folder, 1) + planned_gib(folder, ROWS)) / 2
+    memory = [f"device.memory_gib={between}", f"optim.micro_batch_size={ROWS}"]
+    rule = (
+        r"^device\.memory_gib: must hold the run, which needs [\d.]+ GiB per process by its plan, "
+        r"got [\d.]+ usable of [\d.]+; with (.*) it fits$"
+    )
+    with pytest.raises(UserError) as refused:
+        main.__wrapped__(conf(folder, *memory, "run_name=refused"))
+    overrides = re.match(rule, str(refused.value))[1].split()
+    assert not (folder / "out" / "refused").exists()
+    no_weights.undo()
+    main.__wrapped__(conf(folder, *memory, "run_name=fits", *overrides))
+    assert (folder / "out" / "fits" / "report.json").exists()
+
+
+def test_the_key_of_the_memory_is_named_only_if_it_is_set(folder, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
+    with pytest.raises(UserError, match=r"^device: must hold the run, which needs "):
+        fit_run(conf(folder), PARALLEL)
+    with pytest.raises(UserError, match=r"^device\.memory_gib: must hold the run, which needs "):
+        fit_run(conf(folder, "device.memory_gib=1e-6"), PARALLEL)
+
+
+def test_a_plan_is_of_the_memory_that_is_set():
+    machine = MachineConf(name="two", chips=2, cores=2, memory_gib=80.0)
+    planned, _ = resolve_machine(machine, DeviceConf(memory_gib=3.0), TargetConf())
+    assert planned.core_bytes == 3 * GIB
+
+
+def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(folder):
+    size = ["optim.micro_batch_size=1", "device.memory_gib=1"]
+    gpu = replace(PARALLEL, device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
+    plans = [plan_on_device(conf(folder, *size), place, float(GIB)) for place in (PARALLEL, gpu)]
+    in_turn, at_once = (plan.best.phases[OPTIMIZER_STEP].peak_bytes for plan in plans)
+    assert at_once[ACTIVATIONS] >= in_turn[TRAINED] > in_turn[ACTIVATIONS]
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_what_no_override_fits_needs_a_larger_device(folder):
+    with pytest.raises(UserError, match=r"needs more than [\d.]+ GiB .*; take a larger device$"):
+        main.__wrapped__(conf(folder, "device.memory_gib=1e-6"))
+
+
+@pytest.mark.system
+def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder, capsys):
+    auto = ["optim.micro_batch_size=auto", "run_name=auto"]
+    between = (planned_gib(folder, 2) + planned_gib(folder, 3)) / 2
+    main.__wrapped__(conf(folder, *auto, "optim.schedule=constant", f"device.memory_gib={between}"))
+    printed = capsys.readouterr().out
+    assert "optim.micro_batch_size: auto takes 2, the most rows of a pass that fit" in printed
+    assert re.search(
+        r"memory of a process in training: [\d.]+ GiB of tensors planned, [\d.]+ GiB more in the "
+        r"whole process, compiler and mapped files included",
+        printed,
+    )
+    file = folder / "out" / "auto" / "config.yaml"
+    assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
+
+    larger = conf(folder, *auto, "optim.schedule=constant", "optim.steps=6")
+    main.__wrapped__(larger)
+    assert "auto takes" not in capsys.readouterr().out
+    assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
+
+
+@pytest.mark.parametrize(("saved", "fitting"), [(4, 1), (ROWS, 3)])
+def test_a_run_continues_on_a_smaller_device_with_fewer_rows(folder, saved, fitting, caplog):
+    caplog.set_level("INFO")
+    state = folder / "out" / f"less{saved}" / "state" / "00000002"
+    state.mkdir(parents=True)
+    (state / "progress.json").write_text(json.dumps({"config": {"optim.micro_batch_size": saved}}))
+    continued = [f"run_name=less{saved}", "optim.micro_batch_size=auto"]
+    memory = f"device.memory_gib={(planned_gib(folder, fitting) * 1.001)}"
+    assert fit_run(conf(folder, *continued), PARALLEL).conf.optim.micro_batch_size == saved
+    fitted = fit_run(conf(folder, *continued, memory), PARALLEL)
+    assert fitted.conf.optim.micro_batch_size == fitting
+    assert f"auto takes {fitting}, the most rows of a pass that fit" in caplog.text
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
+def test_overrides_have_rows_that_divide_those_of_a_process(folder, share):
+    """So that a pass has as many as the override says."""
+    fewest, most = planned_gib(folder, 1), planned_gib(folder, ROWS)
+    memory = f"device.memory_gib={fewest + share * (most - fewest)}"
+    with pytest.raises(UserError) as refused:
+        fit_run(conf(folder, memory, f"optim.micro_batch_size={ROWS}"), PARALLEL)
+    rows = int(re.search(r"optim\.micro_batch_size=(\d+)", str(refused.value))[1])
+    assert ROWS % rows == 0

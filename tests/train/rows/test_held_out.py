@@ -1,0 +1,359 @@
+"""A draft of a real target is judged, chosen and tuned on prompts of its own data."""
+
+import json
+import random
+import shutil
+import sys
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import infer.eval
+import infer.tune
+from conf.entry import compose
+from data.config import DataConf, DataSource, TurnSelection
+from data.document_cache import read_documents
+from data.eval_prompts.held_out_files import (
+    FINAL_FILE,
+    SELECTION_FILE,
+    find_held_out_file,
+    format_data_name,
+    read_longest_row,
+)
+from data.eval_prompts.prompts import fingerprint_prompts, load_eval_prompts
+from data.sources.prepared_rows import write_prepared_rows
+from data.sources.rows import Conversation
+from data.sources.text_hashes import prompt_hashes
+from data.sources.training_rows import read_training_rows as rows_of
+from infer.config import EvaluationConf
+from infer.measure.context_limits import max_answer_tokens
+from models.io.errors import UserError
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from tests.support.data import captured
+from tests.support.data.chat import asked
+from tests.support.data.families import FAMILIES
+from tests.support.models.tiny import CPU
+from train.__main__ import main
+from train.config.run import TrainConf
+from train.rows.held_out import hold_out
+
+FAMILY = FAMILIES["qwen3"]
+FEW = ["device.compile=false", "device.threads=1"]
+TREE = ["tree=chain", "tree.depth=2"]
+
+
+def conversations(count: int) -> list[dict]:
+    """One to three turns of two categories; three of them begin with the same question."""
+    draw, rows = random.Random(0), []
+    for number in range(count):
+        messages = []
+        for turn in range(1 + number % 3):
+            topic = "the weather" if turn == 0 and number % 9 == 4 else f"thing {number}.{turn}"
+            said = " ".join(draw.choices(["it", "is", "cold", "well", "there"], k=6))
+            messages += [{"role": "user", "content": f"Tell me of {topic}."}, {"role": "assistant", "content": said}]
+        rows.append({"messages": messages, "category": ("chat", "code")[number % 5 == 0]})
+    return rows
+
+
+def write_lines(file: Path, rows: list[dict]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def save_target(folder: Path) -> None:
+    """A small Qwen3 with the template of the published one."""
+    torch.manual_seed(0)
+    tokenizer = FAMILY.tokenizer("qwen3")
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def conf(folder: Path, *overrides: str) -> TrainConf:
+    given = {
+        "target.name": folder / "target",
+        "draft.layers": [0, 1, 2],
+        "draft.ttt_steps": 2,
+        "draft.vocab_size": "null",
+        "data": "jsonl",
+        "data.path": folder / "rows.jsonl",
+        "data.row_length": 256,
+        "data.turns": "each",
+        "evaluation.max_new_tokens": 3,
+        "evaluation.batch_sizes": [],
+        "optim": "adamw",
+        "optim.steps": 1,
+        "optim.rows_per_step": 2,
+        "held_out_prompts": 6,
+        "num_eval_prompts": 3,
+        "run_name": "run",
+        "output_dir": folder / "outputs" / "train",
+    }
+    return compose("train", TrainConf, [*(f"{k}={v}" for k, v in given.items()), *FEW, *TREE, *overrides])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run on conversations of several turns, one document per turn."""
+    folder = tmp_path_factory.mktemp("own")
+    save_target(folder / "target")
+    write_lines(folder / "rows.jsonl", conversations(27))
+    main.__wrapped__(conf(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder) -> Path:
+    return folder / "outputs" / "train" / "run"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return FAMILY.tokenizer("qwen3")
+
+
+@pytest.fixture
+def command(folder, monkeypatch, capfd):
+    """A command in the folder of the run, and the error of one that is refused."""
+    monkeypatch.chdir(folder)
+
+    def call(main, *arguments: str, refused: bool = False) -> str:
+        monkeypatch.setattr(sys, "argv", [main.__module__, *FEW, *TREE, *arguments])
+        with pytest.raises(SystemExit) if refused else nullcontext():
+            main()
+        return capfd.readouterr().err
+
+    return call
+
+
+def report_of(folder: Path) -> dict:
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_the_report_is_of_prompts_held_out_of_the_runs_own_data(folder, run, tokenizer):
+    prompts = load_eval_prompts(tokenizer, str(run / FINAL_FILE), limit=None)
+    found = report_of(run)["setup"]["prompts"]
+    assert (found["count"], found["chat_template"]) == (6, 6)
+    assert set(found["by_category"]) == {"chat", "code"}
+    assert found["source"] == f"held out from {folder / 'rows.jsonl'}"
+    assert found["sha256"] == fingerprint_prompts(prompts)
+    _, _verdict, first, *_ = (run / "report.md").read_text().split("\n\n")
+    assert f"held out from {folder / 'rows.jsonl'}; through the chat template" in first
+
+
+def test_held_out_prompts_are_what_serving_would_send(folder, run, tokenizer):
+    """The template's own rendering of some turn of a conversation, with the history before it."""
+    rendered = {
+        tuple(
+            tokenizer.apply_chat_template(
+                row["messages"][: turn + 1], add_generation_prompt=True, enable_thinking=False, return_dict=True
+            )["input_ids"]
+        )
+        for row in lines(folder / "rows.jsonl")
+        for turn in range(0, len(row["messages"]), 2)
+    }
+    held = [tuple(row["ids"]) for name in (FINAL_FILE, SELECTION_FILE) for row in lines(run / name)]
+    assert len(held) == 9
+    assert set(held) <= rendered
+
+
+def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer):
+    """By the hashes that the run keeps of every prompt that it learned."""
+    learned = set(np.load(run / "training_prompts.npy").tolist())
+    kept, gone = 0, 0
+    held = {
+        tokenizer.decode(row["ids"]).partition("<|im_end|>")[0]
+        for name in (FINAL_FILE, SELECTION_FILE)
+        for row in lines(run / name)
+    }
+    for document in read_documents(conf(folder).data, tokenizer):
+        ids = document.ids[: document.answer.index(True)]
+        known = bool(learned & set(prompt_hashes(tokenizer.decode(ids, skip_special_tokens=True), "")))
+        first = tokenizer.decode(ids).partition("<|im_end|>")[0]
+        assert known == (first not in held)
+        kept, gone = kept + known, gone + (not known)
+    assert gone > 9  # other turns too, and all three of one question or none
+    assert kept
+    checked = report_of(run)["setup"]["prompts"]["contamination"]["run"]
+    assert (checked["checked"], checked["count"]) == (True, 0)
+    judged, choosing = ({tuple(r["ids"]) for r in lines(run / name)} for name in (FINAL_FILE, SELECTION_FILE))
+    assert not judged & choosing
+
+
+def test_a_run_that_is_trained_already_is_judged_on_the_same(folder, run, capsys):
+    before = report_of(run)["setup"]["prompts"]
+    (run / "report.json").unlink()
+    main.__wrapped__(conf(folder))
+    assert "is trained already" in capsys.readouterr().out
+    assert report_of(run)["setup"]["prompts"] == before
+
+
+def test_eval_takes_the_prompts_of_the_run(run, command, folder):
+    command(infer.eval.main, "evaluation.max_new_tokens=2", "evaluation.batch_sizes=[]")
+    ours = report_of(folder / "outputs/infer.eval/eval")
+    assert ours["setup"]["prompts"]["sha256"] == report_of(run)["setup"]["prompts"]["sha256"]
+    assert ours["setup"]["prompts"]["source"] == report_of(run)["setup"]["prompts"]["source"]
+    assert ours["drafts"][0]["longest_row"] == 256
+
+
+def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, tokenizer):
+    selection = fingerprint_prompts(load_eval_prompts(tokenizer, str(run / SELECTION_FILE), limit=None))
+    few = ["depth=1", "max_new_tokens=2", "ranks=2"]
+    command(infer.tune.main, *few, "nodes=[2]", "batch=[1]", "repeats=1", "ngram_tokens=0")
+    told = json.loads((folder / "outputs/infer.tune/tune/tune.json").read_text())
+    assert told["prompts"] == {"count": 3, "sha256": selection}
+    assert selection != report_of(run)["setup"]["prompts"]["sha256"]
+
+
+@pytest.mark.parametrize(("module", "key"), [(infer.eval, "evaluation.prompts"), (infer.tune, "prompts")])
+def test_a_checkpoint_that_came_without_prompts_is_refused(run, command, folder, module, key):
+    """It is not judged on the demo's in silence."""
+    shutil.copytree(run / "checkpoint", folder / "foreign" / "draft", dirs_exist_ok=True)
+    refused = command(module.main, "checkpoint=foreign/draft", refused=True).splitlines()[-1]
+    assert refused.startswith(f"error: {key}: must be named for a draft whose run kept no prompts of its own, got null")
+    assert refused.endswith(f"give {key}=FILE")
+
+
+def test_drafts_side_by_side_must_share_their_prompts(tmp_path):
+    target = TargetConf(name="some/target")
+    runs = [tmp_path / name / "checkpoint" for name in "ab"]
+    for one in runs:
+        one.mkdir(parents=True)
+        write_lines(one.parent / FINAL_FILE, [{"ids": [1, 2]}])
+    assert find_held_out_file(runs, target, FINAL_FILE, key="k") == str(tmp_path / "a" / FINAL_FILE)
+    write_lines(tmp_path / "b" / FINAL_FILE, [{"ids": [1, 3]}])
+    with pytest.raises(UserError, match=r"^k: must be named for drafts .* different prompts"):
+        find_held_out_file(runs, target, FINAL_FILE, key="k")
+    (tmp_path / "b" / FINAL_FILE).unlink()
+    with pytest.raises(UserError, match="must be named for a draft whose run kept no prompts"):
+        find_held_out_file(runs, target, FINAL_FILE, key="k")
+
+
+def test_the_demo_keeps_its_own_prompts(tmp_path):
+    checkpoint = tmp_path / "run" / "checkpoint"
+    assert find_held_out_file([checkpoint], TargetConf(), FINAL_FILE, key="k") == "demo"
+    copy = TargetConf(path=str(tmp_path))  # of another model, under the name that a bare command has
+    with pytest.raises(UserError, match="must be named"):
+        find_held_out_file([checkpoint], copy, FINAL_FILE, key="k")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("data: {source: demo, row_length: 128}")
+    assert find_held_out_file([checkpoint], copy, FINAL_FILE, key="k") == "demo"
+    assert read_longest_row(checkpoint) == 128
+
+
+@pytest.mark.parametrize(("context", "demo", "tokens"), [(None, True, 64), (4096, False, 256), (100, False, 50)])
+def test_answers_are_long_where_the_target_is_real_and_has_room(context, demo, tokens):
+    assert max_answer_tokens(EvaluationConf(), context, demo=demo) == tokens
+    assert max_answer_tokens(EvaluationConf(max_new_tokens=9), context, demo=demo) == 9
+
+
+# --- what data.prepare held out, and stores ----------------------------------------------------
+
+
+def prepared(folder: Path, *, held: int) -> Path:
+    """As data.prepare leaves it: the template's arguments stand in the rows."""
+    rows = [replace(row, template={"enable_thinking": False}) for row in asked(30)]
+    for split, some in (("held_out", rows[:held]), ("train", rows[held:])):
+        folder.mkdir(exist_ok=True)
+        write_prepared_rows(folder / f"{split}-00000-of-00001.parquet", iter(some), dict)
+    return folder
+
+
+def held_of(folder: Path, data: Path, *overrides: str):
+    wanted = conf(folder, "data=prepared", f"data.path={data}", "data.row_length=256", *overrides)
+    target = load_target(wanted.target, CPU)
+    learned, held = hold_out(wanted, target, read_documents(wanted.data, target.tokenizer))
+    return learned, held, target.tokenizer
+
+
+def test_what_data_prepare_held_out_is_what_the_draft_is_judged_by(folder, tmp_path):
+    data = prepared(tmp_path / "data", held=10)
+    learned, held, tokenizer = held_of(folder, data)
+    assert {row["held_out_of"] for row in held.final} == {f"{data} by data.prepare"}
+    assert {row["id"] for row in held.final} <= {f"row-{number}" for number in range(10)}
+    assert len(held.final) == 6
+    assert held.final[0]["template"] == {"enable_thinking": False}
+    write_lines(tmp_path / FINAL_FILE, held.final)
+    (first, *_) = load_eval_prompts(tokenizer, str(tmp_path / FINAL_FILE), limit=1)
+    assert first.chat_template
+    assert tokenizer.decode(first.ids).endswith("<think>\n\n</think>\n\n")
+    assert len(learned) < len(
+        read_documents(DataConf(source=DataSource.prepared, path=str(data), turns=TurnSelection.each), tokenizer)
+    )
+
+
+def test_too_few_of_them_are_added_to_from_the_data(folder, tmp_path):
+    data = prepared(tmp_path / "data", held=2)
+    _, held, _ = held_of(folder, data)
+    assert [row["held_out_of"] for row in held.final] == [f"{data} by data.prepare"] * 2 + [str(data)] * 4
+
+
+def test_prompts_without_room_for_an_answer_are_left_out_and_counted(folder, tmp_path, caplog):
+    caplog.set_level("INFO")
+    data = prepared(tmp_path / "data", held=10)
+    _, held, _ = held_of(folder, data, "evaluation.max_new_tokens=483")
+    assert "prompts held out from" in caplog.text
+    assert "a prompt of more than 29 tokens" in caplog.text
+    assert all("ids" not in row or len(row["ids"]) <= 29 for row in held.final)
+
+
+def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path):
+    write_lines(tmp_path / "one.jsonl", conversations(1))
+    with pytest.raises(UserError, match=r"^held_out_prompts: must leave as many .* got 1 in .*one"):
+        held_of(folder, tmp_path, "data=jsonl", f"data.path={tmp_path / 'one.jsonl'}")
+    named = ["evaluation.prompts=demo", "data.overlap=8", "data.row_length=16"]
+    long = tmp_path / "long.jsonl"
+    write_lines(long, [{"prompt": "word " * 40, "completion": "end"} for _ in range(9)])
+    with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
+        held_of(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
+    with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 if evaluation"):
+        conf(folder, "held_out_prompts=0").check_settings()
+
+
+def test_a_store_tells_which_documents_are_of_one_conversation(folder, tmp_path):
+    shutil.copytree(folder / "target", tmp_path / "target")
+    wanted = captured.conf(tmp_path, draft=conf(folder).draft)
+    wanted = replace(wanted, data=replace(conf(folder).data, turns=TurnSelection.each))
+    target = load_target(TargetConf(name="tiny", path=str(tmp_path / "target")), CPU)
+    needs = replace(captured.EAGLE3, layers=[0, 1, 2])
+    store = captured.opened(captured.captured(wanted), target, needs)
+    live = read_documents(wanted.data, target.tokenizer)
+    assert store.documents.conversation.tolist() == live.conversation.tolist()
+    assert len(set(live.conversation.tolist())) == 27 < len(live)
+
+
+def test_names_say_where_prompts_are_from():
+    assert format_data_name(DataConf(source=DataSource.dataset, path="org/chat", split="train_sft")) == (
+        "org/chat:train_sft"
+    )
+    assert format_data_name(DataConf(source=DataSource.captured, path="a")) == "the feature store a"
+
+
+def test_only_conversations_have_a_number(tmp_path):
+    write_lines(tmp_path / "rows.jsonl", [*conversations(2), {"text": "plain"}])
+    data = DataConf(source=DataSource.jsonl, path=str(tmp_path / "rows.jsonl"))
+    found = [(isinstance(r, Conversation), r.conversation) for r in rows_of(data, Counter())]
+    assert found == [(True, 0), (True, 1), (False, None)]

@@ -1,0 +1,189 @@
+"""Promises of a run's folder: claimed or refused, started over, and continued to another length."""
+
+import logging
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from data.config import DataConf, OnPolicyConf
+from data.packing.sampler import RowOrder
+from models.drafts.base import Draft
+from models.io.errors import UserError
+from tests.support.models.methods import CASES
+from tests.support.runs.toy_run import ROWS, metrics, toy_conf, toy_rows, toy_run
+from train.config.optim import OptimConf, Schedule
+from train.config.run import TrainConf
+from train.optim import trained_parameters
+from train.run.folder import (
+    check_disk_space,
+    check_steps,
+    create_run_dir,
+    disk_bytes_needed,
+    report_full_disk,
+    reset_run_dir,
+)
+from train.run.state import RunProgress, RunState, flatten_config
+
+WSD = {"schedule": Schedule.wsd, "decay_ratio": 0.25}  # of 12 steps the last 3, of 20 the last 5
+CONSTANT = {"schedule": Schedule.constant}
+
+
+def conf_of(steps: int | None, **optim) -> TrainConf:
+    return toy_conf(optim={"steps": steps, **optim})
+
+
+def interrupt_run(folder: Path, conf: TrainConf, *, at: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        toy_run(folder, conf, interrupt_at=at)
+
+
+def test_a_finished_run_with_a_constant_rate_goes_on_with_more_steps(tmp_path):
+    toy_run(tmp_path, conf_of(12, **CONSTANT))
+    toy_run(tmp_path, conf_of(20, **CONSTANT))
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["00000020"]
+    assert [line["step"] for line in metrics(tmp_path)][-2:] == [18, 20]
+    assert {line["train/lr"] for line in metrics(tmp_path)[1:]} == {3e-3}
+
+
+def test_a_run_goes_on_with_more_steps_before_its_decay(tmp_path):
+    interrupt_run(tmp_path, conf_of(12, **WSD), at=7)
+    toy_run(tmp_path, conf_of(20, **WSD))
+    rates = {line["step"]: line["train/lr"] for line in metrics(tmp_path)}
+    assert rates[6] == rates[14] == 3e-3 > rates[16] > rates[20]
+
+
+def test_a_longer_run_writes_its_rows_anew_where_it_goes_on(tmp_path):
+    """Its last step is not one at which they are renewed."""
+    data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, interval=5))
+    for steps in (12, 20):
+        conf = toy_conf(optim={"steps": steps, **CONSTANT}, data=data, save_every=None)
+        _, progress = toy_run(tmp_path, conf)
+        assert progress.step == steps
+
+
+@pytest.mark.parametrize(
+    ("started", "now", "stop", "line"),
+    [
+        ({"steps": 12}, {"steps": 20}, 7, r"steps: .* \(12 steps\) once 6 steps .* got 20 steps"),
+        ({"epochs": 2.0}, {"epochs": 3.0}, 7, r"epochs: .* \(12 steps\) .* got 18 steps"),
+        ({"steps": 12} | CONSTANT, {"steps": 4} | CONSTANT, 7, r"steps: .* got 4 steps"),
+        ({"steps": 12} | WSD, {"steps": 20} | WSD, 11, r"steps: .* once 10 steps .* got 20 steps"),
+    ],
+    ids=["cosine", "cosine by epochs", "fewer than done", "in the decay"],
+)
+def test_other_changes_of_length_are_refused_before_a_model_is_loaded(tmp_path, started, now, stop, line):
+    interrupt_run(tmp_path, conf_of(**{"steps": None} | started), at=stop)
+    changed = conf_of(**{"steps": None} | now)
+    state = RunState(tmp_path, flatten_config(changed))
+    state.load_progress()
+    with pytest.raises(UserError, match=rf"^optim\.{line}; use another run_name, where draft.init"):
+        check_steps(state, changed.optim)
+
+
+def test_epochs_become_steps_and_can_be_raised(tmp_path, caplog):
+    """24 rows, 4 a step: an epoch and a half are 9 steps, three are 18."""
+    caplog.set_level(logging.INFO)
+    for epochs, steps in ((1.5, 9), (1.5, 9), (3.0, 18)):
+        _, progress = toy_run(tmp_path, conf_of(None, epochs=epochs, **CONSTANT))
+        assert (progress.step, progress.steps) == (steps, steps)
+    assert "9 steps x 4 rows = 36 of 24 rows (1.5 epochs)" in caplog.text
+
+
+def test_steps_and_epochs_are_not_both_given():
+    with pytest.raises(UserError) as refused:
+        OptimConf(steps=270, epochs=2.0)
+    assert str(refused.value) == (
+        "optim.epochs: must be null if optim.steps is set, got 2.0 and 270 steps; set one of them to null"
+    )
+    with pytest.raises(UserError, match=r"optim\.epochs: must be positive, got 0"):
+        OptimConf(epochs=0.0)
+    assert OptimConf().total_steps(rows=40_000) == 300
+
+
+def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    with pytest.raises(KeyboardInterrupt):
+        toy_run(tmp_path, toy_conf(), interrupt_at=7)
+    toy_run(tmp_path, toy_conf())
+    rows = toy_rows()
+    order = RowOrder(seed=1, num_rows=ROWS, rows_per_step=4)
+    tokens, answers = 0, 0
+    found = {int(line["step"]): line for line in metrics(tmp_path)}
+    for step in range(12):
+        batch = rows.batch(order.batch_rows(step))
+        tokens += int((batch.document_ids >= 0).sum())
+        answers += int((batch.answer_mask & (batch.document_ids >= 0)).sum())
+        if line := found.get(step + 1):
+            assert (line["train/rows"], line["train/epochs"]) == (4 * (step + 1), (step + 1) / 6)
+            assert (line["train/tokens"], line["train/answer_tokens"]) == (tokens, answers)
+    assert list(found) == [2, 3, 4, 6, 8, 9, 10, 12]
+    assert "step 12/12  rows 48  epochs 2  tokens 576  loss" in caplog.text
+
+
+def test_disk_space_is_that_of_two_states_and_two_checkpoints(tmp_path):
+    draft, _ = toy_run(tmp_path, toy_conf())
+    weights, trained = draft.parameters(), trained_parameters(draft)
+    assert disk_bytes_needed(draft) == 2 * (sum(p.nbytes for p in weights) + 3 * sum(p.nbytes for p in trained))
+
+
+def test_starting_over_forgets_the_state(tmp_path):
+    folder = tmp_path
+    toy_run(folder, toy_conf())
+    reset_run_dir(folder)
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+    state = RunState(folder, {})
+    state.load_progress()
+    assert state.progress == RunProgress()
+
+
+def test_an_unwritable_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"output_dir: must be a writable folder, got .*file/run \("):
+        create_run_dir(tmp_path / "file" / "run")
+
+
+def test_too_little_room_is_refused(tmp_path):
+    huge = Draft()
+    with torch.device("meta"):
+        huge.layer = torch.nn.Linear(10**8, 10**8)
+    with pytest.raises(UserError, match=r"output_dir: needs 3[0-9]{8}.* GB of free disk space"):
+        check_disk_space(tmp_path, huge)
+
+
+@pytest.mark.parametrize("name", ["medusa", "medusa2"])
+def test_an_adapted_target_needs_room_for_the_old_and_the_new_one(name, target, tmp_path):
+    draft = CASES[name].build(target)
+    draft.save(tmp_path, target)
+    adapted = [load_file(file) for file in tmp_path.glob("target-*/*.safetensors")]
+    assert len(adapted) == (name == "medusa2")
+    held = sum(tensor.nbytes for tensors in adapted for tensor in tensors.values())
+    assert disk_bytes_needed(draft, target) - disk_bytes_needed(draft) == 2 * held
+
+
+@pytest.mark.parametrize("room", [0, 1500, 3000, 5000])
+def test_a_disk_that_fills_up_is_one_line_and_the_last_state_is_kept(tmp_path, monkeypatch, room):
+    """A limit on the size of files fails their writes as a full disk does, wherever they are."""
+    measured = []
+
+    def shrink(draft):
+        measured.append(draft)
+        if len(measured) == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        return {"delivered_per_round": 1.0}
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr("tests.support.runs.toy_run.toy_length", shrink)
+    try:
+        with pytest.raises(UserError, match="output_dir: the disk is full, got"):
+            toy_run(tmp_path, toy_conf())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["00000006"]
+
+
+def test_other_errors_stay_what_they_are(tmp_path):
+    with pytest.raises(RuntimeError, match="shape"), report_full_disk(tmp_path):
+        raise RuntimeError("shape mismatch")

@@ -1,0 +1,146 @@
+"""The model card of a checkpoint: enough to serve the draft, and nothing that the report denies."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from markdown_it import MarkdownIt
+from safetensors.torch import save_file
+
+from conf.entry import compose
+from data.sources.prepared_rows import PreparedRow, write_prepared_rows
+from infer.results.schema import LosslessVerdict
+from models.targets.config import DEMO_TARGET
+from tests.support.reports.cards import read_card, read_serve_line
+from tests.support.reports.made_report import one_draft, three_drafts, with_mode, with_modes
+from train.config.run import TrainConf
+from train.run.model_card import write_model_card
+
+OWN = "Answers stay the target's own"
+
+
+def card_of(folder: Path, *overrides: str, report=None, adapted=None, target=None, data=None):
+    """The card of a run with these settings and this report."""
+    checkpoint = folder / "checkpoint"
+    (checkpoint / (adapted or "")).mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text(
+        json.dumps({"step": 9, "train/tokens": 80.0, "train/answer_tokens": 40.0, "train/epochs": 2.0})
+    )
+    save_file({"w": torch.zeros(1)}, checkpoint / "model.safetensors", {"target_sha256": "ab12"})
+    conf = compose("train", TrainConf, ["draft=qwen3-8b-eagle3", *overrides])
+    conf.target.path, conf.data.path = target, data or conf.data.path
+    write_model_card(conf, report or one_draft(), folder)
+    return read_card(checkpoint)
+
+
+def only(report, index: int, **fields):
+    """The report of one of its drafts alone."""
+    return replace(report, drafts=[replace(report.drafts[index], **fields)])
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """A draft whose answers are all those of the target."""
+    return with_mode(one_draft(), "eagle3-demo/tree", lossless=LosslessVerdict.yes, mismatched_prompts=0)
+
+
+def test_a_draft_of_a_public_target_names_it_and_its_data(tmp_path, exact):
+    card = card_of(tmp_path, report=exact)
+    assert card.data.base_model == read_serve_line(card)[0] == "Qwen/Qwen3-8B"
+    assert card.data.datasets == ["HuggingFaceH4/ultrachat_200k"]
+    assert "verifies. eagle3-demo, tree: " in card.text
+    assert OWN in card.text
+
+
+def test_the_card_of_the_demo_tells_no_path_of_its_machine_but_to_serve(tmp_path, exact):
+    card = card_of(tmp_path, "draft=demo", report=exact)
+    assert "verifies" in card.text
+    assert "draft for demo" in card.text
+    assert card.text.count(str(DEMO_TARGET)) == 1  # in the command
+
+
+@pytest.mark.parametrize(
+    ("draft", "of"), [("qwen3-8b-eagle3", "Qwen/Qwen3-8B"), ("qwen3-32b-eagle3", "Qwen/Qwen3-32B"), ("demo", None)]
+)
+def test_a_draft_of_a_fine_tune_is_served_with_it(tmp_path, draft, of):
+    """Not with the public model that it was made from."""
+    mine = tmp_path / "my target"
+    mine.mkdir()
+    overrides = [f"draft={draft}", "data=jsonl"]
+    card = card_of(tmp_path / "run", *overrides, target=str(mine), data="rows.jsonl")
+    assert read_serve_line(card)[0] == str(mine)
+    assert card.data.base_model is None
+    assert card.data.datasets is None
+    assert (f"`{mine}` (a local copy or fine-tune of {of})" in card.text) == (of is not None)
+
+
+def test_what_it_was_trained_on_is_a_table_with_a_row_for_each_fact(tmp_path):
+    card = card_of(tmp_path, "data=jsonl", data="a|b.jsonl")
+    html = MarkdownIt("commonmark").enable("table").render(card.text)
+    trained = html.split("<h2>Trained</h2>")[1].split("</table>")[0]
+    assert trained.count("<tr>") == 9
+    assert "<td>a|b.jsonl</td>" in trained
+    assert "<td>80, of which 40 of answers; 2.00 epochs in 9 steps</td>" in trained
+
+
+@pytest.mark.parametrize("licenses", [["MIT"], ["MIT", "Apache-2.0"], [""]])
+def test_the_license_of_the_data_is_the_one_that_the_mixture_recorded(tmp_path, licenses):
+    rows = [PreparedRow(id=str(n), source="mine", license=name, text="a text") for n, name in enumerate(licenses)]
+    (tmp_path / "rows").mkdir()
+    write_prepared_rows(
+        tmp_path / "rows" / "train-00000.parquet", rows, lambda: {"licenses": {"mine": dict.fromkeys(licenses, 7)}}
+    )
+    card = card_of(tmp_path / "run", "data=prepared", f"data.path={tmp_path / 'rows'}")
+    told = ", ".join(f"{name or 'not recorded'} (7 rows)" for name in licenses)
+    assert f"| license of the data | {told} |" in card.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], "MIT"),
+        (["data=jsonl", "data.path=a.jsonl"], "not recorded"),
+        (["data=jsonl", "data.path=a.jsonl", "data.license=CC-BY-4.0"], "CC-BY-4.0"),
+    ],
+)
+def test_data_that_was_not_prepared_has_the_license_of_its_settings(tmp_path, overrides, told):
+    assert f"| license of the data | {told} |" in card_of(tmp_path, *overrides).text
+
+
+def test_the_serve_line_and_what_is_said_of_it_are_of_the_same_chain(tmp_path, exact):
+    chain = exact.overall.modes["eagle3-demo/chain"].figures
+    card = card_of(tmp_path, report=exact)
+    assert read_serve_line(card)[1]["num_speculative_tokens"] == chain.depth
+    assert f"One of {chain.depth} tokens was {chain.speedup.mean:.2f} [" in card.text
+    assert "does not pay" not in card.text
+
+
+@pytest.mark.parametrize("tuned_tree", ["n-gram lookup alone, 8 tokens", "no speculation"])
+def test_where_the_tuner_chose_none_of_the_draft_the_serving_section_says_so(tmp_path, exact, tuned_tree):
+    modes = exact.overall.modes
+    chain = modes["eagle3-demo/chain"].figures
+    report = with_mode(
+        with_modes(exact, modes | {"eagle3-demo/tuned": modes["ngram"]}),
+        "eagle3-demo/chain",
+        speedup=replace(chain.speedup, mean=0.6),
+    )
+    card = card_of(tmp_path, report=only(report, 0, tuned_tree=tuned_tree))
+    serving = card.text.split("## Serve")[1].split("vllm serve")[0]
+    assert "0.60 [" in serving
+    assert "there it does not pay" in serving
+    assert f"The fastest decoding there does not use this draft: {tuned_tree}." in serving
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_answers_are_called_the_targets_own_only_where_the_report_does(tmp_path, index):
+    """Of a usual draft, one with a target of its own, one with a lossy rule."""
+    report = only(three_drafts(), index)
+    adapted = "target-0123abcd" if index == 1 else None
+    card = card_of(tmp_path, report=report, adapted=adapted)
+    assert (OWN in card.text) == (index == 0)
+    if adapted:
+        assert f"answers are those of `{adapted}` in this folder, which differ from" in card.text
+        assert read_serve_line(card)[0] == f"THIS_FOLDER/{adapted}"
+    assert ("other output, as the typical rule is lossy" in card.text) == (index == 2)

@@ -1,0 +1,185 @@
+"""Promises of saved states: whole or absent, the same run or refused."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.config import DataConf, OnPolicyConf
+from models.io.errors import UserError
+from models.io.files import PARTIAL_SUFFIX
+from tests.support.models.tiny import CPU
+from tests.support.runs.killing import finish, kill, kill_while_saving, newest_step
+from tests.support.runs.toy_run import metrics, toy_conf, toy_run, weights
+from train.config.run import ParallelConf, TrainConf
+from train.distributed.build import build_parallel
+from train.run.state import RunState, SaveSchedule, flatten_config
+
+PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
+
+
+@pytest.fixture(params=[False, True], ids=["live", "kept"])
+def started(tmp_path, request):
+    """A run of twelve steps that was stopped after step 8, with live and with kept features."""
+    conf = toy_conf(data=DataConf(seed=1, keep_features=request.param))
+    toy_run_until(tmp_path, conf, stop=8)
+    return tmp_path, conf
+
+
+class Stopped(Exception):  # noqa: N818  # it is no error
+    pass
+
+
+def toy_run_until(folder, conf, *, stop: int):
+    def stopping(self, learning, parallel, save=RunState.save):
+        save(self, learning, parallel)
+        if self.progress.step == stop:
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
+        patch.setattr(RunState, "save", stopping)
+        toy_run(folder, conf)
+
+
+def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(started, tmp_path_factory):
+    folder, conf = started
+    _, progress = toy_run(folder, conf)
+    whole = tmp_path_factory.mktemp("whole")
+    _, unbroken = toy_run(whole, conf)
+    assert progress == unbroken
+    assert_equal(weights(folder), weights(whole))
+
+
+@pytest.mark.system
+def test_a_run_killed_twice_ends_in_the_same_weights_bit_for_bit(tmp_path):
+    killed, changes = tmp_path / "killed", {"optim": {"steps": 60}}
+    kill(killed, changes, when=lambda: newest_step(killed) >= 10)
+    kill_while_saving(killed, changes, step=30)
+    finish(killed, changes)
+    toy_run(tmp_path / "whole", toy_conf(**changes))
+    assert_equal(weights(killed), weights(tmp_path / "whole"))
+    assert [m["step"] for m in metrics(killed)] == [m["step"] for m in metrics(tmp_path / "whole")]
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_no_step_appears_twice_in_the_metrics(started):
+    folder, conf = started
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "train/loss": 1.0}\n{"step": 10, "tra')  # written, then killed
+    toy_run(folder, conf)
+    steps = [line["step"] for line in metrics(folder)]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 12
+
+
+def test_one_state_is_kept_and_leftovers_are_swept(started):
+    folder, conf = started
+    (folder / "state" / f"00000010{PARTIAL_SUFFIX}").mkdir()
+    (folder / "state" / "00000002").mkdir()
+    toy_run(folder, conf)
+    assert [path.name for path in (folder / "state").iterdir()] == ["00000012"]
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "now"),
+    [("optim.lr", 0.003, 0.001), ("seed", 0, 5), ("eval_every", 4, 6), ("draft.dropout", 0.1, 0.2)],
+)
+def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
+    folder, conf = started
+    group, _, name = key.rpartition(".")
+    part = replace(getattr(conf, group), **{name: now}) if group else now
+    changed = replace(conf, **{group or name: part})
+    with pytest.raises(UserError) as refused:
+        RunState(folder, flatten_config(changed)).load_progress()
+    assert str(refused.value) == (
+        f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false"
+    )
+
+
+def test_what_changes_at_most_the_rounding_may_change(started):
+    folder, conf = started
+    changed = replace(
+        conf,
+        log=replace(conf.log, interval=5),
+        save_every=7,
+        resume=False,
+        optim=replace(conf.optim, micro_batch_size=1),
+    )
+    state = RunState(folder, flatten_config(changed))
+    state.load_progress()
+    assert state.progress.step == 8
+
+
+def test_a_run_of_an_earlier_version_is_refused_with_its_version(started):
+    folder, conf = started
+    progress = folder / "state" / "00000008" / "progress.json"
+    saved = json.loads(progress.read_text())
+    saved["version"] = 2
+    progress.write_text(json.dumps(saved))
+    with pytest.raises(UserError) as refused:
+        RunState(folder, flatten_config(conf)).load_progress()
+    assert str(refused.value) == (
+        f"run_name: must name a run of version 3, got 2 in {folder}; use another run_name or resume=false"
+    )
+
+
+def test_a_finished_run_is_not_trained_further(started):
+    folder, conf = started
+    toy_run(folder, conf)
+    before = weights(folder)
+    draft, progress = toy_run(folder, conf)
+    assert progress.step == 12
+    assert_equal(before, weights(folder))
+    assert torch.equal(draft.lm_head.weight, before["draft.lm_head.weight"])
+
+
+def test_a_state_holds_what_is_trained_alone(tmp_path):
+    draft, _ = toy_run(tmp_path, toy_conf())
+    trained = {f"draft.{name}" for name, p in draft.named_parameters() if p.requires_grad}
+    assert set(weights(tmp_path)) == trained
+    assert "draft.frozen.weight" not in trained
+
+
+def saved_steps(folder: Path, conf: TrainConf) -> list[int]:
+    saved = []
+
+    def noting(self, learning, parallel, save=RunState.save):
+        saved.append(self.progress.step)
+        save(self, learning, parallel)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunState, "save", noting)
+        toy_run(folder, conf)
+    return saved
+
+
+def test_states_are_saved_by_time_at_log_lines_and_always_at_the_end(tmp_path):
+    quick, slow = {"save_every": None, "save_minutes": 1e-9}, {"save_every": None}
+    assert saved_steps(tmp_path / "quick", toy_conf(**quick)) == [3, 4, 6, 8, 9, 12]
+    assert saved_steps(tmp_path / "slow", toy_conf(**slow)) == [12]
+    with pytest.raises(UserError, match=r"save_minutes: must be positive, got 0"):
+        toy_conf(save_minutes=0.0)
+
+
+def test_a_draft_that_writes_rows_saves_a_state_where_it_renews_them(tmp_path):
+    data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, interval=5))
+    assert saved_steps(tmp_path, toy_conf(data=data, save_every=None)) == [5, 10, 12]
+
+
+def test_the_clock_starts_anew_at_every_state():
+    saves = SaveSchedule(parallel=PARALLEL, minutes=60.0, every_steps=None)
+    saves.read_clock()
+    assert not saves.is_due(3)
+    saves.saved_at -= 3601
+    saves.read_clock()
+    assert saves.is_due(4)
+    saves.restart()
+    saves.read_clock()
+    assert not saves.is_due(5)
