@@ -1,4 +1,4 @@
-"""One thread (TEST_THREADS), no network, fixed seeds; the small models that tests share."""
+"""Set a single thread (TEST_THREADS), no network and fixed seeds; build the small models that tests share."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ import torch
 
 from tests.support.models.agreeing import small_drafts, small_target
 from tests.support.models.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
-from tests.support.reports.made_report import one_draft, three_drafts
+from tests.support.reports.sample_reports import build_comparison_report, build_draft_report
 from tests.support.runs.trained_once import TrainedOnce
 
 # Small matrices are many times slower on several threads, and their sums are rounded otherwise.
@@ -21,7 +21,7 @@ torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 TESTS = Path(__file__).parent
 collect_ignore = ["neuron_device"]  # runs in processes of its own
-# folder of tests/ -> its mark
+# folder of tests/ -> the mark of its tests
 MARKED = {
     "long": pytest.mark.slow,
     "system": pytest.mark.system,
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _reset_global_state():
     torch.manual_seed(0)
     logging.root.setLevel(logging.WARNING)
 
@@ -51,7 +51,7 @@ def fresh_compiler():
 
 @pytest.fixture(scope="session")
 def target():
-    """A random Qwen3 of six layers, in fp32, whose sharp logits make its text eventful."""
+    """Build a random Qwen3 of six layers in fp32; its logits are sharp, so that its texts vary instead of looping."""
     return tiny_target(seed=0)
 
 
@@ -63,7 +63,7 @@ def trained_once(request):
 
 @pytest.fixture(scope="session")
 def learned(target, trained_once):
-    """An EAGLE-3 draft that has learned some of the target's own texts, and those texts."""
+    """Train an EAGLE-3 draft on texts of the target; return both."""
     texts = sampled_texts(target, count=8, length=40)
     draft = new_draft(target)
     train = partial(learn, draft, target, batch_of(texts), steps=250)
@@ -73,23 +73,23 @@ def learned(target, trained_once):
 
 @pytest.fixture(scope="session")
 def small():
-    """A target of sixteen words, to be sampled in bulk."""
+    """Build a target of sixteen words, cheap enough to sample thousands of texts."""
     return small_target()
 
 
 @pytest.fixture(scope="session")
 def drafts(small, trained_once):
-    """By name: drafts that agree with `small` partly."""
+    """Return drafts that partly agree with `small`, by name."""
     return small_drafts(small, trained_once)
 
 
 @pytest.fixture(scope="module")
 def report():
-    """Of one draft, made up."""
-    return one_draft()
+    """Build a report on a single draft."""
+    return build_draft_report()
 
 
 @pytest.fixture(scope="module")
 def comparison():
-    """Of three drafts, made up."""
-    return three_drafts()
+    """Build a report that compares three drafts."""
+    return build_comparison_report()

@@ -12,7 +12,7 @@ from infer.comparison import metric_changes
 from infer.comparison.page import compare_reports as compare_typed_reports
 from infer.report.report_files import write_report_files
 from models.io.errors import UserError
-from tests.support.reports.made_report import as_json, from_json, one_draft, three_drafts
+from tests.support.reports.sample_reports import as_json, build_comparison_report, build_draft_report, from_json
 
 pytestmark = pytest.mark.no_shapes
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.no_shapes
 @pytest.fixture(scope="module")
 def report():
     """The content of a report.json."""
-    return as_json(one_draft())
+    return as_json(build_draft_report())
 
 
 def side(reports):
@@ -251,7 +251,7 @@ def test_a_mode_that_is_no_longer_measured_is_a_regression(report):
 
 
 def test_a_draft_that_is_gone_or_renamed_among_others_is_a_regression(report):
-    before = as_json(three_drafts())
+    before = as_json(build_comparison_report())
     after = copy.deepcopy(before)
     rename_draft(after, "usual", "new")
     assert compare_reports(before, after)[2] == [
@@ -316,7 +316,7 @@ def test_only_yes_passes_in_modes_and_batches_whatever_it_was_before(report, ver
 
 
 def test_a_lossy_rule_passes_only_beside_a_lossy_one():
-    comparison = as_json(three_drafts())
+    comparison = as_json(build_comparison_report())
     exact = copy.deepcopy(comparison)
     lossy = comparison["drafts"][2]["name"]
     for mode in ("untrained", "chain", "tree"):

@@ -33,7 +33,7 @@ from models.io.tracking import TrackedRun
 from models.losses.config import LossConf
 from models.trees.config import SamplingConf, TreeConf
 from tests.support.models.tiny import new_draft, tiny_target
-from tests.support.reports.made_report import as_json, from_json
+from tests.support.reports.sample_reports import as_json, from_json
 from tests.support.reports.wandb_files import logged, run_ids
 
 TREE = TreeConf(depth=3, nodes=6, beam_width=2, children=3)

@@ -16,7 +16,7 @@ from infer.report.prose import (
 from infer.report.report_files import render_page
 from infer.report.tables import render_markdown
 from infer.results.schema import LosslessVerdict
-from tests.support.reports.made_report import described, made_report, measured, printed, with_mode
+from tests.support.reports.sample_reports import build_sample_report, described, measured, printed, with_mode
 
 TREE = "eagle3-demo/tree"
 ADAPTED = (
@@ -77,7 +77,7 @@ def test_prompts_in_the_training_data_are_told_in_one_line_for_each_finding(repo
 )
 def test_the_first_lines_say_which_prompts_come_from_where(rendered, how):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, rendered=rendered)
-    report = made_report({"autoregressive": plain, "ngram": plain}, source="chat.jsonl")
+    report = build_sample_report({"autoregressive": plain, "ngram": plain}, source="chat.jsonl")
     text = f"48 held-out prompts in 4 categories (held out from chat.jsonl; {how}) were continued"
     assert text in build_headline(report)
     assert report.setup.prompts.source == "held out from chat.jsonl"
@@ -88,7 +88,7 @@ def test_a_mode_that_was_not_measured_is_named_with_its_reason(report):
     untimed = replace(plain, split=None)
     reason = {"untrained": "the checkpoint holds no config"}
     keys = ("autoregressive", "ngram", "a/chain", "a/tree")
-    missing = made_report(dict.fromkeys(keys, untimed), [described("a", not_measured=reason)])
+    missing = build_sample_report(dict.fromkeys(keys, untimed), [described("a", not_measured=reason)])
     assert list_absences(missing) == [
         "untrained: not measured: the checkpoint holds no config",
         "parts of a round: not measured: evaluation.phases=true times them",

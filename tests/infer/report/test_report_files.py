@@ -11,13 +11,13 @@ from infer.report.report_files import write_report_files
 from infer.results.records import Exactness
 from infer.results.schema import DraftMemory, LosslessVerdict
 from scripts.report_schema import SCHEMA_FILE, build_schema
-from tests.support.reports.made_report import (
+from tests.support.reports.sample_reports import (
     CATEGORIES,
     COMPARED,
     as_json,
+    build_sample_report,
     described,
     from_json,
-    made_report,
     measured,
     printed,
 )
@@ -180,7 +180,7 @@ def test_answers_of_one_token_have_no_rounds_and_no_figures(tmp_path):
     keys = ("autoregressive", "ngram", *(f"{n}/{m}" for n in "ab" for m in ("chain", "tree")))
     memory = DraftMemory(weights=0, state=0)
     drafts = [described(name, memory_bytes=memory) for name in "ab"]
-    report = made_report(dict.fromkeys(keys, mode), drafts)
+    report = build_sample_report(dict.fromkeys(keys, mode), drafts)
     write_report_files(report, tmp_path)
     from_json(json.loads((tmp_path / "report.json").read_text()))
     figures = report.overall.modes["ngram"].figures
@@ -202,6 +202,6 @@ def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
 def test_drafts_that_gain_nothing_are_drawn_too(tmp_path):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
     keys = ("autoregressive", "ngram", *(f"{n}/{m}" for n in "ab" for m in ("chain", "tree")))
-    report = made_report(dict.fromkeys(keys, plain), [described("a"), described("b")])
+    report = build_sample_report(dict.fromkeys(keys, plain), [described("a"), described("b")])
     write_report_files(report, tmp_path)
     assert ">speed-up</text>" in (tmp_path / "report.html").read_text()

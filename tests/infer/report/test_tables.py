@@ -18,13 +18,13 @@ from infer.report.report_files import KIND_LEGEND, render_page
 from infer.report.tables import build_tables, collect_definitions, render_markdown
 from infer.report.views import assign_draft_colors, list_modes
 from infer.results.schema import SampleAnswer, TextSpan
-from tests.support.reports.made_report import (
+from tests.support.reports.sample_reports import (
     COMPARED,
     PIECES,
     as_json,
+    build_sample_report,
     described,
     from_json,
-    made_report,
     measured,
     measured_target,
     printed,
@@ -40,7 +40,7 @@ def bare():
     keys = ("autoregressive", "ngram", "a/chain", "a/tree")
     mode = replace(measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1), split=None)
     nothing = {"batches": [], "samples": [], "training": []}
-    return made_report(dict.fromkeys(keys, mode), [described("a", **nothing)])
+    return build_sample_report(dict.fromkeys(keys, mode), [described("a", **nothing)])
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def relabeled(*categories: str):
         )
         for key, mode in measured_target().items()
     }
-    return made_report(results)
+    return build_sample_report(results)
 
 
 @pytest.mark.parametrize("category", ["all", "chat"])

@@ -12,7 +12,7 @@ from infer.report.tables import render_markdown
 from infer.report.training_curve import describe_curve, describe_training
 from infer.results.curve import Trend, fit_rise, predict_tau, read_curve
 from infer.results.schema import CurvePoint
-from tests.support.reports.made_report import COMPARED, curve, printed
+from tests.support.reports.sample_reports import COMPARED, curve, printed
 
 RISING = (
     "tau still rises: +1.0 [+0.87, +1.1] a million tokens over the last 5 of 10 evaluations, up to "

@@ -14,7 +14,7 @@ from infer.results.metrics import (
 )
 from infer.results.records import Exactness, LogitTolerance, ModeResult
 from infer.results.schema import LosslessVerdict, Mismatch
-from tests.support.reports.made_report import prompt_result
+from tests.support.reports.sample_reports import prompt_result
 
 
 def answer(prompt_id, accepted, *, drafted=None, depth=3, round_s=0.5, tokens=None):

@@ -2,7 +2,7 @@
 
 from infer.results.samples import MAX_SAMPLES, collect_samples, list_accepted
 from tests.support.models.tiny import demo_target, tiny_tokenizer
-from tests.support.reports.made_report import prompt_result
+from tests.support.reports.sample_reports import prompt_result
 
 
 def result(number=0, category="code", ids=(1, 2), answer=(5, 6, 7, 8, 9, 10), **kwargs):

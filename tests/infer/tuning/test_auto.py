@@ -25,7 +25,7 @@ from models.targets.config import TargetConf
 from models.trees.config import SamplingConf, TreeConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.tiny import new_draft, sampled_texts
-from tests.support.reports.made_report import as_json, from_json
+from tests.support.reports.sample_reports import as_json, from_json
 from tests.support.reports.tuning import GIVEN_TREE, TABLE, costs
 
 pytestmark = pytest.mark.no_shapes

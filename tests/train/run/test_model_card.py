@@ -14,7 +14,7 @@ from data.sources.prepared_rows import PreparedRow, write_prepared_rows
 from infer.results.schema import LosslessVerdict
 from models.targets.config import DEMO_TARGET
 from tests.support.reports.cards import read_card, read_serve_line
-from tests.support.reports.made_report import one_draft, three_drafts, with_mode, with_modes
+from tests.support.reports.sample_reports import build_comparison_report, build_draft_report, with_mode, with_modes
 from train.config.run import TrainConf
 from train.run.model_card import write_model_card
 
@@ -31,7 +31,7 @@ def card_of(folder: Path, *overrides: str, report=None, adapted=None, target=Non
     save_file({"w": torch.zeros(1)}, checkpoint / "model.safetensors", {"target_sha256": "ab12"})
     conf = compose("train", TrainConf, ["draft=qwen3-8b-eagle3", *overrides])
     conf.target.path, conf.data.path = target, data or conf.data.path
-    write_model_card(conf, report or one_draft(), folder)
+    write_model_card(conf, report or build_draft_report(), folder)
     return read_card(checkpoint)
 
 
@@ -43,7 +43,7 @@ def only(report, index: int, **fields):
 @pytest.fixture(scope="module")
 def exact():
     """A draft whose answers are all those of the target."""
-    return with_mode(one_draft(), "eagle3-demo/tree", lossless=LosslessVerdict.yes, mismatched_prompts=0)
+    return with_mode(build_draft_report(), "eagle3-demo/tree", lossless=LosslessVerdict.yes, mismatched_prompts=0)
 
 
 def test_a_draft_of_a_public_target_names_it_and_its_data(tmp_path, exact):
@@ -136,7 +136,7 @@ def test_where_the_tuner_chose_none_of_the_draft_the_serving_section_says_so(tmp
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_answers_are_called_the_targets_own_only_where_the_report_does(tmp_path, index):
     """Of a usual draft, one with a target of its own, one with a lossy rule."""
-    report = only(three_drafts(), index)
+    report = only(build_comparison_report(), index)
     adapted = "target-0123abcd" if index == 1 else None
     card = card_of(tmp_path, report=report, adapted=adapted)
     assert (OWN in card.text) == (index == 0)

@@ -1,4 +1,4 @@
-"""Reports of made-up prompts: one draft, and three that may not be compared as they stand."""
+"""Build reports of invented prompts: on a single draft, and on three that must not be compared as they stand."""
 
 import io
 import json
@@ -50,19 +50,19 @@ UNCHECKED = Contamination(checked=False, reason="the run left no readable traini
 
 
 def prompt_result(*, prompt=None, **kwargs):
-    """An answer to a prompt; `prompt` holds the fields of the latter that matter."""
+    """Build the answer to a prompt; `prompt` holds the fields of the prompt that matter."""
     prompt = EvalPrompt(**{"id": "a", "category": "code", "ids": [0]} | (prompt or {}))
     kwargs.setdefault("share_s", kwargs.get("round_s", []))
     return PromptResult(prompt=prompt, generation=Generation(**kwargs))
 
 
 def traces(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
-    """Prompts of four categories whose rounds accept geometrically, cut at 64 tokens.
+    """Build answers of 64 tokens in four categories; the accepted tokens of their rounds are geometrically distributed.
 
-    A chat template has rendered the first `rendered` of them.
+    The first `rendered` prompts count as rendered by a chat template.
     """
     rng = np.random.default_rng(seed)
-    made = []
+    results = []
     for ease, category in enumerate(CATEGORIES):
         for number in range(per_category):
             accepted, tokens = [], 1
@@ -70,13 +70,13 @@ def traces(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
                 easy = min(0.95, share * (0.8 + 0.1 * ease)) if share else 0
                 accepted.append(int(min(depth, rng.geometric(1 - easy) - 1)) if depth else 0)
                 tokens += accepted[-1] + 1
-            made.append(
+            results.append(
                 prompt_result(
                     prompt={
                         "id": f"{category}-{number}",
                         "category": category,
                         "ids": [0] * (100 * (number + 1)),
-                        "chat_template": len(made) < rendered,
+                        "chat_template": len(results) < rendered,
                     },
                     ids=[int(token) for token in rng.integers(0, 99, 64)],
                     accepted=accepted,
@@ -85,11 +85,11 @@ def traces(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
                     round_s=[float(x) for x in rng.uniform(0.8, 1.2, len(accepted)) * round_s],
                 )
             )
-    return made
+    return results
 
 
 def measured(*, baseline="autoregressive", **kwargs):
-    """A mode whose rounds take 2 ms to draft, 0.3 for the cache, 0.4 to accept, 0.2 of the host."""
+    """Build a mode whose rounds take 2 ms to draft, 0.3 for the cache, 0.4 to accept and 0.2 on the host."""
     depth, round_ms = kwargs["depth"], 1000 * kwargs["round_s"]
     draft_ms = 2.0 if depth else 0.0
     cache_move = 0.3 if depth else 0.0
@@ -113,7 +113,7 @@ def measured(*, baseline="autoregressive", **kwargs):
 
 
 def measured_draft(name, seed, **more):
-    """The modes of a draft that accepts most with a tree, by key."""
+    """Build the modes of a draft that accepts most with a tree, by key."""
     modes = {
         "untrained": measured(share=0.02, depth=6, nodes=20, round_s=0.015, seed=seed, **more),
         "chain": measured(share=0.7, depth=5, nodes=5, round_s=0.013, seed=seed + 1, **more),
@@ -125,7 +125,7 @@ def measured_draft(name, seed, **more):
 
 
 def measured_target(**more):
-    """The modes of the target alone, by key."""
+    """Build the modes of the target alone, by key."""
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **more)
     ngram = measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2, **more)
     return {"autoregressive": plain, "ngram": replace(ngram, draft_passes=0, bytes_ratio=0.0)}
@@ -143,12 +143,12 @@ def at_batch(size, speedup):
 
 
 def curve(points=10, *, rise=0.1, noise=0.01):
-    """Tau at each 100,000 tokens: `rise` more for each, and off by `noise` in turns."""
+    """Build a training curve: tau grows by `rise` every 100,000 tokens, and is off by plus or minus `noise` in turn."""
     return [CurvePoint(tokens=100_000 * n, tau=2.0 + rise * n + noise * (-1) ** n) for n in range(1, points + 1)]
 
 
 def described(name, **changes):
-    """A draft, and what was measured of it apart from its modes."""
+    """Build the entry of a draft, with every figure outside its modes."""
     pieces = [TextSpan(text=text, kind=kind) for kind, text in PIECES.items()]
     fields = {
         "method": "eagle3",
@@ -165,8 +165,8 @@ def described(name, **changes):
     return DraftInfo(name=name, **fields | changes)
 
 
-def made_report(results, drafts=(), *, contamination=None, source=None, graphs_after_warmup=0) -> EvalReport:
-    """A report of these modes, of a demo target on two threads; `source` names the prompts."""
+def build_sample_report(results, drafts=(), *, contamination=None, source=None, graphs_after_warmup=0) -> EvalReport:
+    """Build a report of these modes for a demo target on two threads; `source` names the prompts' origin."""
     prompts = [replace(result.prompt, held_out_of=source or "") for result in results["autoregressive"].prompt_results]
     setup = EvalSetup(
         created="2026-11-23T00:00:00+00:00",
@@ -183,17 +183,17 @@ def made_report(results, drafts=(), *, contamination=None, source=None, graphs_a
     return build_report(setup, results, list(drafts))
 
 
-def one_draft():
-    """A report of one draft that is not quite exact, in bf16."""
-    return made_report(
+def build_draft_report():
+    """Build a report on a single draft whose tree mode differs from the target at a near tie."""
+    return build_sample_report(
         measured_target() | measured_draft("eagle3-demo", 3),
         [described("eagle3-demo")],
         contamination={"eagle3-demo": CONTAMINATED},
     )
 
 
-def three_drafts():
-    """Of three drafts: a usual one, one with a target of its own, one verified by a lossy rule."""
+def build_comparison_report():
+    """Build a report on three drafts: a usual draft, a draft with an adapted target, a draft verified by a lossy rule."""
     usual, adapted, lossy = COMPARED
     own = measured(share=0.0, depth=0, nodes=0, round_s=0.008, seed=1)
     lossy_modes = {
@@ -202,7 +202,7 @@ def three_drafts():
     }
     target = AdaptedTarget(name="demo adapted", parameters=3_500_000, changed_answers=5)
     baseline = f"{adapted}/autoregressive"
-    return made_report(
+    return build_sample_report(
         measured_target()
         | measured_draft(usual, 3)
         | {baseline: replace(own, baseline=baseline)}
@@ -214,7 +214,7 @@ def three_drafts():
 
 
 def with_mode(report, key, **changes) -> Report:
-    """The report with other figures or another verdict of one mode, on all prompts."""
+    """Return the report with changed figures or a changed verdict of a mode, on all prompts."""
     mode = report.overall.modes[key]
     figures = {name: value for name, value in changes.items() if hasattr(mode.figures, name)}
     verdict = {name: value for name, value in changes.items() if hasattr(mode.verdict, name)}
@@ -223,24 +223,24 @@ def with_mode(report, key, **changes) -> Report:
 
 
 def with_modes(report, modes: dict[str, Mode]) -> Report:
-    """The report with these modes on all prompts."""
+    """Return the report with these modes on all prompts."""
     return replace(report, overall=replace(report.overall, modes=modes))
 
 
 def as_json(report):
-    """The content of report.json."""
+    """Return the content of report.json."""
     content = asdict(report)
     content.pop("rounds", None)
     return json.loads(json.dumps(content, allow_nan=False))
 
 
 def from_json(content) -> Report:
-    """The report of a file with this content."""
+    """Return the report that a file with this content holds."""
     return READER.validate_python(content)
 
 
 def printed(report, **kwargs):
-    """What a terminal shows."""
+    """Return the text that a terminal shows."""
     file = io.StringIO()
     print_report(report, Console(file=file, **kwargs))
     return file.getvalue()
