@@ -20,13 +20,13 @@ from tests.support.reports.enumeration import (
     WORDS,
     Tables,
     Trees,
+    compute_chance,
     grow,
     likeliest,
     outcome,
     outcome_of_each,
     parents_of,
     paths_of,
-    said_by,
     trees_of,
 )
 
@@ -113,7 +113,7 @@ def test_of_deterministic_trees_rejection_accepts_all_that_can_be(shape):
     """A child is accepted as often as the target says it: nothing could do better."""
     trees = grow(tables(), TREES[shape], likeliest).deterministic()
     done = outcome(RejectionRule(), tables(), trees)
-    best = sum(said_by(tables(), context, 0) for context in trees.contexts[0])
+    best = sum(compute_chance(tables(), context, 0) for context in trees.contexts[0])
     assert done.error < EXACT
     assert done.tau == pytest.approx(best)
 
@@ -144,7 +144,7 @@ def test_a_block_is_worth_no_less_than_its_tokens_one_by_one(shape, drawn):
 def choices(tables: Tables, length: int):
     """Every text that the target can say, and how likely it says it."""
     for text in itertools.product(range(WORDS), repeat=length):
-        yield text, said_by(tables, text, 0)
+        yield text, compute_chance(tables, text, 0)
 
 
 @pytest.mark.parametrize("shape", ["[1]", "[1, 1]", "[2]", "[2, 1]", "[1, 2]", "lopsided"])

@@ -1,4 +1,4 @@
-"""A small target of a known chat family on disk, and rows as public data sets have them."""
+"""Save a small target of a known chat family, and rows in the format of a public data set."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,9 @@ TOPICS = ("rain", "bread", "a bicycle", "the moon", "a list", "gravity", "tea", 
 
 
 def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **shape: int) -> Path:
-    """A thin Qwen3 with the tokenizer and the chat template of the family.
+    """Save a thin Qwen3 with the tokenizer and the chat template of the family.
 
-    Without `weights` these are NaN, so that a command that loads the target is refused for that.
+    Without `weights` every weight is NaN, so that a command that loads the target is refused for them.
     """
     tokenizer = FAMILIES[family].tokenizer(family)
     own = {
@@ -46,15 +46,15 @@ def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **
 
 
 def save_conversations(file: Path, *, count: int, turns: int = 3, words: int = 8) -> Path:
-    """Rows of UltraChat's shape: a prompt, its id and messages, one to `turns` answers each."""
+    """Write rows in UltraChat's format: a prompt, its id and messages with up to `turns` answers."""
     rows = []
     for number in range(count):
         messages = []
         for turn in range(1 + number % turns):
             topic = TOPICS[(number + turn) % len(TOPICS)]
-            asked = f"Question {number}.{turn}: tell me about {topic}."
-            said = " ".join(f"{topic} is {topic} {number + n}" for n in range(words))
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": f"{said}."}]
+            question = f"Question {number}.{turn}: tell me about {topic}."
+            answer = " ".join(f"{topic} is {topic} {number + n}" for n in range(words))
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": f"{answer}."}]
         prompt = messages[0]["content"]
         rows.append({"prompt": prompt, "prompt_id": f"{number:08x}", "messages": messages})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

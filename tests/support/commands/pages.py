@@ -1,4 +1,4 @@
-"""The project's own commands as they stand in scripts, manifests and pages, found and composed."""
+"""Find the project's own commands in scripts, manifests and pages, and compose their configurations."""
 
 import importlib
 import inspect
@@ -30,20 +30,20 @@ ENTRY = re.compile(r'@entry_point\("(\w+)", (\w+)\)')
 ENDS = re.compile(r"&&?$|\|\|?$|;$|\d?[<>]")
 FLAGS = {"-m", "--multirun", "--help"}  # of Hydra; --cfg takes a value
 COMPARE = "infer.compare"  # takes paths, no config
-SLURM_PROCESSES = 64  # a node, where nobody says
+SLURM_PROCESSES = 64  # of a node, unless the command line sets them
 INSTANCES = {DeviceName.xla: "trn1.32xlarge", DeviceName.neuron: "trn2.48xlarge"}
 
 
 @dataclass(frozen=True)
 class Command:
-    """`python -m MODULE WORDS`, on so many processes."""
+    """A command line `python -m MODULE WORDS` and the number of its processes."""
 
     module: str
     words: tuple[str, ...]
     processes: int = 1
 
     def configs(self) -> list[Any]:
-        """What it describes, several for a sweep. Raises what a user sees."""
+        """Compose its configurations, several for a sweep. Raise the errors that a user sees."""
         if self.module == COMPARE:
             if self.words:
                 parse_arguments(self.words)
@@ -59,7 +59,7 @@ class Command:
 
 
 def assert_suits_its_route(conf: Any) -> None:
-    """What a training run checks of its device before it loads a model, where it names Trainium."""
+    """Check the device of a training run on Trainium as the run does before it loads a model."""
     name = conf.device.name
     if name not in INSTANCES:
         return
@@ -74,7 +74,7 @@ def assert_suits_its_route(conf: Any) -> None:
 
 
 def code(page: str) -> str:
-    """What a Markdown page shows as code: fenced, indented, or between backticks in a line."""
+    """Return the code of a Markdown page: fenced, indented, or between backticks in a line."""
     fenced = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
     indented = [line for line in page.splitlines() if line.startswith("    ")]
     inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page)
@@ -82,32 +82,32 @@ def code(page: str) -> str:
 
 
 def commands(text: str) -> Iterator[Command]:
-    """Every `python -m train|infer|data`, launched or not, and every Slurm job of ours."""
+    """Yield every `python -m train|infer|data`, launched or not, and every job of our Slurm script."""
     text = REFUSED.sub("", re.sub(r"\\\n[\s#]*", " ", text))
-    for found in LAUNCHED.finditer(text):
+    for match in LAUNCHED.finditer(text):
         processes = 1
         for name in ("nnodes", "nproc-per-node", "num_processes"):
-            processes *= option(found["launcher"], name)
-        yield Command(found["module"], arguments(found["rest"]), processes)
-    for found in SUBMITTED.finditer(text):
-        processes = option(found["launcher"], "nodes") * SLURM_PROCESSES
-        yield Command("train", arguments(found["rest"]), processes)
+            processes *= option(match["launcher"], name)
+        yield Command(match["module"], arguments(match["rest"]), processes)
+    for match in SUBMITTED.finditer(text):
+        processes = option(match["launcher"], "nodes") * SLURM_PROCESSES
+        yield Command("train", arguments(match["rest"]), processes)
 
 
 def refusals(text: str) -> Iterator[tuple[Command, str]]:
-    """Commands that are shown with their error, and what it says."""
+    """Yield each command that is shown with its error, and the text of the error."""
     for command, line in REFUSED.findall(text):
-        (found,) = commands(command)
-        yield found, line
+        (parsed,) = commands(command)
+        yield parsed, line
 
 
 def option(launcher: str, name: str) -> int:
-    found = re.search(rf"--{name}[= ](\d+)", launcher)
-    return int(found[1]) if found else 1
+    match = re.search(rf"--{name}[= ](\d+)", launcher)
+    return int(match[1]) if match else 1
 
 
 def arguments(rest: str) -> tuple[str, ...]:
-    """Words up to the end of the command: a comment, a redirection, another command."""
+    """Return the words before the end of the command: a comment, a redirection, another command."""
     words = []
     for word in shlex.split(rest, comments=True):
         if ENDS.match(word):
@@ -119,11 +119,11 @@ def arguments(rest: str) -> tuple[str, ...]:
 
 
 def sweeps(overrides: list[str]) -> Iterator[tuple[str, ...]]:
-    """The overrides of each job of a multirun; one job where nothing is swept over."""
+    """Yield the overrides of each job of a multirun; without a sweep there is a single job."""
     choices = [
-        [f"{found.get_key_element()}={value}" for value in found.sweep_string_iterator()]
-        if found.is_sweep_override()
-        else [found.input_line]
-        for found in OverridesParser.create().parse_overrides(overrides)
+        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else [override.input_line]
+        for override in OverridesParser.create().parse_overrides(overrides)
     ]
     return itertools.product(*choices)

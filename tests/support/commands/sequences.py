@@ -1,7 +1,7 @@
-"""The commands of docs/sequences.md, run one after another in an empty folder on a thin target.
+"""Run the commands of docs/sequences.md one after another in an empty folder on a thin target.
 
-They stand as the page shows them; what follows them makes them short: the thin target, prompts of
-one's own, few steps, short rows.
+Each command is as the page shows it, followed by overrides that make it short: the thin target, other prompts,
+few steps, short rows.
 """
 
 import json
@@ -43,8 +43,8 @@ SHORT = {
 }
 
 
-def shown(name: str) -> Iterator[Command]:
-    """The commands of the sequence's section that run on one device of any kind."""
+def list_commands(name: str) -> Iterator[Command]:
+    """Yield the commands of the sequence's section that run on a single device of any kind."""
     _, section = PAGE.read_text().split(f"\n## {name}\n")
     for command in commands(code(section.partition("\n## ")[0])):
         if command.module in CHAIN and "device=neuron" not in command.words:
@@ -52,13 +52,13 @@ def shown(name: str) -> Iterator[Command]:
 
 
 def run_sequence(name: str, folder: Path, *train_words: str) -> dict[str, Any]:
-    """Run it in the folder, where `target` is; return the report of the trained draft."""
+    """Run a sequence in the folder that holds `target`; return the report of the trained draft."""
     save_conversations(folder / "prompts.jsonl", count=24)
-    ran = []
-    for command in shown(name):
+    modules = []
+    for command in list_commands(name):
         more = train_words if command.module == "train" else ()
         words = [*command.words, *SHORT[command.module], *more, "device=cpu", "device.compile=false"]
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", command.module, *words],
             cwd=folder,
             text=True,
@@ -66,9 +66,9 @@ def run_sequence(name: str, folder: Path, *train_words: str) -> dict[str, Any]:
             capture_output=True,
             check=False,
         )
-        assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        ran.append(command.module)
-    assert ran == CHAIN
+        assert process.returncode == 0, f"{words}\n{process.stdout[-2000:]}\n{process.stderr[-2000:]}"
+        modules.append(command.module)
+    assert modules == CHAIN
     outputs = folder / "outputs"
     assert {path.name for path in outputs.iterdir()} >= {"prepare", "train", "infer.tune", "infer.eval"}
     assert {path.name for path in outputs.glob("infer.*/*")} == {name}
@@ -78,7 +78,7 @@ def run_sequence(name: str, folder: Path, *train_words: str) -> dict[str, Any]:
 
 
 def assert_lossless(report: dict[str, Any]) -> None:
-    """Every mode of its drafts, among them one with a tree, decoded what the target does."""
+    """Check that the report has a mode with a tree and that no mode changed the target's output."""
     (draft,) = report["drafts"]
     modes = report["overall"]["modes"]
     assert f"{draft['name']}/tree" in modes

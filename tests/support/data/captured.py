@@ -1,4 +1,4 @@
-"""A small feature store: a tiny target on disk, documents, and the capture that made it."""
+"""Capture a small feature store from a tiny target on disk and its documents."""
 
 import json
 import random
@@ -20,7 +20,7 @@ LENGTH = 32
 
 
 def written(folder: Path, target: Target) -> Path:
-    """The target as a command finds it, and documents for it."""
+    """Save a target as commands load it, and documents for it."""
     target.model.save_pretrained(folder / "target")
     target.tokenizer.save_pretrained(folder / "target")
     write_documents(folder / "documents.jsonl", seed=0)
@@ -28,7 +28,7 @@ def written(folder: Path, target: Target) -> Path:
 
 
 def write_documents(path: Path, *, seed: int, count: int = 40, longest: int = LENGTH) -> None:
-    """Two answers in most of them; a document may end in its prompt."""
+    """Write documents, most of them with two answers; some end in a prompt."""
     draw = random.Random(seed)
     with path.open("w") as file:
         for _ in range(count):
@@ -39,7 +39,7 @@ def write_documents(path: Path, *, seed: int, count: int = 40, longest: int = LE
 
 
 def conf(folder: Path, *, draft: DraftConf | None = None, precision: str = "float32", **changes):
-    """A capture of a handful of shards."""
+    """Configure a capture of a handful of shards."""
     settings = {"batch": 2, "shard_mb": 0.02, "run_name": "small"} | changes
     data = DataConf(
         source=DataSource.jsonl,
@@ -58,8 +58,8 @@ def conf(folder: Path, *, draft: DraftConf | None = None, precision: str = "floa
     )
 
 
-def captured(wanted: CaptureConf) -> Path:
-    return capture_features(wanted, command=COMMAND)
+def captured(conf: CaptureConf) -> Path:
+    return capture_features(conf, command=COMMAND)
 
 
 def opened(path: Path, target: Target, needs: Needs = EAGLE3, **how) -> FeatureStore:

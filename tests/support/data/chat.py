@@ -1,4 +1,4 @@
-"""A tiny target that converses: a chat template of numbers, and answers that come to an end."""
+"""Build a tiny target with a chat template of numbers whose answers end."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ TEMPLATE = (
 
 
 def chat_target() -> Target:
-    """Of `tiny_target`, with an end that is drawn as often as other tokens, and a chat template."""
+    """Build `tiny_target` with a chat template and an end token that is drawn as often as other tokens."""
     target = tiny_target(seed=0)
     head = target.model.lm_head.weight
     numbers = torch.Generator().manual_seed(5)
@@ -38,7 +38,7 @@ def save(target: Target, folder: Path) -> Path:
 
 
 def asked(count: int) -> list[PreparedRow]:
-    """Conversations of one to three user turns, with an assistant's of the data between them."""
+    """Build conversations of up to three user turns, each followed by an answer that the data holds."""
     rows = []
     for number in range(count):
         messages = []
@@ -46,7 +46,7 @@ def asked(count: int) -> list[PreparedRow]:
             first = 1 + (7 * number + 13 * turn) % (VOCAB - 10)
             words = " ".join(str(first + i) for i in range(3 + (number + turn) % 4))
             messages += [{"role": "user", "content": words}, {"role": "assistant", "content": "1 2 3"}]
-        rows.append(PreparedRow(id=f"row-{number}", source="made", messages=messages))
+        rows.append(PreparedRow(id=f"row-{number}", source="generated", messages=messages))
     return rows
 
 

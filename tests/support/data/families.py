@@ -1,4 +1,4 @@
-"""Seven chat families: templates, small tokenizers, and what each target says, word by word."""
+"""Seven chat families: templates, small tokenizers, and the exact text that each target generates."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ TWICE = [
 
 
 def thinking(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with a thought before each answer."""
+    """Return the messages with a thought before each answer."""
     thoughts = iter([THOUGHT, SECOND, THOUGHT])
     return [
         {**message, "reasoning_content": next(thoughts)} if message["role"] == "assistant" else message
@@ -46,18 +46,18 @@ def thinking(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(kw_only=True)
 class Case:
-    """A conversation, and exactly what the target generated in each of its turns."""
+    """A conversation, and the exact text that the target generated in each of its turns."""
 
     messages: list[dict[str, Any]]
     says: list[str]
-    rewritten: bool = False  # by the template, once more of the conversation is known
+    rewritten: bool = False  # whether the template changes earlier turns once later ones are known
     tools: list[dict[str, Any]] | None = None
     template: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class Family:
-    """A published format."""
+    """A published chat format: its special tokens, its template and conversations in it."""
 
     markers: list[str]
     bos: str
@@ -71,7 +71,7 @@ class Family:
         return byte_tokenizer(self.markers, template=template, bos_token=self.bos, eos_token=self.eos)
 
 
-ONE, TWO = ANSWER["content"], AGAIN["content"]
+REPLY, REPLY_2 = ANSWER["content"], AGAIN["content"]
 ARGUMENTS = '{"city": "Troms\u00f8", "days": 1}'
 OFF = {"enable_thinking": False}
 
@@ -86,9 +86,9 @@ QWEN_MARKERS = [
     "<tool_response>",
     "</tool_response>",
 ]
-QWEN_ONE_CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
-QWEN_CALL, QWEN_CALLS = f"{QWEN_ONE_CALL}<|im_end|>", f"{QWEN_ONE_CALL}\n{QWEN_ONE_CALL}<|im_end|>"
-QWEN = [f"{ONE}<|im_end|>", f"{TWO}<|im_end|>"]
+QWEN_TOOL_CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+QWEN_CALL, QWEN_CALLS = f"{QWEN_TOOL_CALL}<|im_end|>", f"{QWEN_TOOL_CALL}\n{QWEN_TOOL_CALL}<|im_end|>"
+QWEN = [f"{REPLY}<|im_end|>", f"{REPLY_2}<|im_end|>"]
 QWEN_THOUGHTS = [f"<think>\n{thought}\n</think>\n\n" for thought in (THOUGHT, SECOND, THOUGHT)]
 QWEN_OPEN_THOUGHTS = [thought.removeprefix("<think>\n") for thought in QWEN_THOUGHTS]
 QWEN_SWITCH = """{%- if enable_thinking is defined and not enable_thinking %}
@@ -101,7 +101,7 @@ TEKKEN_CALLS = (
     TEKKEN_CALL.removesuffix("]</s>") + ", " + TEKKEN_CALL.removeprefix("[TOOL_CALLS][").replace("ghi", "ghj")
 )
 FINAL = "<|channel|>final<|message|>"
-HARMONY = [f"{FINAL}{ONE}<|return|>", f"{FINAL}{TWO}<|return|>"]
+HARMONY = [f"{FINAL}{REPLY}<|return|>", f"{FINAL}{REPLY_2}<|return|>"]
 HARMONY_THOUGHTS = [
     f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" for thought in (THOUGHT, SECOND, THOUGHT)
 ]
@@ -124,7 +124,7 @@ FAMILIES = {
             "two calls": Case(messages=TWICE, says=[QWEN_CALLS, QWEN[0]], tools=TOOLS, rewritten=True),
             "single, off": Case(messages=SINGLE, says=QWEN[:1], template=OFF),
             "multi, off": Case(messages=MULTI, says=QWEN, template=OFF, rewritten=True),
-            "empty thought wanted": Case(
+            "empty thought": Case(
                 messages=SINGLE, says=["<think>\n\n</think>\n\n" + QWEN[0]], template={"enable_thinking": True}
             ),
             "thought": Case(messages=thinking(SINGLE), says=zipped(QWEN_THOUGHTS, QWEN[:1])),
@@ -167,9 +167,11 @@ FAMILIES = {
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
         cases={
-            "single": Case(messages=SINGLE, says=[f"{ONE}<|eot_id|>"]),
-            "multi": Case(messages=MULTI, says=[f"{ONE}<|eot_id|>", f"{TWO}<|eot_id|>"]),
-            "tools": Case(messages=TOOL_MULTI, tools=TOOLS, says=[LLAMA_CALL, f"{ONE}<|eot_id|>", f"{TWO}<|eot_id|>"]),
+            "single": Case(messages=SINGLE, says=[f"{REPLY}<|eot_id|>"]),
+            "multi": Case(messages=MULTI, says=[f"{REPLY}<|eot_id|>", f"{REPLY_2}<|eot_id|>"]),
+            "tools": Case(
+                messages=TOOL_MULTI, tools=TOOLS, says=[LLAMA_CALL, f"{REPLY}<|eot_id|>", f"{REPLY_2}<|eot_id|>"]
+            ),
         },
     ),
     "mistral-v0.3": Family(
@@ -187,12 +189,15 @@ FAMILIES = {
         bos="<s>",
         eos="</s>",
         cases={
-            "single": Case(messages=SINGLE[1:], says=[f" {ONE}</s>"]),
-            "multi": Case(messages=MULTI[1:], says=[f" {ONE}</s>", f" {TWO}</s>"]),
-            "system": Case(messages=MULTI, says=[f" {ONE}</s>", f" {TWO}</s>"], rewritten=True),
-            "tools": Case(messages=TOOL, tools=TOOLS, says=[MISTRAL_CALL, f" {ONE}</s>"]),
+            "single": Case(messages=SINGLE[1:], says=[f" {REPLY}</s>"]),
+            "multi": Case(messages=MULTI[1:], says=[f" {REPLY}</s>", f" {REPLY_2}</s>"]),
+            "system": Case(messages=MULTI, says=[f" {REPLY}</s>", f" {REPLY_2}</s>"], rewritten=True),
+            "tools": Case(messages=TOOL, tools=TOOLS, says=[MISTRAL_CALL, f" {REPLY}</s>"]),
             "tools, turns": Case(
-                messages=TOOL_MULTI, tools=TOOLS, rewritten=True, says=[MISTRAL_CALL, f" {ONE}</s>", f" {TWO}</s>"]
+                messages=TOOL_MULTI,
+                tools=TOOLS,
+                rewritten=True,
+                says=[MISTRAL_CALL, f" {REPLY}</s>", f" {REPLY_2}</s>"],
             ),
         },
     ),
@@ -214,12 +219,12 @@ FAMILIES = {
         bos="<s>",
         eos="</s>",
         cases={
-            "multi": Case(messages=MULTI, says=[f"{ONE}</s>", f"{TWO}</s>"]),
-            "tools": Case(messages=TOOL, tools=TOOLS, says=[TEKKEN_CALL, f"{ONE}</s>"]),
+            "multi": Case(messages=MULTI, says=[f"{REPLY}</s>", f"{REPLY_2}</s>"]),
+            "tools": Case(messages=TOOL, tools=TOOLS, says=[TEKKEN_CALL, f"{REPLY}</s>"]),
             "tools, turns": Case(
-                messages=TOOL_MULTI, tools=TOOLS, rewritten=True, says=[TEKKEN_CALL, f"{ONE}</s>", f"{TWO}</s>"]
+                messages=TOOL_MULTI, tools=TOOLS, rewritten=True, says=[TEKKEN_CALL, f"{REPLY}</s>", f"{REPLY_2}</s>"]
             ),
-            "two calls": Case(messages=TWICE, tools=TOOLS, says=[TEKKEN_CALLS, f"{ONE}</s>"]),
+            "two calls": Case(messages=TWICE, tools=TOOLS, says=[TEKKEN_CALLS, f"{REPLY}</s>"]),
         },
     ),
     "gemma-3": Family(
@@ -227,8 +232,8 @@ FAMILIES = {
         bos="<bos>",
         eos="<eos>",
         cases={
-            "single": Case(messages=SINGLE, says=[f"{ONE}<end_of_turn>"]),
-            "multi": Case(messages=MULTI, says=[f"{ONE}<end_of_turn>", f"{TWO}<end_of_turn>"]),
+            "single": Case(messages=SINGLE, says=[f"{REPLY}<end_of_turn>"]),
+            "multi": Case(messages=MULTI, says=[f"{REPLY}<end_of_turn>", f"{REPLY_2}<end_of_turn>"]),
             "tools": Case(  # the format has none: definitions, calls and results are text
                 messages=[
                     QUESTION,
@@ -236,7 +241,7 @@ FAMILIES = {
                     {"role": "user", "content": "7"},
                     ANSWER,
                 ],
-                says=["[weather(city='Oslo')]<end_of_turn>", f"{ONE}<end_of_turn>"],
+                says=["[weather(city='Oslo')]<end_of_turn>", f"{REPLY}<end_of_turn>"],
             ),
         },
     ),

@@ -1,4 +1,4 @@
-"""Sources of 100,000 rows in many shapes, with faults planted and counted one by one."""
+"""Write sources of 100,000 rows in many formats, with a known number of faults of each kind."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ import yaml
 
 MAX_CHARS = 100_000
 HELD_OUT = [f"Held-out question {n}: why does the tide turn?" for n in range(40)]
-FILLER = "It is said that the sea remembers every ship, and that few ships return the favor. " * 4
+FILLER = "They say that the sea remembers every ship, and that few ships return the favor. " * 4
 ROWS = {"sharegpt": 50_000, "chat": 25_000, "plain": 15_000, "tools": 10_000}
 TOOLS = [{"type": "function", "function": {"name": "tide", "parameters": {"type": "object"}}}]
 NOTHING = "no messages, text or prompt"
@@ -30,13 +30,13 @@ FAULTS = {  # rows of ShareGPT by the reason that they must be counted under
 }
 
 
-def said(*texts) -> dict:
+def build_conversation(*texts) -> dict:
     speakers = ("human", "gpt")
     return {"conversations": [{"from": speakers[n % 2], "value": t} for n, t in enumerate(texts)]}
 
 
 def faulty(reason: str, n: int) -> bytes:
-    """The n-th line of this fault."""
+    """Build the n-th line with this fault."""
     question = f"Faulty {reason} {n}"
     match reason:
         case "a line that is not UTF-8":
@@ -52,28 +52,28 @@ def faulty(reason: str, n: int) -> bytes:
         case "no user turn":
             row = {"messages": [{"role": "system", "content": question}]}
         case "a message whose content is not text":
-            row = said(question, n)
+            row = build_conversation(question, n)
         case "an empty turn":
-            row = said(question, " \n" if n % 2 else "fine", "", "fine")
+            row = build_conversation(question, " \n" if n % 2 else "fine", "", "fine")
         case "longer than 100,000 characters":
-            row = said(question, "long " * 200_000)
+            row = build_conversation(question, "long " * 200_000)
         case "a prompt that is held out elsewhere":
-            row = said(f"  {HELD_OUT[n % len(HELD_OUT)].upper()}\n", f"Answer {n}")
+            row = build_conversation(f"  {HELD_OUT[n % len(HELD_OUT)].upper()}\n", f"Answer {n}")
         case "a duplicate":
-            row = said(f"question\t{n}  OF sharegpt?", "Another answer.", f" and {n}?")
+            row = build_conversation(f"question\t{n}  OF sharegpt?", "Another answer.", f" and {n}?")
         case _:
             row = {"caption": question}
     return json.dumps(row).encode()
 
 
 def sharegpt(file: Path) -> None:
-    """Whole rows with a faulty one between them every now and then."""
+    """Write sound rows with faulty rows between them at regular distances."""
     faults = [(reason, n) for reason, count in FAULTS.items() for n in range(count)]
     good = ROWS["sharegpt"] - len(faults)
     every = good // len(faults)
     with file.open("wb") as lines:
         for n in range(good):
-            row = said(f"Question {n} of sharegpt?", FILLER, f"And {n}?", FILLER)
+            row = build_conversation(f"Question {n} of sharegpt?", FILLER, f"And {n}?", FILLER)
             lines.write(json.dumps({"id": f"s{n}", **row}).encode() + b"\n")
             if n % every == every - 1 and faults:
                 # backwards: a duplicate needs its original before it
@@ -83,7 +83,7 @@ def sharegpt(file: Path) -> None:
 
 
 def chat(file: Path) -> None:
-    """UltraChat's columns; every 50th asks what ShareGPT asks."""
+    """Write rows with UltraChat's columns; every 50th has a question of ShareGPT."""
     import pyarrow
     import pyarrow.parquet
 
@@ -106,7 +106,7 @@ def chat(file: Path) -> None:
 
 
 def plain(file: Path) -> None:
-    """One question a row, in three columns of the field; every 100th has none."""
+    """Write a question a row, in three customary columns; every 100th is empty."""
     names = ("instruction", "question", "prompt")
     with gzip.open(file, "wb", compresslevel=1) as lines:
         for n in range(ROWS["plain"]):
@@ -115,7 +115,7 @@ def plain(file: Path) -> None:
 
 
 def tools(folder: Path) -> None:
-    """A data set saved to disk whose rows call a tool; every 20th has null messages."""
+    """Save a data set whose rows call a tool; every 20th has null messages."""
     from datasets import Dataset
 
     def rows() -> Iterator[dict]:
@@ -133,7 +133,7 @@ def tools(folder: Path) -> None:
 
 
 def build(folder: Path) -> dict[str, Counter[str]]:
-    """Write sources, held-out prompts and conf/mixture/messy.yaml; what must be dropped."""
+    """Write sources, held-out prompts and conf/mixture/messy.yaml; return the rows to be dropped, by reason."""
     files = {"sharegpt": "sharegpt.jsonl", "chat": "chat.parquet", "plain": "plain.jsonl.gz", "tools": "tools"}
     for name, write in {"sharegpt": sharegpt, "chat": chat, "plain": plain, "tools": tools}.items():
         write(folder / files[name])

@@ -1,4 +1,4 @@
-"""A server of OpenAI's completions over a target on disk, in this process or in one of its own.
+"""Serve OpenAI's completions by a target on disk, in this process or in a separate process.
 
 As vLLM does, it takes prompts as token ids and returns ids if asked to. `faulty` lets every fifth
 completion fail, in turn with 429, 500 and by closing the connection. A server that is killed comes
@@ -29,7 +29,7 @@ from models.trees.config import SamplingConf
 from tests.support.models.tiny import CPU
 from tests.support.runs.killing import FORKS, TIMEOUT_S
 
-GONE_S = 1.0  # between a server that was killed and the next
+GONE_S = 1.0  # without a server, after a kill
 
 
 def app(
@@ -42,7 +42,7 @@ def app(
     odd: Iterable[Any] = (),
     refused: str = "",
 ) -> FastAPI:
-    """`odd`: what is replied in place of the first answers; `refused`: a field it does not take."""
+    """Build the server. `odd`: replies instead of the first answers; `refused`: a field that it rejects."""
     target = load_target(TargetConf(name="served", path=folder), CPU)
     served, asked, odd = FastAPI(), itertools.count(1), iter(odd)
     served.state.requests = []
@@ -101,10 +101,10 @@ def app(
 
 def fail(number: int) -> Response | None:
     """Fail every fifth request, each time in another way; a broken reply is returned."""
-    place, rest = divmod(number, 5)
+    failure, rest = divmod(number, 5)
     if rest:
         return None
-    match place % 3:
+    match failure % 3:
         case 0:
             raise HTTPException(429, "too many requests", headers={"retry-after-ms": "20"})
         case 1:
@@ -114,8 +114,8 @@ def fail(number: int) -> Response | None:
 
 @contextmanager
 def serving(folder: Path, *, port: int, **options: Any) -> Iterator[BaseProcess]:
-    """The server in a process of its own, and the process that watches it. Killed at the end."""
-    watcher = FORKS.Process(target=watched, args=(folder, port, options))
+    """Run the server in a process that a second process watches; kill both at the end."""
+    watcher = FORKS.Process(target=watch_server, args=(folder, port, options))
     watcher.start()
     try:
         wait_for(port)
@@ -128,7 +128,7 @@ def serving(folder: Path, *, port: int, **options: Any) -> Iterator[BaseProcess]
             process.kill()
 
 
-def watched(folder: Path, port: int, options: dict[str, Any]) -> None:
+def watch_server(folder: Path, port: int, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     served = app(str(folder), **options)
     while server := os.fork():  # the target is loaded once
@@ -138,13 +138,13 @@ def watched(folder: Path, port: int, options: dict[str, Any]) -> None:
 
 
 def restart(watcher: BaseProcess) -> None:
-    """Kill the server; another comes up in its place."""
+    """Kill the server; the watcher starts another."""
     for server in psutil.Process(watcher.pid).children():
         server.kill()
 
 
 def wait_for(port: int) -> None:
-    """Until a server answers there."""
+    """Wait until a server answers at the port."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:

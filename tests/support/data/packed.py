@@ -1,4 +1,4 @@
-"""Packed rows that say exactly what a test wants."""
+"""Build packed rows with chosen contents, and read them back."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from models.drafts.base import Batch
 
 
 def packed_of(batch: Batch) -> Packed:
-    """Rows that give this batch back."""
+    """Build packed rows whose batch is this batch."""
     texts, table, starts = [], [], [0]
     for ids, answer, document in zip(batch.input_ids, batch.answer_mask, batch.document_ids, strict=True):
         for number in range(int(document.max()) + 1):
@@ -25,14 +25,14 @@ def packed_of(batch: Batch) -> Packed:
 
 
 def documents_of(packed: Packed) -> list[TokenizedDocument]:
-    """What the rows hold, as a reader of their tensors sees it."""
+    """Read the documents of packed rows back from the tensors of their batch."""
     batch = packed.batch(list(range(len(packed))))
-    found = []
+    documents = []
     for ids, answer, document, positions in zip(
         batch.input_ids, batch.answer_mask, batch.document_ids, batch.positions, strict=True
     ):
         for number in range(int(document.max()) + 1):
             inside = document == number
             assert positions[inside].tolist() == list(range(int(inside.sum())))
-            found.append(TokenizedDocument(ids=ids[inside].tolist(), answer=answer[inside].tolist()))
-    return found
+            documents.append(TokenizedDocument(ids=ids[inside].tolist(), answer=answer[inside].tolist()))
+    return documents

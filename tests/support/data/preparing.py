@@ -1,4 +1,4 @@
-"""`data.prepare` over small files, and what it leaves."""
+"""Run `data.prepare` over small files and read its output."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from data.sources.prepared_rows import read_prepared_rows
 
 
 def lines(file: Path, numbers: range, word: str = "question") -> None:
-    """Questions with answers, as ShareGPT has them."""
+    """Append questions with answers in ShareGPT's format."""
     with file.open("a") as opened:
         for n in numbers:
             turns = [{"from": "human", "value": f"{word} {n}"}, {"from": "gpt", "value": f"{n}!"}]
@@ -28,12 +28,12 @@ def prepare(
 ) -> Path:
     """Run the command over files of the folder."""
     base = compose("prepare", PrepareConf, ["mixture=one", "mixture.sources.rows.path=unread", *changes])
-    found = {
+    located = {
         name: replace(source, path=str(folder / source.path))
         for name, source in sources.items()
         for source in [SourceConf(path=source) if isinstance(source, str) else source]
     }
-    mixture = replace(base.mixture, sources=found, rows=rows, held_out=held_out)
+    mixture = replace(base.mixture, sources=located, rows=rows, held_out=held_out)
     if mixture.exclude == ["demo"]:
         mixture.exclude = []  # reading the demo's takes seconds
     conf = replace(base, mixture=mixture, run_name=run, output_dir=str(folder / "outputs"))

@@ -1,4 +1,4 @@
-"""A model card as a reader and the hub take it."""
+"""Read a model card as a reader and the hub do."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def read_card(checkpoint: Path) -> ModelCard:
 
 
 def read_serve_line(card: ModelCard) -> tuple[str, dict]:
-    """Return what `vllm serve` loads, and its speculative config."""
+    """Return the model that `vllm serve` loads, and its speculative config."""
     command = next(line for line in card.text.splitlines() if line.startswith("    vllm serve"))
     _, _, target, _, config = shlex.split(command)
     return target, json.loads(config)

@@ -1,9 +1,9 @@
-"""Every outcome of a round on models of a few tokens: drawn trees and coins, weighed exactly.
+"""Enumerate every outcome of a round on models of a few tokens, each with its exact probability.
 
-Target and draft are tables: a distribution behind each context. All trees that can be drawn stand
-in the rows of one batch, each with its probability. Coins are integrated: each way of accepting
-has a weight, taken from the odds of the verifier's own module, and is then played with coins and
-noise within a billionth of them, so that odds and residuals are those that `accept` acts on.
+Target and draft are tables: a distribution after each context. All trees that can be drawn are the rows of a batch,
+each with its probability. Coins are integrated: each way of accepting has a probability from the odds
+of the verifier's own module, and is then replayed with coins and noise within a billionth of the
+threshold, so that odds and residuals are those that `accept` acts on.
 """
 
 import itertools
@@ -30,7 +30,7 @@ Draw = Callable[[Tensor, int], list[tuple[Context, float]]]
 
 
 def paths_of(branching: list[int]) -> list[list[int]]:
-    """All rank paths of a tree with so many children a node, level by level."""
+    """List all rank paths of a tree with a number of children for each level."""
     levels = (itertools.product(*map(range, branching[:d])) for d in range(1, len(branching) + 1))
     return [list(path) for level in levels for path in level]
 
@@ -44,7 +44,7 @@ def parents_of(paths: list[list[int]]) -> list[int]:
 
 
 class Tables:
-    """Random distributions behind every context; entries can be made zero, as by warping."""
+    """Random distributions after every context; entries can be set to zero, as warping does."""
 
     def __init__(self, seed: int, depth: int, words: int = WORDS):
         numbers = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ class Tables:
         return normed(weights.log().abs() ** 1.5)  # uneven
 
     def without(self, name: str, zeros: Callable[[Context], list[int]]) -> "Tables":
-        """The same with zeros in `target` or `draft`, at these tokens of each context."""
+        """Set the tokens `zeros(context)` of `target` or `draft` to zero; return the tables."""
         for context, probs in getattr(self, name).items():
             probs[zeros(context)] = 0.0
             probs /= probs.sum()
@@ -69,7 +69,7 @@ def normed(weights: Tensor) -> Tensor:
 
 
 def without_replacement(probs: Tensor, count: int) -> list[tuple[Context, float]]:
-    """Draws one after the other; where nothing is left to draw, the first free tokens."""
+    """List the draws in order; where no probability is left, the first tokens are taken."""
     if count == 0:
         return [((), 1.0)]
     draws = []
@@ -84,17 +84,17 @@ def without_replacement(probs: Tensor, count: int) -> list[tuple[Context, float]
 
 
 def likeliest(probs: Tensor, count: int) -> list[tuple[Context, float]]:
-    """No draw at all: the tokens that a deterministic tree lists."""
+    """Return the likeliest tokens, which a deterministic tree lists without a draw."""
     return [(tuple(probs.argsort(descending=True, stable=True)[:count].tolist()), 1.0)]
 
 
 @dataclass(kw_only=True)
 class Trees:
-    """All trees of one shape, a row each; `behind` of their proposal is what the draft says."""
+    """All trees of a shape, a row each; `child_log_probs` of their proposal are the draft's."""
 
     proposal: Proposal
     chance: Tensor  # of each row
-    contexts: list[list[Context]]  # behind root and nodes of each row
+    contexts: list[list[Context]]  # of root and nodes of each row
     target: Tensor  # [rows, nodes + 1, words]
 
     def deterministic(self) -> "Trees":
@@ -106,7 +106,7 @@ class Trees:
 
 
 def grow(tables: Tables, paths: list[list[int]], draw: Draw = without_replacement) -> Trees:
-    """Every tree that `draw` may give, with its probability."""
+    """Build every tree that `draw` can return, with its probability."""
     parents = parents_of(paths)
     rows: list[tuple[dict[int, int], float]] = [({}, 1.0)]
     for parent in sorted(set(parents)):
@@ -140,7 +140,7 @@ def trees_of(tables: Tables, parents: list[int], ids: list[list[int]], chance: l
 
 @dataclass(kw_only=True)
 class Judged:
-    """Of each row: the odds of every node, and where the path ends with which residual."""
+    """The odds of every node, and where the path of each row ends with which residual."""
 
     odds: Tensor  # [rows, nodes]
     ends: Tensor  # [rows, nodes + 1], sums to 1
@@ -152,7 +152,7 @@ def judge(rule: RejectionRule | BlockRule, trees: Trees) -> Judged:
 
 
 def judge_tree(trees: Trees) -> Judged:
-    """Odds of a node: given that its parent was accepted and its elder siblings were not."""
+    """Compute the odds of each node, given that its parent was accepted and its earlier siblings were not."""
     proposal, rows = trees.proposal, len(trees.chance)
     left = list(trees.target.unbind(1))
     draft = list((proposal.child_log_probs if proposal.child_log_probs is not None else trees.target).exp().unbind(1))
@@ -171,7 +171,7 @@ def judge_tree(trees: Trees) -> Judged:
 
 
 def judge_chain(trees: Trees) -> Judged:
-    """Odds of a node: given that no later one ends the path."""
+    """Compute the odds of each node, given that no later node ends the path."""
     ids, behind = trees.proposal.ids, trees.proposal.child_log_probs
     drawn = one_hot(ids, trees.target.shape[-1]).double()
     draft = drawn if behind is None else behind[:, :-1].exp()
@@ -184,7 +184,7 @@ def judge_chain(trees: Trees) -> Judged:
 
 
 def played_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Judged) -> bool:
-    """Whether `accept` does, a hair beside each threshold, what the odds and residuals say."""
+    """Return whether `accept`, just beside each threshold, decides as the odds and residuals say."""
     rows, nodes = judged.odds.shape
     above = ancestor_mask(trees.proposal.parents)[0]
     yes = judged.odds * (1 - HAIR)
@@ -193,7 +193,7 @@ def played_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Judg
         accepts = [above[end, 1:]]
         if isinstance(rule, BlockRule):  # what is short of the end does not matter
             accepts.append(torch.arange(1, nodes + 1) == end)
-        # noise that makes all tokens of the residual equal, and this one a hair better
+        # noise that gives all tokens of the residual the same score, and this token a slightly better score
         level = torch.where(judged.left[:, end] > 0, -judged.left[:, end].log(), 0.0)
         noise = torch.randn(rows, nodes + 1, level.shape[-1], dtype=torch.float64)
         noise[:, end] = level + HAIR * one_hot(torch.tensor(word), level.shape[-1])
@@ -202,9 +202,9 @@ def played_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Judg
         for taken in accepts:
             coins = torch.where(taken, yes, no)
             scored = ScoredTree(proposal=trees.proposal, warped_logits=trees.target.log(), noise=noise, uniforms=coins)
-            done = rule.accept(scored, trees.depth)
-            right = (done.count == text.shape[1]) & (done.nodes[:, -1] == end)
-            right &= (done.ids[:, : text.shape[1]] == text).all(1)
+            accepted = rule.accept(scored, trees.depth)
+            right = (accepted.count == text.shape[1]) & (accepted.nodes[:, -1] == end)
+            right &= (accepted.ids[:, : text.shape[1]] == text).all(1)
             if not (right | ~possible).all():
                 return False
     return True
@@ -218,13 +218,13 @@ class Outcome:
 
 
 def outcome(rule: RejectionRule | BlockRule, tables: Tables, trees: Trees) -> Outcome:
-    """What is emitted, completed by the target to equal lengths, against the target alone."""
+    """Compare the emitted texts, completed by the target to equal lengths, with the target alone."""
     likely = _likely(rule, trees) * trees.chance[:, None, None]
     return _compare(tables, trees.contexts, likely)
 
 
 def outcome_of_each(rule: RejectionRule | BlockRule, tables: Tables, trees: Trees) -> list[Outcome]:
-    """The same of each tree for itself, as if no other could have been proposed."""
+    """Compare the emitted texts of each tree by itself, as if no other could have been proposed."""
     return [
         _compare(tables, [contexts], likely[None])
         for contexts, likely in zip(trees.contexts, _likely(rule, trees), strict=True)
@@ -232,7 +232,7 @@ def outcome_of_each(rule: RejectionRule | BlockRule, tables: Tables, trees: Tree
 
 
 def _likely(rule: RejectionRule | BlockRule, trees: Trees) -> Tensor:
-    """How likely each tree ends where, with which word: [rows, nodes + 1, words]."""
+    """Return how likely each tree ends at which node with which word: [rows, nodes + 1, words]."""
     judged = judge(rule, trees)
     assert played_as_judged(rule, trees, judged)
     return judged.ends[..., None] * judged.left
@@ -248,8 +248,8 @@ def _compare(tables: Tables, contexts: list[list[Context]], likely: Tensor) -> O
     errors = []
     for text in itertools.product(range(tables.words), repeat=length):
         starts = [text[: n + 1] for n in range(length)]
-        said = sum(emitted.get(start, 0.0) * said_by(tables, text, len(start)) for start in starts)
-        errors.append(said - said_by(tables, text, 0))
+        total = sum(emitted.get(start, 0.0) * compute_chance(tables, text, len(start)) for start in starts)
+        errors.append(total - compute_chance(tables, text, 0))
     return Outcome(
         error=max(map(abs, errors)),
         distance=sum(map(abs, errors)) / 2,
@@ -257,6 +257,6 @@ def _compare(tables: Tables, contexts: list[list[Context]], likely: Tensor) -> O
     )
 
 
-def said_by(tables: Tables, text: Context, start: int) -> float:
-    """How likely the target goes on from `start` as `text` does."""
+def compute_chance(tables: Tables, text: Context, start: int) -> float:
+    """Return the probability that the target continues `text[:start]` as `text` does."""
     return math.prod(float(tables.target[text[:n]][text[n]]) for n in range(start, len(text)))

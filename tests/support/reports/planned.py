@@ -1,4 +1,4 @@
-"""A small target without weights, and a machine with room for it, to plan runs and decoding for."""
+"""Build a small target without weights, and a machine with room for it, to plan runs and decoding for."""
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM

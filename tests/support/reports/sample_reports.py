@@ -193,7 +193,7 @@ def build_draft_report():
 
 
 def build_comparison_report():
-    """Build a report on three drafts: a usual draft, a draft with an adapted target, a draft verified by a lossy rule."""
+    """Build a report on three drafts: usual, with an adapted target, verified by a lossy rule."""
     usual, adapted, lossy = COMPARED
     own = measured(share=0.0, depth=0, nodes=0, round_s=0.008, seed=1)
     lossy_modes = {

@@ -1,4 +1,4 @@
-"""What the tuner chooses from in tests, what a round costs there, and prompts of texts."""
+"""Build candidates, round costs and prompts for tests of the tuner."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE, lookup=()):
 
 
 def costs(*, node_s: float, pass_s: float = 0.0) -> RoundSeconds:
-    """Return a device on which a round takes a second, and more by node and by draft pass."""
+    """Return the timing of a device: a round takes a second, and more for each node and draft pass."""
 
     def round_seconds(decoder, generation):
         tree, draft = decoder.tree, decoder.draft

@@ -1,4 +1,4 @@
-"""What an offline W&B run holds: the records of its file, which is a log in LevelDB's format."""
+"""Read the records of an offline W&B run: its file is a log in LevelDB's format."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 FILE_HEADER, BLOCK, CHUNK_HEADER = 7, 2**15, 7  # bytes; a chunk's: 4 of a checksum, 2 of its size
-WHOLE, LAST = 1, 4  # kinds of chunks that end a record
+FULL, LAST = 1, 4  # kinds of chunks that end a record
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -27,13 +27,13 @@ def read_log(log: bytes) -> Iterator[bytes]:
         size, kind = int.from_bytes(log[start + 4 : start + 6], "little"), log[start + 6]
         record += log[start + CHUNK_HEADER : start + CHUNK_HEADER + size]
         start += CHUNK_HEADER + size
-        if kind in (WHOLE, LAST):
+        if kind in (FULL, LAST):
             yield record
             record = b""
 
 
 def logged(folder: Path) -> list[dict]:
-    """What the runs logged, one dictionary for each call."""
+    """Return the logged values, a dictionary for each call."""
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
         for record in read_records(folder)
@@ -42,12 +42,12 @@ def logged(folder: Path) -> list[dict]:
 
 
 def run_ids(folder: Path) -> list[tuple[str, str, str]]:
-    """The id, project and name of each run."""
+    """Return the id, project and name of each run."""
     runs = [record.run for record in read_records(folder) if record.HasField("run")]
     return [(run.run_id, run.project, run.display_name) for run in runs]
 
 
 def axes(folder: Path) -> dict[str, str]:
-    """The axis of each metric that has one."""
+    """Return the axis of each metric that defines its own."""
     metrics = [record.metric for record in read_records(folder) if record.HasField("metric")]
     return {metric.glob_name or metric.name: metric.step_metric for metric in metrics if metric.step_metric}
