@@ -1,4 +1,4 @@
-"""A target known by its k likeliest tokens: the exact divergence of the coarse distributions."""
+"""Losses against the k likeliest tokens of the target are exact divergences of the coarse distributions."""
 
 import pytest
 import torch
@@ -8,53 +8,53 @@ from models.losses.config import LossConf, LossName
 from models.losses.distributions import TopKLogits
 from tests.models.losses.test_chunked import Largest
 from tests.support.models.loss_cases import (
+    DRAFT_IDS,
     FORMS,
-    KEPT,
-    all_close,
-    both,
-    conf_of,
+    assert_all_close,
+    build_conf,
+    differentiate,
+    differentiate_both,
+    draw_inputs,
     each_loss,
     each_steps,
     each_vocabulary,
-    inputs,
-    learned,
 )
 
 K = 4
 
 
 def with_top(args, k=K):
-    """The same rows, of whose target no more is known than k tokens and the rest."""
+    """Replace the target of the rows by its k likeliest tokens and the probability of all others."""
     return args | {
         "target_hidden_or_topk": TopKLogits.from_logits(args["target_hidden_or_topk"] @ args["target_head"].T, k)
     }
 
 
-def by_hand(args, conf, k=K):
-    """Losses of the coarse distributions, in fp64, every sum written out."""
+def compute_reference(args, conf, k=K):
+    """Compute the loss of the coarse distributions in fp64, with every sum written out."""
     logits = args["draft_hidden"].double() @ args["draft_heads"][0].double().T
     target = (args["target_hidden_or_topk"] @ args["target_head"].T).double().softmax(-1)
-    kept = range(target.shape[-1]) if args["kept_ids"] is None else args["kept_ids"].tolist()
+    draft_ids = range(target.shape[-1]) if args["kept_ids"] is None else args["kept_ids"].tolist()
     total = torch.zeros((), dtype=torch.float64)
     for row in range(len(target)):
         weight, label = args["weight"][..., row], int(args["labels"][row])
         order = target[row].argsort(descending=True).tolist()
         taught = label if conf.name is LossName.ce else order[0]
-        if taught not in kept:
+        if taught not in draft_ids:
             continue
-        top = [token for token in order[:k] if token in kept]
+        top = [token for token in order[:k] if token in draft_ids]
         drafts = logits[..., row, :].softmax(-1)
-        draft = [drafts[..., kept.index(token)] for token in top]
-        draft.append(sum((drafts[..., i] for i, token in enumerate(kept) if token not in top), 0 * draft[0]))
+        draft = [drafts[..., draft_ids.index(token)] for token in top]
+        draft.append(sum((drafts[..., i] for i, token in enumerate(draft_ids) if token not in top), 0 * draft[0]))
         probs = torch.stack([target[row, token] for token in top])
         probs = torch.cat([probs, target[row, order[k:]].sum()[None]])
-        own = drafts[..., kept.index(label)] if conf.name is LossName.ce else None
-        total = total + (weight * coarse(conf, probs, torch.stack(draft, -1), own)).sum()
+        own = drafts[..., draft_ids.index(label)] if conf.name is LossName.ce else None
+        total = total + (weight * compute_row_loss(conf, probs, torch.stack(draft, -1), own)).sum()
     return total
 
 
-def coarse(conf, probs, draft, own):
-    """One row: target and draft over (tokens, bucket); `own`, the draft's of the text's token."""
+def compute_row_loss(conf, probs, draft, own):
+    """Compute the loss of a row over (tokens, bucket); `own` is the draft's probability of the text's token."""
     if own is not None:
         return -own.log()
     soft = probs / probs.sum()
@@ -76,70 +76,70 @@ def coarse(conf, probs, draft, own):
     }[conf.name]
 
 
-def kl(one, other):
-    return (one * (one.log() - other.log())).sum(-1)
+def kl(p, q):
+    return (p * (p.log() - q.log())).sum(-1)
 
 
 @each_loss
 @each_vocabulary
 @each_steps
-def test_value_and_gradient_are_those_of_the_coarse_distributions(name, kept, steps):
-    args, conf = inputs(steps=steps, kept=kept, spread=0.7), conf_of(name)
-    total = by_hand(args, conf)
+def test_value_and_gradient_are_those_of_the_coarse_distributions(name, draft_ids, steps):
+    args, conf = draw_inputs(steps=steps, draft_ids=draft_ids, spread=0.7), build_conf(name)
+    total = compute_reference(args, conf)
     learns = [args["draft_hidden"], *args["draft_heads"]]
     expected = [total.float(), *torch.autograd.grad(3 * total, learns)]
-    for found in both(with_top(args), conf):
-        all_close([found[0], *found[-2:]], expected)
+    for results in differentiate_both(with_top(args), conf):
+        assert_all_close([results[0], *results[-2:]], expected)
 
 
 @each_loss
 @each_vocabulary
-def test_all_tokens_are_the_whole_target(name, kept):
-    args, conf = inputs(steps=(2,), kept=kept), conf_of(name)
+def test_the_likeliest_tokens_are_the_full_target_if_they_are_all_tokens(name, draft_ids):
+    args, conf = draw_inputs(steps=(2,), draft_ids=draft_ids), build_conf(name)
     for form in FORMS.values():
-        whole = learned(form, args, conf)
+        expected = differentiate(form, args, conf)
         for k in (11, 99):
-            all_close(learned(form, with_top(args, k), conf), whole)
+            assert_all_close(differentiate(form, with_top(args, k), conf), expected)
 
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 @each_loss
 def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monkeypatch):
-    """A store gives zeros where nothing is stored; a bucket may underflow."""
-    args = with_top(inputs(steps=(2,), kept=KEPT, spread=spread))
+    """A store reads as zeros where nothing is stored; a bucket may underflow."""
+    args = with_top(draw_inputs(steps=(2,), draft_ids=DRAFT_IDS, spread=spread))
     empty = torch.arange(23) % 3 == 0
     args["target_hidden_or_topk"] = args["target_hidden_or_topk"].map_tensors(
         lambda t: t.masked_fill(empty.reshape(-1, *[1] * (t.ndim - 1)), 0)
     )
     args["weight"] = args["weight"] * ~empty
-    for found in both(args, conf_of(name)):
-        assert all(tensor.isfinite().all() for tensor in found)
-        assert found[-1].any()
-    rows = learned(chunked_distillation_loss, args, conf_of(name))
-    # as an accelerator takes them: those that weigh nothing too
+    for results in differentiate_both(args, build_conf(name)):
+        assert all(tensor.isfinite().all() for tensor in results)
+        assert results[-1].any()
+    rows = differentiate(chunked_distillation_loss, args, build_conf(name))
+    # an accelerator computes the rows without weight too
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    all_close(learned(chunked_distillation_loss, args, conf_of(name)), rows)
+    assert_all_close(differentiate(chunked_distillation_loss, args, build_conf(name)), rows)
 
 
 @each_vocabulary
-def test_the_bucket_flatters_alpha_by_no_more_than_it_holds(kept):
-    """Hits and cover are exact; what both leave to the bucket is counted as agreed upon."""
-    args, conf = inputs(kept=kept, spread=0.5), conf_of(LossName.tv)
+def test_alpha_is_overestimated_by_at_most_the_probability_of_the_bucket(draft_ids):
+    """Hits and cover are exact; probability that both leave to the bucket counts as agreement."""
+    args, conf = draw_inputs(draft_ids=draft_ids, spread=0.5), build_conf(LossName.tv)
     args["draft_hidden"] = args["draft_hidden"].detach().expand(23, 23, 6)
     args["weight"] = torch.eye(23)  # a step for every row
     _, exact = chunked_distillation_loss(**args, conf=conf)
     known = with_top(args)
-    _, found = chunked_distillation_loss(**known, conf=conf)
+    _, metrics = chunked_distillation_loss(**known, conf=conf)
     for name in ("hit", "covered"):
-        assert torch.equal(found[name], exact[name])
-    over = found["alpha"][:, 0] - exact["alpha"][:, 0]
+        assert torch.equal(metrics[name], exact[name])
+    over = metrics["alpha"][:, 0] - exact["alpha"][:, 0]
     assert (over > -1e-6).all()
     assert (over <= known["target_hidden_or_topk"].rest + 1e-6).all()
     assert (over > 0.01).any()
 
 
 def test_a_tiny_rest_is_not_lost():
-    """1 - (sum of the top) would be 0 in fp32."""
+    """In fp32, 1 - (sum of the top) would be 0."""
     top = TopKLogits.from_logits(torch.tensor([[30.0, 0.0, 0.0]]), 1)
     torch.testing.assert_close(top.rest, torch.tensor([2 * torch.tensor(-30.0).exp()]))
 
@@ -147,16 +147,16 @@ def test_a_tiny_rest_is_not_lost():
 @each_loss
 def test_the_targets_head_is_not_applied_and_chunks_stay_small(name):
     tokens, vocab, chunk = 256, 500, 32
-    args = with_top(inputs(tokens=tokens, vocab=vocab)) | {"target_head": torch.empty(0, 0)}
+    args = with_top(draw_inputs(tokens=tokens, vocab=vocab)) | {"target_head": torch.empty(0, 0)}
     with Largest() as largest:
-        chunked_distillation_loss(**args, conf=conf_of(name, logits_chunk=chunk))[0].backward()
+        chunked_distillation_loss(**args, conf=build_conf(name, logits_chunk=chunk))[0].backward()
     assert largest.numel <= chunk * (vocab + 1)
 
 
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiles_into_one_graph():
-    args = with_top(inputs(kept=KEPT, steps=(2,)))
+def test_the_loss_compiles_into_a_single_graph():
+    args = with_top(draw_inputs(draft_ids=DRAFT_IDS, steps=(2,)))
     compiled = torch.compile(chunked_distillation_loss, backend="aot_eager", fullgraph=True)
     for name in ("lk_hybrid", "ce"):
         conf = LossConf(name=LossName[name], logits_chunk=16, top_k=2)
@@ -164,4 +164,4 @@ def test_compiles_into_one_graph():
         for form in (chunked_distillation_loss, compiled):
             total, _ = form(**args, conf=conf)
             results.append([total, *torch.autograd.grad(total, [args["draft_hidden"]])])
-        all_close(*results)
+        assert_all_close(*results)

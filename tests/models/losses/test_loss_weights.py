@@ -1,4 +1,4 @@
-"""Which rows count and what they weigh, by hand."""
+"""Rows have the weights that are computed here by hand."""
 
 import pytest
 import torch
@@ -6,25 +6,25 @@ import torch
 from models.losses.config import LossConf, Reduction
 from models.losses.loss_weights import position_weights, token_weights
 
-# a document of two answers (3 and 2 tokens), one of an answer of 4, and padding
+# a document of two answers (3 and 2 tokens), a document of an answer of 4, and padding
 ANSWER = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0]]).bool()
 DOCUMENT = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1]])
 TOKEN = Reduction.token
 
 
-def close(found, expected):
-    torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float32))
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual.flatten(), torch.tensor(expected, dtype=torch.float32))
 
 
 def test_a_language_model_learns_every_answer_token():
-    """Row t of token t+1; never of the next document's first, nor of padding."""
+    """Row t learns token t+1, but neither the first token of the next document nor padding."""
     weight, total = token_weights(ANSWER, DOCUMENT, conf=LossConf(reduction=TOKEN))
-    close(weight, [1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0])
+    assert_close(weight, [1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0])
     assert total == 8
 
 
 def test_prompts_can_be_learned_like_answers():
-    """The weights are those of the same text as one answer; padding stays out."""
+    """The weights are those of a text that is all answer; padding has none."""
     conf = LossConf(reduction=TOKEN, on_prompts=True, step_decay=0.8)
     answers_only = LossConf(reduction=TOKEN, step_decay=0.8)
     everything = DOCUMENT >= 0
@@ -36,12 +36,12 @@ def test_prompts_can_be_learned_like_answers():
 
 
 def test_half_life_counts_from_the_start_of_each_answer():
-    """Two tokens on, a token weighs half. The second document begins with its answer."""
+    """A token weighs half of the token two before it. The second document begins with its answer."""
     root = 0.5**0.5
     conf = LossConf(reduction=TOKEN, half_life=2, step_decay=1.0)
     weight, total = token_weights(ANSWER, DOCUMENT, conf=conf)
-    close(weight, [1, root, 0.5, 0, 0, 1, root, 0, root, 0.5, root / 2, 0, 0])
-    close(total, [3 + 3.5 * root])
+    assert_close(weight, [1, root, 0.5, 0, 0, 1, root, 0, root, 0.5, root / 2, 0, 0])
+    assert_close(total, [3 + 3.5 * root])
 
 
 def test_a_drafted_position_weighs_what_its_token_weighs():
@@ -50,14 +50,14 @@ def test_a_drafted_position_weighs_what_its_token_weighs():
     conf = LossConf(reduction=TOKEN, half_life=2, step_decay=0.8)
     weight, total = position_weights(ANSWER, DOCUMENT, steps=2, conf=conf)
     first = [root, 0.5, 0, 0, 0, root, 0, 0.0, 0.5, root / 2, 0, 0, 0]
-    close(weight[0], first)
-    close(weight[1], [0.4, 0, 0, 0, 0, 0, 0, 0, 0.4 * root, 0, 0, 0, 0])
-    close(total, [sum(first)])
+    assert_close(weight[0], first)
+    assert_close(weight[1], [0.4, 0, 0, 0, 0, 0, 0, 0, 0.4 * root, 0, 0, 0, 0])
+    assert_close(total, [sum(first)])
 
 
 @pytest.mark.parametrize("half_life", [None, 1])
-def test_each_document_weighs_one(half_life):
-    """However long its answers are, and however many; one without any weighs nothing."""
+def test_the_weights_of_each_document_sum_to_1(half_life):
+    """The sum depends on neither length nor number of answers; a document without answers weighs nothing."""
     conf = LossConf(half_life=half_life, step_decay=1.0)
     answer = torch.cat([ANSWER, torch.zeros_like(ANSWER)])
     document = torch.cat([DOCUMENT, DOCUMENT])
@@ -66,7 +66,7 @@ def test_each_document_weighs_one(half_life):
         position_weights(answer, document, steps=3, conf=conf),
     ):
         first = weight.reshape(-1, *answer.shape)[0]
-        close(first[0, :8].sum(), [1])
-        close(first[0, 8:].sum(), [1])
+        assert_close(first[0, :8].sum(), [1])
+        assert_close(first[0, 8:].sum(), [1])
         assert not first[1].any()
-        close(total, [2])
+        assert_close(total, [2])

@@ -1,4 +1,4 @@
-"""Losses: what each is defined to be, by a float64 reference, by hand and by identity."""
+"""Every loss equals its definition: a float64 reference, examples by hand, and identities."""
 
 import math
 from dataclasses import replace
@@ -11,14 +11,14 @@ from models.losses.config import LossConf, LossName
 from tests.support.models.loss_cases import (
     CLOSE,
     FORMS,
-    all_close,
-    conf_of,
+    assert_all_close,
+    build_conf,
+    build_logits,
+    compute_scores,
+    differentiate,
+    draw_inputs,
     each_loss,
     each_vocabulary,
-    inputs,
-    learned,
-    logits_of,
-    losses_of,
 )
 
 LARGE = 151_936
@@ -30,8 +30,8 @@ def kl(a, b):
     return (torch.xlogy(a, a) - a * b.log()).sum(-1)
 
 
-def defined(draft, target, soft, label, conf):
-    """A row's loss by its definition; `soft` is `target` made to sum to 1."""
+def define_loss(draft, target, soft, label, conf):
+    """Compute a row's loss by its definition; `soft` is `target` scaled to sum to 1."""
     alpha = torch.minimum(draft, target).sum()
     trust = torch.exp(-conf.lk_eta * alpha.detach())
     mixed = conf.beta * soft + (1 - conf.beta) * draft
@@ -53,10 +53,10 @@ def defined(draft, target, soft, label, conf):
     }[conf.name]()
 
 
-def reference(args, conf):
-    """Value and gradients, row by row."""
+def compute_reference(args, conf):
+    """Compute value and gradients row by row."""
     vocab = len(args["target_head"])
-    kept = torch.arange(vocab) if args["kept_ids"] is None else args["kept_ids"]
+    draft_ids = torch.arange(vocab) if args["kept_ids"] is None else args["kept_ids"]
     hidden = args["draft_hidden"].detach().double().requires_grad_()
     heads = [head.detach().double().requires_grad_() for head in args["draft_heads"]]
     logits = args["target_hidden_or_topk"].double() @ args["target_head"].double().T
@@ -67,11 +67,11 @@ def reference(args, conf):
         rows = hidden.reshape(len(steps), len(logits), -1)[step]
         for t, weight in enumerate(weights):
             must = args["labels"][t] if conf.name is LossName.ce else logits[t].argmax()
-            if weight and must in kept:
-                target = (logits[t] / conf.temperature).softmax(-1)[kept]
+            if weight and must in draft_ids:
+                target = (logits[t] / conf.temperature).softmax(-1)[draft_ids]
                 draft = (head @ rows[t] / conf.temperature).softmax(-1)
-                label = (kept == must).nonzero()[0, 0]
-                loss = defined(draft, target, target / target.sum(), label, conf)
+                label = (draft_ids == must).nonzero()[0, 0]
+                loss = define_loss(draft, target, target / target.sum(), label, conf)
                 total = total + weight.double() * loss
     grads = torch.autograd.grad(3 * total, [hidden, *heads])
     return [tensor.float() for tensor in (total, *grads)]
@@ -79,30 +79,30 @@ def reference(args, conf):
 
 @each_loss
 @each_vocabulary
-@pytest.mark.parametrize("own_heads", [False, True], ids=["one-head", "own-heads"])
+@pytest.mark.parametrize("own_heads", [False, True], ids=["shared-head", "own-heads"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-def test_both_forms_are_what_the_loss_is_defined_to_be(name, kept, own_heads, temperature, masked):
-    args = inputs(tokens=9, steps=(2,), kept=kept, own_heads=own_heads)
+def test_both_forms_equal_the_definition(name, draft_ids, own_heads, temperature, masked):
+    args = draw_inputs(tokens=9, steps=(2,), draft_ids=draft_ids, own_heads=own_heads)
     args["weight"] = args["weight"] * (torch.arange(9) % 3 > 0) if masked else args["weight"] + 0.1
-    conf = conf_of(name, temperature=temperature)
-    expected = reference(args, conf)
+    conf = build_conf(name, temperature=temperature)
+    expected = compute_reference(args, conf)
     for form in FORMS.values():
-        total, *rest = learned(form, args, conf)
-        all_close([total, *rest[-len(expected) + 1 :]], expected)
+        total, *rest = differentiate(form, args, conf)
+        assert_all_close([total, *rest[-len(expected) + 1 :]], expected)
 
 
-def without_kinks(args):
-    """Redraw the draft's head where a row gives a token what the target gives it, to 1e-4.
+def avoid_kinks(args):
+    """Redraw the draft's head where a row gives a token the target's probability, to 1e-4.
 
     Total variation has a kink there: rounding of the logits, a few 1e-6, would choose the side, and
-    with it the token's whole gradient. Of 600,000 random pairs some dozens lie so close.
+    with it the token's entire gradient. Of 600,000 random pairs some dozens lie so close.
     """
-    head, kept = args["draft_heads"][0].detach(), args["kept_ids"]
+    head, draft_ids = args["draft_heads"][0].detach(), args["kept_ids"]
     draw = torch.Generator().manual_seed(2)
     theirs = args["target_hidden_or_topk"].double() @ args["target_head"].double().T
     theirs = theirs.log_softmax(-1)
-    theirs = theirs if kept is None else theirs[:, kept]
+    theirs = theirs if draft_ids is None else theirs[:, draft_ids]
     while True:
         ours = (args["draft_hidden"].detach().double() @ head.double().T).log_softmax(-1)
         close = ((ours - theirs).abs() < 1e-4).any(0)
@@ -115,39 +115,39 @@ def without_kinks(args):
 @each_loss
 @pytest.mark.parametrize("size", [None, 32_000], ids=["full", "reduced"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_vocabulary_of_152_thousand(name, size, form):
+def test_a_vocabulary_of_152_thousand_costs_no_precision(name, size, form):
     """Logits of ordinary spread: sums over the vocabulary have errors of their own.
 
     A sum of n terms in fp32 whose partial sums stay below its result is rounded n times by at most
     u = 2**-24 of it. The errors have either sign and add up as a random walk, to sqrt(n) * u at
-    most. Softmax sums over the whole vocabulary, also for a reduced one: n is 152 thousand.
+    most. Softmax sums over the full vocabulary, even for a reduced draft vocabulary: n is 152 thousand.
     """
-    kept = None if size is None else torch.arange(LARGE)[:: LARGE // size][:size]
-    args = inputs(tokens=5, vocab=LARGE, kept=kept, spread=0.4)
+    draft_ids = None if size is None else torch.arange(LARGE)[:: LARGE // size][:size]
+    args = draw_inputs(tokens=5, vocab=LARGE, draft_ids=draft_ids, spread=0.4)
     args["weight"] = torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0])
-    if kept is not None:  # of the likelier tokens, so that rows are covered
-        args["target_head"][kept] *= 3
-        args["labels"] = kept[args["labels"] % size]
-    args = without_kinks(args)
-    conf = conf_of(name, top_k=10_000, logits_chunk=2)
-    total, *_, hidden_grad, head_grad = learned(FORMS[form], args, conf)
-    expected = reference(args, conf)
+    if draft_ids is not None:  # likelier tokens, so that rows are covered
+        args["target_head"][draft_ids] *= 3
+        args["labels"] = draft_ids[args["labels"] % size]
+    args = avoid_kinks(args)
+    conf = build_conf(name, top_k=10_000, logits_chunk=2)
+    total, *_, hidden_grad, head_grad = differentiate(FORMS[form], args, conf)
+    expected = compute_reference(args, conf)
     torch.testing.assert_close(total, expected[0], **CLOSE)
-    for found, grad in ((hidden_grad, expected[1]), (head_grad, expected[2])):
-        assert (found - grad).norm() < math.sqrt(LARGE) * 2**-24 * grad.norm()
+    for actual, grad in ((hidden_grad, expected[1]), (head_grad, expected[2])):
+        assert (actual - grad).norm() < math.sqrt(LARGE) * 2**-24 * grad.norm()
 
 
 @each_loss
 @each_vocabulary
-def test_sharp_distributions_neither_underflow_nor_overflow(name, kept):
+def test_sharp_distributions_neither_underflow_nor_overflow(name, draft_ids):
     """Logits hundreds apart: most probabilities are 0 in fp32, their logarithms are not."""
-    args = inputs(tokens=9, kept=kept)
+    args = draw_inputs(tokens=9, draft_ids=draft_ids)
     args["target_head"], args["weight"] = 15 * args["target_head"], args["weight"] + 0.1
     args["draft_heads"] = [(12 * head.detach()).requires_grad_() for head in args["draft_heads"]]
-    expected = reference(args, conf_of(name))
+    expected = compute_reference(args, build_conf(name))
     for form in FORMS.values():
-        total, *rest = learned(form, args, conf_of(name))
-        all_close([total, *rest[-2:]], expected, atol=1e-3, rtol=1e-4)
+        total, *rest = differentiate(form, args, build_conf(name))
+        assert_all_close([total, *rest[-2:]], expected, atol=1e-3, rtol=1e-4)
 
 
 # --- by hand and by identity ------------------------------------------------------------------
@@ -155,19 +155,19 @@ def test_sharp_distributions_neither_underflow_nor_overflow(name, kept):
 
 def test_a_reduced_vocabulary_by_hand():
     """The teacher is renormalised to (1/3, 2/3); alpha is not: min(.2, .5) + min(.4, .5) = .6."""
-    kept = torch.tensor([0, 2])
-    target = logits_of([0.2, 0.3, 0.4, 0.1], [0.2, 0.5, 0.2, 0.1])
-    found = losses_of(logits_of([0.5, 0.5], [0.25, 0.75]), target, LossConf(), kept=kept)
-    torch.testing.assert_close(found["alpha"], torch.tensor([0.6, 0.4]))
-    assert found["covered"].tolist() == [True, False]
-    assert found["hit"].tolist() == [False, False]  # a tie goes to the first; token 1 is not kept
-    torch.testing.assert_close(found["loss"], torch.tensor([math.log(2), 0.0]))
+    draft_ids = torch.tensor([0, 2])
+    target = build_logits([0.2, 0.3, 0.4, 0.1], [0.2, 0.5, 0.2, 0.1])
+    scores = compute_scores(build_logits([0.5, 0.5], [0.25, 0.75]), target, LossConf(), draft_ids=draft_ids)
+    torch.testing.assert_close(scores["alpha"], torch.tensor([0.6, 0.4]))
+    assert scores["covered"].tolist() == [True, False]
+    assert scores["hit"].tolist() == [False, False]  # a tie goes to the first; token 1 is not in the draft vocabulary
+    torch.testing.assert_close(scores["loss"], torch.tensor([math.log(2), 0.0]))
 
 
 def test_topk_kl_teaches_a_draft_that_is_sure_of_the_wrong_token():
-    """What it gives all the others underflows in fp32; they are still told apart, and pulled up."""
+    """The draft's other probabilities underflow in fp32; their gradients still differ, and raise them."""
     draft, target = torch.tensor([[0.0, -200.0, -201.0]]), torch.tensor([[0.4, 0.3, 0.3]]).log()
-    head, conf = draft.T.contiguous().requires_grad_(), conf_of(LossName.topk_kl, top_k=1)
+    head, conf = draft.T.contiguous().requires_grad_(), build_conf(LossName.topk_kl, top_k=1)
     rest = torch.tensor([0.0, -1.0]).softmax(-1)
     expected = 0.4 * math.log(0.4) + 0.6 * (math.log(0.6) + 200 - math.log1p(math.exp(-1)))
     for form in FORMS.values():
@@ -189,44 +189,46 @@ def test_topk_kl_teaches_a_draft_that_is_sure_of_the_wrong_token():
 @each_loss
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_perfect_draft_has_nothing_to_learn(name, temperature):
-    """The loss is 0, but for cross entropies; the gradient is 0, but for the text's own token."""
+    """Every loss but cross entropy is 0; every gradient but that of the text's token is 0."""
     logits, labels = torch.randn(50, 9).requires_grad_(), torch.arange(50) % 9
-    found = losses_of(logits, logits.detach(), conf_of(name, temperature=temperature), labels=labels)
-    (grad,) = torch.autograd.grad(found["loss"].sum(), logits)
-    nothing = torch.zeros_like(found["loss"])
+    scores = compute_scores(logits, logits.detach(), build_conf(name, temperature=temperature), labels=labels)
+    (grad,) = torch.autograd.grad(scores["loss"].sum(), logits)
+    nothing = torch.zeros_like(scores["loss"])
     if name not in (LossName.soft_ce, LossName.ce):
-        torch.testing.assert_close(found["loss"], nothing, atol=1e-6, rtol=0)
+        torch.testing.assert_close(scores["loss"], nothing, atol=1e-6, rtol=0)
     if name is LossName.soft_ce:
         soft = (logits / temperature).softmax(-1)
-        torch.testing.assert_close(found["loss"], torch.special.entr(soft).sum(-1))
+        torch.testing.assert_close(scores["loss"], torch.special.entr(soft).sum(-1))
     if name not in (LossName.tv, LossName.lk_hybrid, LossName.ce):  # those have a kink there
         torch.testing.assert_close(grad, torch.zeros_like(grad), atol=1e-6, rtol=0)
-    assert found["hit"].all()
+    assert scores["hit"].all()
 
 
 @each_vocabulary
 @pytest.mark.parametrize(("beta", "name"), [(0.0, LossName.forward_kl), (1.0, LossName.reverse_kl)])
-def test_jsd_ends_in_the_kls(beta, name, kept):
-    """Exactly at the ends; near them it is their multiple, as in GKD."""
-    args = inputs(kept=kept, steps=(2,), spread=0.5)
+def test_jsd_ends_in_the_kls(beta, name, draft_ids):
+    """JSD equals them at the ends, and is a multiple of them nearby, as in GKD."""
+    args = draw_inputs(draft_ids=draft_ids, steps=(2,), spread=0.5)
     for form in FORMS.values():
-        end = learned(form, args, conf_of(name))
-        all_close(learned(form, args, conf_of(LossName.jsd, beta=beta)), end)
+        end = differentiate(form, args, build_conf(name))
+        assert_all_close(differentiate(form, args, build_conf(LossName.jsd, beta=beta)), end)
         near = abs(beta - 1e-3)
-        total, *rest = learned(form, args, conf_of(LossName.jsd, beta=near))
+        total, *rest = differentiate(form, args, build_conf(LossName.jsd, beta=near))
         torch.testing.assert_close(total / 1e-3, end[0], rtol=2e-2, atol=0)
         assert torch.cosine_similarity(rest[-1].flatten(), end[-1].flatten(), dim=0) > 0.99
 
 
 @each_loss
 def test_only_cross_entropy_with_the_text_reads_labels(name):
-    args = inputs() | {"labels": None}
+    args = draw_inputs() | {"labels": None}
     for form in FORMS.values():
         if name is LossName.ce:
             with pytest.raises(AssertionError, match="labels"):
-                form(**args, conf=conf_of(name))
+                form(**args, conf=build_conf(name))
         else:
-            all_close(learned(form, args, conf_of(name)), learned(form, inputs(), conf_of(name)))
+            assert_all_close(
+                differentiate(form, args, build_conf(name)), differentiate(form, draw_inputs(), build_conf(name))
+            )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The reduced draft vocabulary keeps what it must, fills what it may, and its maps agree."""
+"""The reduced draft vocabulary holds every required token and fills up with the most frequent tokens."""
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from models.trees import draft_vocab
 COUNTS = torch.tensor([0, 50, 3, 0, 40, 0, 7, 0])
 
 
-def test_the_most_frequent_are_kept_beside_the_always_kept_in_ascending_order():
+def test_required_tokens_and_the_most_frequent_others_stand_in_ascending_order():
     assert draft_vocab.choose_kept_ids(COUNTS, 4, required_ids=[7, 0]).tolist() == [0, 1, 4, 7]
 
 
-def test_an_always_kept_token_takes_one_place_however_frequent():
+def test_a_required_token_counts_once_however_frequent_it_is():
     assert draft_vocab.choose_kept_ids(COUNTS, 3, required_ids=[1]).tolist() == [1, 4, 6]
 
 
@@ -23,15 +23,15 @@ def test_unused_tokens_fill_up_by_ascending_id():
     assert draft_vocab.choose_kept_ids(COUNTS, 6, required_ids=[7]).tolist() == [0, 1, 2, 4, 6, 7]
 
 
-def test_a_token_without_a_row_in_the_head_is_left_out():
+def test_a_required_token_without_a_row_in_the_head_is_left_out():
     assert draft_vocab.choose_kept_ids(COUNTS, 2, required_ids=[7, 8]).tolist() == [1, 7]
 
 
-def test_no_size_and_full_size_keep_everything():
+def test_no_size_and_full_size_keep_every_token():
     for size in (None, len(COUNTS)):
-        kept = draft_vocab.choose_kept_ids(COUNTS, size, required_ids=[3])
-        assert kept.tolist() == list(range(len(COUNTS)))
-        assert draft_vocab.token_coverage(COUNTS, kept) == 1.0
+        ids = draft_vocab.choose_kept_ids(COUNTS, size, required_ids=[3])
+        assert ids.tolist() == list(range(len(COUNTS)))
+        assert draft_vocab.token_coverage(COUNTS, ids) == 1.0
 
 
 @pytest.mark.parametrize("size", [2, 9])
@@ -44,7 +44,7 @@ def test_coverage_is_the_share_of_answer_tokens():
     assert draft_vocab.token_coverage(COUNTS, torch.tensor([1, 4])) == pytest.approx(0.9)
 
 
-def test_every_byte_and_special_token_of_a_byte_level_tokenizer_is_kept():
+def test_every_byte_and_special_token_of_a_byte_level_tokenizer_is_required():
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -54,14 +54,14 @@ def test_every_byte_and_special_token_of_a_byte_level_tokenizer_is_kept():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     tokenizer.add_tokens(["<call>"])
 
-    kept = draft_vocab.required_token_ids(tokenizer)
-    assert len(kept) == 256 + 2
+    ids = draft_vocab.required_token_ids(tokenizer)
+    assert len(ids) == 256 + 2
     spelled = tokenizer("\x00 \x7f \u00ff \U0001f600<call><end>").input_ids
-    assert set(spelled) <= set(kept)
-    assert tokenizer.convert_tokens_to_ids("the") not in kept
+    assert set(spelled) <= set(ids)
+    assert tokenizer.convert_tokens_to_ids("the") not in ids
 
 
-def test_every_byte_fallback_token_is_kept():
+def test_every_byte_fallback_token_is_required():
     tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "ab"]
     backend = Tokenizer(
         models.BPE({token: i for i, token in enumerate(tokens)}, [("a", "b")], unk_token="<unk>", byte_fallback=True)

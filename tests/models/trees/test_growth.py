@@ -1,4 +1,4 @@
-"""Token trees: closed under prefixes, parents first, refused where they cannot be grown."""
+"""Token trees are closed under prefixes and list parents first; impossible trees are refused."""
 
 import heapq
 from itertools import product
@@ -30,7 +30,7 @@ def dynamic(**conf):
 
 
 def scores_of(path, *, ties=False, cut=False):
-    """Scores behind a path, the same whenever they are asked for."""
+    """Return the scores after a path, the same at every call."""
     numbers = torch.Generator().manual_seed(hash(path) % 2**31)
     scores = torch.randn(VOCAB, generator=numbers)
     if ties:
@@ -42,7 +42,7 @@ def scores_of(path, *, ties=False, cut=False):
 
 
 def paths_of(proposal, row, root=()):
-    """The token paths of one row, in the order in which they were proposed."""
+    """List the token paths of a row, in the order of the proposal."""
     paths = [root]
     for token, parent in zip(proposal.ids[row].tolist(), proposal.parents[row].tolist(), strict=True):
         assert parent + 1 < len(paths)  # parents first
@@ -50,8 +50,8 @@ def paths_of(proposal, row, root=()):
     return paths[1:]
 
 
-def grown(tree, *, root=(0,), **kind):
-    """The paths of one row, in the order in which they were proposed."""
+def grow_paths(tree, *, root=(0,), **kind):
+    """Grow a tree from `root`; list its paths in the order of the proposal."""
     before = [root]
 
     def expand(tokens, above, level):
@@ -66,34 +66,34 @@ def grown(tree, *, root=(0,), **kind):
 @pytest.mark.parametrize("kind", [{}, {"ties": True}, {"cut": True}, {"ties": True, "cut": True}])
 def test_dynamic_trees_are_closed_under_prefixes_also_under_ties(kind):
     for number in range(40):
-        paths = grown(dynamic(), root=(number,), **kind)
+        paths = grow_paths(dynamic(), root=(number,), **kind)
         assert len(set(paths)) == len(paths) == 9
         assert all(path[:-1] in paths or len(path) == 2 for path in paths)
         assert max(map(len, paths)) <= 5
 
 
-def likeliest(root, nodes, depth):
-    """The likeliest paths, by the textbook: pop the best, push its children."""
-    found, queue = [], [(-0.0, root)]
-    while len(found) <= nodes:
+def search_best_first(root, nodes, depth):
+    """List the likeliest paths by textbook best-first search: pop the best, push its children."""
+    paths, queue = [], [(-0.0, root)]
+    while len(paths) <= nodes:
         negative, path = heapq.heappop(queue)
-        found.append(path)
+        paths.append(path)
         if len(path) <= depth:
             logp = scores_of(path).log_softmax(-1)
             for token, value in enumerate(logp.tolist()):
                 heapq.heappush(queue, (negative - value, (*path, token)))
-    return found[1:]
+    return paths[1:]
 
 
 def test_dynamic_trees_are_those_of_best_first_search():
     tree = dynamic(depth=3, nodes=12, beam_width=VOCAB**2, children=VOCAB)  # wide enough to prune nothing
     for number in range(20):
-        assert grown(tree, root=(number,)) == likeliest((number,), nodes=12, depth=3)
+        assert grow_paths(tree, root=(number,)) == search_best_first((number,), nodes=12, depth=3)
 
 
 @pytest.mark.parametrize("nodes", [4, 9, 25])
 def test_a_width_of_all_nodes_prunes_nothing(nodes):
-    """Independent guesses, a distribution a depth: the tree is the best of all trees."""
+    """For independent guesses, a distribution for each depth, the tree is the best of all trees."""
     numbers = np.random.default_rng(nodes)
     tree = TreeConf(depth=4, nodes=nodes, beam_width=None, children=VOCAB).build()
     for _ in range(20):
@@ -103,8 +103,8 @@ def test_a_width_of_all_nodes_prunes_nothing(nodes):
         proposal = grow(tree, GREEDY, logits[0], lambda *_: logits[next(depth)][None])  # noqa: B023
         tokens = np.argsort(-table, axis=1)  # of each rank
         ranks = best_first_paths(np.take_along_axis(table, tokens, 1), nodes)
-        wanted = [tuple(tokens[d, rank] for d, rank in enumerate(path)) for path in ranks]
-        assert paths_of(proposal, 0) == wanted
+        expected = [tuple(tokens[d, rank] for d, rank in enumerate(path)) for path in ranks]
+        assert paths_of(proposal, 0) == expected
 
 
 def test_medusas_product_tree_is_the_best_of_all_products(target):
@@ -131,25 +131,25 @@ def test_a_chain_takes_the_likeliest_token_each_time():
     path = (7,)
     for _ in range(3):
         path = (*path, int(scores_of(path).argmax()))
-    assert grown(tree, root=(7,)) == [path[:2], path[:3], path]
+    assert grow_paths(tree, root=(7,)) == [path[:2], path[:3], path]
 
 
 def test_a_static_tree_takes_the_ranks_that_it_names():
     paths = [[1, 0, 2], [0], [1], [0, 1], [1, 0]]
     tree = TreeConf(kind=TreeKind.static, paths=paths).build()
-    wanted = []
+    expected = []
     for ranks in sorted(map(tuple, paths), key=lambda path: (len(path), path)):
         path = (3,)
         for rank in ranks:
             order = scores_of(path).argsort(descending=True).tolist()
             path = (*path, order[rank])
-        wanted.append(path)
-    assert grown(tree, root=(3,)) == wanted
+        expected.append(path)
+    assert grow_paths(tree, root=(3,)) == expected
     assert (tree.nodes, tree.depth, tree.scratch_slots) == (5, 3, 3)
     assert sorted(tree.paths) == sorted(paths)
 
 
-def test_ancestors_are_those_of_a_plain_loop():
+def test_ancestors_and_depths_are_those_of_a_plain_loop():
     numbers = torch.Generator().manual_seed(0)
     parents = torch.stack(
         [torch.randint(-1, max(i, 1), (6,), generator=numbers).clamp(max=i - 1) for i in range(20)], dim=1
@@ -187,7 +187,7 @@ def test_impossible_trees_are_refused_by_key(message):
 def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
     for depth, width, branch, nodes in [(2, 4, 2, 6), (3, 1, 1, 3), (1, 1, 5, 5), (3, 2, 4, 20)]:
         tree = dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes)
-        assert len(grown(tree)) == nodes
+        assert len(grow_paths(tree)) == nodes
         with pytest.raises(UserError, match=r"tree\.nodes: must be at most"):
             dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes + 1)
 
@@ -196,7 +196,7 @@ def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
 
 
 def extreme_scores(number: int) -> torch.Tensor:
-    """Scores with ties, with or without -inf, NaN and the largest and smallest numbers."""
+    """Draw scores with ties; the bits of `number` add -inf, NaN, the lowest and the smallest number."""
     numbers = torch.Generator().manual_seed(number)
     scores = torch.randint(-3, 4, (3, 1 + 13 * (number % 4)), generator=numbers).float()
     for bit, value in enumerate((-torch.inf, torch.nan, torch.finfo().min, -1e-45)):
@@ -210,6 +210,6 @@ def test_the_stable_top_is_the_start_of_a_stable_sort(number):
     scores = extreme_scores(number)
     ordered, index = scores.sort(dim=-1, descending=True, stable=True)
     for count in {1, scores.shape[1] // 2, scores.shape[1]} - {0}:
-        top, found = stable_topk(scores, count)
-        assert torch.equal(found, index[:, :count])
+        top, top_index = stable_topk(scores, count)
+        assert torch.equal(top_index, index[:, :count])
         torch.testing.assert_close(top, ordered[:, :count], rtol=0, atol=0, equal_nan=True)

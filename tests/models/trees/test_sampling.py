@@ -1,4 +1,4 @@
-"""Sampling: the rule is transformers', the noise is Gumbel, keyed, and blind to batch and shape."""
+"""Sampling warps as transformers does; its noise is Gumbel, keyed, and independent of batch and shape."""
 
 import itertools
 import math
@@ -25,14 +25,14 @@ ROWS = 20_000
 PROMPT = 7  # tokens of a text that are its prompt
 
 
-def draw(rows=ROWS, *, vocab=12, count=2, seed=0, turn=0):
-    """Noise of `count` positions of many rows."""
+def draw_noise(rows=ROWS, *, vocab=12, count=2, seed=0, turn=0):
+    """Draw the noise of `count` positions of many rows."""
     positions = torch.arange(7, 7 + count).expand(rows, -1)
     return gumbel_noise(seed, torch.arange(rows), turn, positions, torch.arange(vocab))
 
 
-def texts_and_logits(case):
-    """Of eight texts: ids of prompt and answer, and logits, some with ties or with -inf."""
+def draw_texts_and_logits(case):
+    """Draw ids of eight texts, and logits, in some cases with ties or -inf."""
     numbers = torch.Generator().manual_seed(0)
     ids = torch.randint(0, VOCAB, (8, 12), generator=numbers)
     logits = torch.randn(8, VOCAB, generator=numbers) * 3
@@ -40,20 +40,20 @@ def texts_and_logits(case):
         logits = logits.round()
     if case == "forbidden":
         logits[:, ::3] = -math.inf
-    if case == "one token":
+    if case == "single token":
         logits[:, 1:] = -math.inf
     return ids, logits
 
 
-def history_of(ids, prompt=PROMPT):
-    known, said = (torch.nn.functional.one_hot(part, VOCAB).bool().any(1) for part in (ids, ids[:, prompt:]))
-    return History(in_text=known, in_answer=said)
+def build_history(ids, prompt=PROMPT):
+    in_text, in_answer = (torch.nn.functional.one_hot(part, VOCAB).bool().any(1) for part in (ids, ids[:, prompt:]))
+    return History(in_text=in_text, in_answer=in_answer)
 
 
-def as_transformers(ids, logits, conf):
-    """Its processors, in the order of `generate`; the presence penalty behind the other one.
+def warp_by_transformers(ids, logits, conf):
+    """Apply its processors in the order of `generate`, with the presence penalty after the repetition penalty.
 
-    Of the latter there is none: a bias of each token that was said is the same.
+    It has no presence penalty: a bias of each answered token is the same.
     """
     if conf.repetition_penalty != 1:
         logits = RepetitionPenaltyLogitsProcessor(conf.repetition_penalty)(ids, logits)
@@ -61,9 +61,9 @@ def as_transformers(ids, logits, conf):
         logits = torch.cat(
             [
                 SequenceBiasLogitsProcessor({(t,): -conf.presence_penalty for t in row[PROMPT:]})(
-                    torch.tensor([row]), one[None]
+                    torch.tensor([row]), scores[None]
                 )
-                for row, one in zip(ids.tolist(), logits, strict=True)
+                for row, scores in zip(ids.tolist(), logits, strict=True)
             ]
         )
     steps = [TemperatureLogitsWarper(conf.temperature)]
@@ -90,33 +90,33 @@ OPTIONS += [
 ]
 
 
-@pytest.mark.parametrize("case", ["plain", "ties", "forbidden", "one token"])
+@pytest.mark.parametrize("case", ["plain", "ties", "forbidden", "single token"])
 def test_warping_is_that_of_transformers(case):
-    """Every option alone, and all combinations, to the bit."""
-    ids, logits = texts_and_logits(case)
-    history = history_of(ids)
+    """Every option alone and every combination gives bit-equal logits."""
+    ids, logits = draw_texts_and_logits(case)
+    history = build_history(ids)
     for options in OPTIONS:
         conf = SamplingConf(**({"temperature": 1.0} | options))
-        found = warp_logits(conf, logits, history)
-        assert torch.equal(found, as_transformers(ids, logits, conf)), options
+        warped = warp_logits(conf, logits, history)
+        assert torch.equal(warped, warp_by_transformers(ids, logits, conf)), options
 
 
 @pytest.mark.parametrize("repetition_penalty", [1.0, 1.3])
-def test_a_greedy_rule_penalises_and_leaves_the_rest(repetition_penalty):
-    ids, logits = texts_and_logits("plain")
+def test_a_greedy_rule_applies_penalties_and_no_other_option(repetition_penalty):
+    ids, logits = draw_texts_and_logits("plain")
     more = {"repetition_penalty": repetition_penalty, "presence_penalty": 0.4}
     rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5, min_p=0.3, **more)
-    wanted = as_transformers(ids, logits, SamplingConf(temperature=1.0, **more))
-    assert torch.equal(warp_logits(rule, logits, history_of(ids)), wanted)
+    expected = warp_by_transformers(ids, logits, SamplingConf(temperature=1.0, **more))
+    assert torch.equal(warp_logits(rule, logits, build_history(ids)), expected)
 
 
 def test_generate_has_the_same_order_of_options():
-    """What a tiny model's `generate` does to its logits, by all options that it has."""
+    """The logits are those of a tiny model's `generate` with all options that it has."""
     options = {"top_k": 9, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3}
     conf = SamplingConf(temperature=0.7, **options)
     model = tiny_target(seed=0).model
     ids = torch.randint(1, VOCAB, (1, 9), generator=torch.Generator().manual_seed(2))
-    made = model.generate(
+    output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=True,
@@ -129,16 +129,16 @@ def test_generate_has_the_same_order_of_options():
         eos_token_id=None,
         **options,
     )
-    for step, (scores, logits) in enumerate(zip(made.scores, made.logits, strict=True)):
-        history = history_of(made.sequences[:, : 9 + step], prompt=9)
+    for step, (scores, logits) in enumerate(zip(output.scores, output.logits, strict=True)):
+        history = build_history(output.sequences[:, : 9 + step], prompt=9)
         assert torch.equal(warp_logits(conf, logits.float(), history), scores)
 
 
 def test_the_history_of_a_tree_is_that_of_each_path():
-    """Of random trees and texts: as if each node's text were read from its beginning."""
+    """For random trees and texts, it is as if each node's text were read from its beginning."""
     numbers = torch.Generator().manual_seed(4)
     for nodes in (1, 4, 9):
-        ids, _ = texts_and_logits("plain")
+        ids, _ = draw_texts_and_logits("plain")
         parents = torch.stack(
             [
                 torch.tensor(
@@ -148,7 +148,7 @@ def test_the_history_of_a_tree_is_that_of_each_path():
             ]
         )
         drawn = torch.randint(0, VOCAB, (len(ids), nodes + 1), generator=numbers)
-        found = history_of(ids).on_path(drawn, ancestor_mask(parents))
+        history = build_history(ids).on_path(drawn, ancestor_mask(parents))
         for row in range(len(ids)):
             for node in range(nodes + 1):
                 path, here = [int(drawn[row, node])], node
@@ -156,24 +156,24 @@ def test_the_history_of_a_tree_is_that_of_each_path():
                     here = int(parents[row, here - 1]) + 1
                     path.append(int(drawn[row, here]))
                 text = torch.cat([ids[row], torch.tensor(path)])[None]
-                wanted = history_of(text)
-                assert torch.equal(found.in_text[row, node], wanted.in_text[0])
-                assert torch.equal(found.in_answer[row, node], wanted.in_answer[0])
+                expected = build_history(text)
+                assert torch.equal(history.in_text[row, node], expected.in_text[0])
+                assert torch.equal(history.in_answer[row, node], expected.in_answer[0])
 
 
-def test_a_history_grows_by_what_was_emitted_alone():
-    ids, _ = texts_and_logits("plain")
+def test_a_history_grows_by_the_emitted_tokens_alone():
+    ids, _ = draw_texts_and_logits("plain")
     new = torch.randint(0, VOCAB, (8, 5), generator=torch.Generator().manual_seed(4))
     count = torch.arange(8) % 6
-    found = history_of(ids).add(new, count)
+    history = build_history(ids).add(new, count)
     for row in range(8):
-        wanted = history_of(torch.cat([ids[row], new[row, : count[row]]])[None])
-        assert torch.equal(found.in_text[row], wanted.in_text[0])
-        assert torch.equal(found.in_answer[row], wanted.in_answer[0])
+        expected = build_history(torch.cat([ids[row], new[row, : count[row]]])[None])
+        assert torch.equal(history.in_text[row], expected.in_text[0])
+        assert torch.equal(history.in_answer[row], expected.in_answer[0])
 
 
 def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
-    noise = draw(vocab=50, count=1).flatten()
+    noise = draw_noise(vocab=50, count=1).flatten()
     assert stats.kstest(noise.double(), stats.gumbel_r.cdf).pvalue > 1e-3
     assert noise.isfinite().all()
     tail = noise[noise > 7]  # 24 bits of a uniform number near 1 would leave few values there
@@ -184,7 +184,7 @@ def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
 def test_sampled_tokens_follow_the_softmax():
     rule = SamplingConf(temperature=1.3, top_k=9, top_p=0.95)
     logits = torch.linspace(-2, 2, 12).roll(5)
-    tokens = (warp_logits(rule, logits.expand(ROWS, 2, -1)) + draw()).argmax(-1)
+    tokens = (warp_logits(rule, logits.expand(ROWS, 2, -1)) + draw_noise()).argmax(-1)
     probs = warp_logits(rule, logits).double().softmax(-1)
     possible = probs > 0
     for position in range(2):
@@ -196,16 +196,16 @@ def test_sampled_tokens_follow_the_softmax():
 @pytest.mark.parametrize("what", ["positions", "rows", "turns", "seeds", "high bits of the row"])
 def test_noise_of_neighbouring_keys_is_independent(what):
     if what == "positions":
-        pair = draw().unbind(1)
+        pair = draw_noise().unbind(1)
     elif what == "rows":
-        pair = draw(ROWS + 1, count=1)[:, 0].unfold(0, 2, 1).unbind(-1)
+        pair = draw_noise(ROWS + 1, count=1)[:, 0].unfold(0, 2, 1).unbind(-1)
     elif what == "high bits of the row":
         pair = [
             gumbel_noise(0, torch.arange(ROWS) + (i << 32), 0, torch.ones(ROWS, 1).long(), torch.arange(12))[:, 0]
             for i in (0, 1)
         ]
     else:
-        pair = [draw(count=1, **{what[:-1]: value})[:, 0] for value in (0, 1)]
+        pair = [draw_noise(count=1, **{what[:-1]: value})[:, 0] for value in (0, 1)]
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     first, second = ((logits + noise[:, 3:7]).argmax(-1) for noise in pair)
     counts = (first * 4 + second).bincount(minlength=16)
@@ -214,31 +214,31 @@ def test_noise_of_neighbouring_keys_is_independent(what):
 
 
 def test_noise_of_neighbouring_tokens_is_independent():
-    noise = draw(count=1, vocab=8)[:, 0]
+    noise = draw_noise(count=1, vocab=8)[:, 0]
     correlation = torch.corrcoef(noise.T) - torch.eye(8)
     assert correlation.abs().max() < 5 / ROWS**0.5
 
 
 def test_noise_depends_on_the_key_and_not_on_the_batch():
-    everything = draw(6, count=4, vocab=30)
-    rows, kept = torch.tensor([4, 1]), torch.tensor([3, 29, 0])
+    everything = draw_noise(6, count=4, vocab=30)
+    rows, tokens = torch.tensor([4, 1]), torch.tensor([3, 29, 0])
     positions = torch.tensor([[9, 7], [10, 8]])
-    part = gumbel_noise(0, rows, 0, positions, kept)
-    wanted = everything[rows[:, None], positions - 7][..., kept]
-    torch.testing.assert_close(part, wanted, atol=1e-6, rtol=1e-6)
+    part = gumbel_noise(0, rows, 0, positions, tokens)
+    expected = everything[rows[:, None], positions - 7][..., tokens]
+    torch.testing.assert_close(part, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_a_turn_may_differ_by_row():
     positions = torch.tensor([[7], [7]])
     both = gumbel_noise(0, torch.tensor([0, 0]), torch.tensor([0, 3]), positions, torch.arange(12))
-    torch.testing.assert_close(both[0], draw(1, count=1)[0])
-    torch.testing.assert_close(both[1], draw(1, count=1, turn=3)[0])
+    torch.testing.assert_close(both[0], draw_noise(1, count=1)[0])
+    torch.testing.assert_close(both[1], draw_noise(1, count=1, turn=3)[0])
 
 
 @pytest.mark.no_shapes
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_noise_and_warping_compile_into_one_graph(backend):
+def test_noise_and_warping_compile_into_a_single_graph(backend):
     rule = SamplingConf(temperature=0.8, top_k=9, top_p=0.9, seed=3)
 
     def sample(logits, row_ids, positions):
@@ -247,9 +247,9 @@ def test_noise_and_warping_compile_into_one_graph(backend):
 
     args = (torch.randn(4, 2, 12), torch.tensor([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))
     noise, tokens = torch.compile(sample, backend=backend, fullgraph=True)(*args)
-    wanted_noise, wanted_tokens = sample(*args)
-    torch.testing.assert_close(noise, wanted_noise, atol=1e-5, rtol=1e-5)
-    assert torch.equal(tokens, wanted_tokens)
+    expected_noise, expected_tokens = sample(*args)
+    torch.testing.assert_close(noise, expected_noise, atol=1e-5, rtol=1e-5)
+    assert torch.equal(tokens, expected_tokens)
 
 
 @pytest.mark.parametrize(

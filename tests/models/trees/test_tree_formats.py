@@ -1,4 +1,4 @@
-"""Tree files: three formats that hold the same tree, recognized on reading."""
+"""Tree files hold the same tree in three formats, recognized on reading."""
 
 import json
 import sys
@@ -14,8 +14,8 @@ from models.trees.tree import TreeKind, tree_from_paths
 from models.trees.tree_formats import TreeFormat, read_paths, write_paths
 
 
-def trees():
-    """Trees of many shapes; acceptance falls with the rank, so none of them skips one."""
+def build_trees():
+    """Build trees of many shapes; acceptance falls with the rank, so no tree skips a rank."""
     for seed in range(8):
         shares = np.random.default_rng(seed).dirichlet(np.ones(6), size=4)
         yield best_first_paths(-np.sort(-shares), nodes=3 + 7 * seed)
@@ -24,17 +24,17 @@ def trees():
 @pytest.mark.parametrize("form", TreeFormat)
 def test_a_tree_survives_every_format(tmp_path, form):
     file = tmp_path / "tree.json"
-    for paths in trees():
-        write_paths(paths, file, tree_format=form, metadata={"found": "by hand"})
+    for paths in build_trees():
+        write_paths(paths, file, tree_format=form, metadata={"chosen": "by hand"})
         assert tree_from_paths(read_paths(file)) == tree_from_paths(paths)
         conf = TreeConf(kind=TreeKind.static, file=str(file), paths=[[0], [0, 0]])
-        assert conf.build().nodes == len(paths)  # a file is instead of the shipped paths
+        assert conf.build().nodes == len(paths)  # a file replaces the shipped paths
 
 
-def test_our_own_format_says_what_was_measured(tmp_path):
+def test_our_own_format_holds_metadata(tmp_path):
     file = tmp_path / "tree.json"
-    write_paths([[0], [1], [0, 0]], file, metadata={"found": "by hand"})
-    assert json.loads(file.read_text()) == {"paths": [[0], [1], [0, 0]], "found": "by hand"}
+    write_paths([[0], [1], [0, 0]], file, metadata={"chosen": "by hand"})
+    assert json.loads(file.read_text()) == {"paths": [[0], [1], [0, 0]], "chosen": "by hand"}
 
 
 def test_adjacency_is_numbered_level_by_level(tmp_path):
@@ -63,7 +63,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("content", REFUSED)
-def test_other_files_are_refused_in_one_line(tmp_path, content):
+def test_other_files_are_refused_in_a_single_line(tmp_path, content):
     file = tmp_path / "tree.json"
     file.write_text(content)
     with pytest.raises(UserError) as refused:
@@ -91,7 +91,7 @@ def test_the_command_converts_there_and_back(command, tmp_path):
     assert len(paths) == 63
 
 
-def test_what_no_file_can_hold_is_refused(command, capsys):
+def test_a_tree_that_no_file_can_hold_is_refused(command, capsys):
     with pytest.raises(SystemExit):
         command("tree=mixed")
     assert capsys.readouterr().err.startswith("error: tree: must be a chain or a static tree, got")

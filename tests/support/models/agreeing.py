@@ -1,4 +1,4 @@
-"""A target of sixteen words and drafts that agree with it partly: sampled in bulk, in no time."""
+"""Build a target of sixteen words and drafts that partly agree with it, cheap enough to sample in bulk."""
 
 import copy
 from functools import partial
@@ -55,7 +55,7 @@ def small_target() -> Target:
 
 
 def small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
-    """A little trained on sampled texts; the draft model is the target with noised weights."""
+    """Train drafts briefly on sampled texts; the draft model is the target with noise on its weights."""
     batch = sampled(target)
     loss = LossConf(step_decay=1.0)
     eagle = build_draft(Eagle3Conf(layers=LAYERS, ttt_steps=2), target, loss=loss, seed=0)
@@ -73,8 +73,8 @@ def small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
 def sampled(target: Target) -> Batch:
     decoder = Decoder(target, sampling=SamplingConf(temperature=1.0, seed=9), slots=20, batch=64)
     starts = torch.randint(1, WORDS, (64, 4), generator=torch.Generator().manual_seed(1)).tolist()
-    done = decoder.decode(starts, row_ids=list(range(64)), max_new_tokens=16)
-    return batch_of([start + row.ids for start, row in zip(starts, done, strict=True)])
+    answers = decoder.decode(starts, row_ids=list(range(64)), max_new_tokens=16)
+    return batch_of([start + row.ids for start, row in zip(starts, answers, strict=True)])
 
 
 def noised(target: Target, *, noise: float = 0.15) -> CausalLMDraft:

@@ -1,4 +1,4 @@
-"""Prompts and trees read into a static cache, as the runtime does."""
+"""Read prompts and trees into a static cache, as the runtime does."""
 
 import torch
 
@@ -12,22 +12,22 @@ def read_prompts(target, cache, prompts, padded, layers=LAYERS):
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = torch.tensor(prompt)
     lengths = torch.tensor([len(prompt) for prompt in prompts])
-    place = torch.arange(padded).expand_as(ids)
+    positions = torch.arange(padded).expand_as(ids)
     seen = target.forward_hidden(
         ids,
-        positions=place,
+        positions=positions,
         mask=prompt_mask(lengths, padded, cache.garbage_slot + 1),
         layers=layers,
         cache=cache,
-        write=CacheWrite.at(place),
+        write=CacheWrite.at(positions),
     )
     return lengths, seen
 
 
 def read_tree(target, cache, lengths, ids, parents, *, active=True, source=None, goal=None, layers=LAYERS):
     sees = ancestor_mask(parents)
-    place = lengths[:, None] + torch.arange(ids.shape[1])
-    slots = place if active else torch.full_like(place, cache.garbage_slot)
+    positions = lengths[:, None] + torch.arange(ids.shape[1])
+    slots = positions if active else torch.full_like(positions, cache.garbage_slot)
     moves = None if source is None else CacheMoves(source=source, destination=goal)
     return target.forward_hidden(
         ids,

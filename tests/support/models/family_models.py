@@ -1,4 +1,4 @@
-"""Tiny random models of the families that are served, with windows far shorter than the texts."""
+"""Build tiny random models of the served families, with windows far shorter than the texts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ YARN: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 
-# the six families that are promised
+# the six families that the product promises to support
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama3": lambda: transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
     "qwen3": lambda: transformers.Qwen3Config(**HEADS),
@@ -68,7 +68,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **HEADS, sliding_window=WINDOW, num_local_experts=6, num_experts_per_tok=2, rope_parameters=YARN
     ),
 }
-# others, and other choices of the same
+# further families, and variants of the six
 MORE: dict[str, Callable[[], Any]] = {
     "mistral without a window": lambda: transformers.MistralConfig(**HEADS, sliding_window=None),
     "mixtral": lambda: transformers.MixtralConfig(**SHAPE, sliding_window=WINDOW, num_local_experts=4),
@@ -84,7 +84,7 @@ MORE: dict[str, Callable[[], Any]] = {
 
 
 def family_model(family: str, *, seed: int = 0) -> Any:
-    """Random, with sharp logits, sinks and biases that matter."""
+    """Build a random model with sharp logits and with sinks and biases large enough to matter."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config((FAMILIES | MORE)[family]()).eval()
     numbers = torch.Generator().manual_seed(seed)
@@ -103,7 +103,7 @@ def family_target(family: str, *, device: Device = CPU) -> Target:
 
 
 def partly_agreeing(family, target, *, noise=0.04):
-    """A draft model: the target itself, with noise on its weights."""
+    """Build a draft model: the target with noise on its weights."""
     model = family_model(family)
     numbers = torch.Generator().manual_seed(7)
     with torch.no_grad():

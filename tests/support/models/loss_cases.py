@@ -1,4 +1,4 @@
-"""What the tests of losses share: settings, random rows of both models, and comparisons."""
+"""Settings, random rows of both models and comparisons that the tests of losses share."""
 
 import pytest
 import torch
@@ -9,35 +9,35 @@ from models.losses.distributions import draft_distribution
 from models.losses.token_losses import score_tokens
 from scripts.benchmarks.loss import distillation_loss
 
-KEPT = torch.tensor([0, 2, 3, 7, 8])
+DRAFT_IDS = torch.tensor([0, 2, 3, 7, 8])
 FORMS = {"plain": distillation_loss, "chunked": chunked_distillation_loss}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 each_loss = pytest.mark.parametrize("name", LossName, ids=lambda name: name.value)
-each_vocabulary = pytest.mark.parametrize("kept", [None, KEPT], ids=["full", "reduced"])
+each_vocabulary = pytest.mark.parametrize("draft_ids", [None, DRAFT_IDS], ids=["full", "reduced"])
 each_steps = pytest.mark.parametrize("steps", [(), (3,)], ids=["flat", "steps"])
 
 
-def conf_of(name, **changes):
-    """Settings that reach every branch in a vocabulary of 5."""
+def build_conf(name, **changes):
+    """Build settings that reach every branch in a vocabulary of 5."""
     return LossConf(**{"name": name, "beta": 0.3, "top_k": 2, "logits_chunk": 8} | changes)
 
 
-def logits_of(*rows):
+def build_logits(*rows):
     return torch.tensor(rows).log()
 
 
-def losses_of(draft_logits, target_logits, conf, *, labels=None, kept=None):
-    """The scores of tokens by name."""
-    target = build_target_distribution(lambda rows: rows, target_logits, labels, kept, conf)
+def compute_scores(draft_logits, target_logits, conf, *, labels=None, draft_ids=None):
+    """Compute the scores of tokens, by name."""
+    target = build_target_distribution(lambda rows: rows, target_logits, labels, draft_ids, conf)
     draft = draft_distribution(draft_logits, target, temperature=conf.temperature)
-    return score_tokens(draft, target, kept, conf)
+    return score_tokens(draft, target, draft_ids, conf)
 
 
-def inputs(*, tokens=23, steps=(), kept=None, vocab=11, own_heads=False, spread=1.0):
-    """Random rows of both models, with heads, labels and weights (some 0)."""
+def draw_inputs(*, tokens=23, steps=(), draft_ids=None, vocab=11, own_heads=False, spread=1.0):
+    """Draw rows of both models, with heads, labels and weights (some of them 0)."""
     draw = torch.Generator().manual_seed(1)
-    draft_vocab = vocab if kept is None else len(kept)
+    draft_vocab = vocab if draft_ids is None else len(draft_ids)
     heads = steps[0] if own_heads else 1
 
     def normal(*shape):
@@ -50,21 +50,21 @@ def inputs(*, tokens=23, steps=(), kept=None, vocab=11, own_heads=False, spread=
         "target_head": spread * normal(vocab, 5),
         "weight": torch.rand(*steps, tokens, generator=draw).sub(0.3).clamp_min(0),
         "labels": torch.randint(vocab, (tokens,), generator=draw),
-        "kept_ids": kept,
+        "kept_ids": draft_ids,
     }
 
 
-def learned(form, args, conf):
-    """Value, metrics and gradients."""
+def differentiate(form, args, conf):
+    """Compute value, metrics and gradients of a loss."""
     total, metrics = form(**args, conf=conf)
     grads = torch.autograd.grad(3 * total, [args["draft_hidden"], *args["draft_heads"]])
     return [total, *metrics.values(), *grads]
 
 
-def both(args, conf):
-    return learned(distillation_loss, args, conf), learned(chunked_distillation_loss, args, conf)
+def differentiate_both(args, conf):
+    return differentiate(distillation_loss, args, conf), differentiate(chunked_distillation_loss, args, conf)
 
 
-def all_close(found, expected, **tolerance):
-    for a, b in zip(found, expected, strict=True):
+def assert_all_close(actual, expected, **tolerance):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, **(tolerance or CLOSE))

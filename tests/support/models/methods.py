@@ -1,4 +1,4 @@
-"""Every method as the tests of promises take it: small, for the target of tests/support/models/tiny.py."""
+"""A small configuration of every method, for the target of tests/support/models/tiny.py."""
 
 from dataclasses import dataclass
 
@@ -54,20 +54,20 @@ CASES = {
     "draft model, LoRA": Case(conf=CausalLMConf(**PRUNED, lora=LoraConf(rank=8))),
 }
 
-# One case of each class of drafts in the quick tests, all of them in the system tests.
+# The quick tests take a case of each class of drafts, the system tests take all cases.
 QUICK = ("eagle3", "eagle1", "medusa", "medusa2", "hydra++", "draft model")
 EVERY_CASE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.system) for name in CASES]
 
 
 def eventful_text(target: Target) -> list[int]:
-    """A text of the target without an early loop, so that position and content both matter."""
+    """Return the text of the target with the most distinct tokens, in which both position and content matter."""
     return max(sampled_texts(target, count=8, length=42), key=lambda text: len(set(text)))
 
 
 def share_of_maximum(verifier, draft, text):
-    """Acceptance length on a learned text, as a share of the chain's depth + 1."""
+    """Measure the acceptance length on a learned text, as a share of the chain's depth + 1."""
     decoder = Decoder(verifier, draft, chain(DEPTH), sampling=SamplingConf(), slots=64)
     (row,) = decoder.decode([text[:5]], row_ids=[0], max_new_tokens=30)
     assert row.ids == text[5:35]
-    whole = row.accepted[:-1]  # the last round reads past the text
-    return (1 + sum(whole) / len(whole)) / (DEPTH + 1)
+    accepted = row.accepted[:-1]  # the last round reads past the text
+    return (1 + sum(accepted) / len(accepted)) / (DEPTH + 1)

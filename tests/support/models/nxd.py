@@ -1,6 +1,6 @@
-"""A stand-in for the engines of the XLA route: their published signatures over gloo.
+"""Stand in for the engines of the XLA route: their published signatures over gloo.
 
-Only what we call is listed, as of neuronx-distributed 0.18 (SDK 2.29) and torch_xla 2.9. A keyword
+Only the functions that we call are listed, as of neuronx-distributed 0.18 (SDK 2.29) and torch_xla 2.9. A keyword
 that the real package does not take fails here.
 """
 
@@ -55,35 +55,36 @@ SIGNATURES = {
 
 
 class Zero:
-    """Steps of ZeRO-1: means of gradients, own rows moved, all rows gathered."""
+    """Optimizer steps of ZeRO-1: average gradients, update this rank's rows, gather all rows."""
 
     def __init__(self, group: dist.ProcessGroup, params: Any, optimizer_class: Any, **defaults: Any):
         self.group, self.param_groups = group, params
         shares = [
-            entry | {"params": [nn.Parameter(self._mine(p.detach())) for p in entry["params"]]} for entry in params
+            entry | {"params": [nn.Parameter(self._slice_rows(p.detach())) for p in entry["params"]]}
+            for entry in params
         ]
         self.base_optimizer = optimizer_class(shares, **defaults)
 
-    def _mine(self, whole: Tensor) -> Tensor:
+    def _slice_rows(self, full: Tensor) -> Tensor:
         at, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        rows = -(-len(whole) // ranks)
-        mine = torch.zeros(rows, *whole.shape[1:])
-        found = whole[at * rows :][:rows]
-        mine[: len(found)] = found
-        return mine
+        rows = -(-len(full) // ranks)
+        padded = torch.zeros(rows, *full.shape[1:])
+        part = full[at * rows :][:rows]
+        padded[: len(part)] = part
+        return padded
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         both = list(zip(self.param_groups, self.base_optimizer.param_groups, strict=True))
         for ours, base in both:
             base.update({name: value for name, value in ours.items() if name != "params"})
-            for whole, part in zip(ours["params"], base["params"], strict=True):
-                dist.all_reduce(whole.grad, group=self.group)
-                part.grad = self._mine(whole.grad / dist.get_world_size(self.group))
+            for full, part in zip(ours["params"], base["params"], strict=True):
+                dist.all_reduce(full.grad, group=self.group)
+                part.grad = self._slice_rows(full.grad / dist.get_world_size(self.group))
         self.base_optimizer.step()
         for ours, base in both:
-            for whole, part in zip(ours["params"], base["params"], strict=True):
-                whole.copy_(all_gather(part.detach(), self.group)[: len(whole)])
+            for full, part in zip(ours["params"], base["params"], strict=True):
+                full.copy_(all_gather(part.detach(), self.group)[: len(full)])
 
 
 def all_gather(value: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -93,7 +94,7 @@ def all_gather(value: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class Engine:
-    """What the packages do behind their signatures."""
+    """The computations behind the signatures."""
 
     group: dist.ProcessGroup | None = None
 
@@ -124,13 +125,13 @@ class Engine:
         return Zero(self.ready, **given)
 
     def sync(self, wait: bool = False) -> None:
-        """Nothing is recorded here."""
+        """Do nothing, because no operations are recorded here."""
 
     def all_gather(self, value: Tensor, **_: Any) -> Tensor:
         return all_gather(value, self.ready)
 
-    def called(self, name: str, signature: inspect.Signature) -> Callable[..., Any]:
-        """One function or class of the package. Raises TypeError for what it does not take."""
+    def build_call(self, name: str, signature: inspect.Signature) -> Callable[..., Any]:
+        """Return a function or class of the package. A call raises TypeError for arguments that the package rejects."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs).arguments
@@ -145,11 +146,11 @@ def install(ready: dist.ProcessGroup | None = None, modules: dict[str, Any] = sy
     """Make the stand-in importable, by this process alone."""
     engine = Engine(ready)
     for path, text in SIGNATURES.items():
-        made: dict[str, Any] = {}
-        exec(f"def listed{text}: ...", made)
+        namespace: dict[str, Any] = {}
+        exec(f"def listed{text}: ...", namespace)
         *above, name = path.split(".")
         for depth in range(1, len(above) + 1):
             module = modules.setdefault(".".join(above[:depth]), ModuleType(above[depth - 1]))
             if depth > 1:
                 setattr(modules[".".join(above[: depth - 1])], above[depth - 1], module)
-        setattr(module, name, engine.called(name, inspect.signature(made["listed"])))
+        setattr(module, name, engine.build_call(name, inspect.signature(namespace["listed"])))

@@ -1,7 +1,7 @@
-"""Column- and row-parallel layers in plain torch.distributed: what the engine's own must compute.
+"""Column- and row-parallel layers in plain torch.distributed, the reference for the engine's own layers.
 
 They have the signatures, weights and results of NxD's layers of the same names, as
-far as a frozen target uses them, and are the reference that a cut target is tested with.
+far as a frozen target uses them; a cut target is tested with them.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from models.parallel.tensor_parallel import LayerShard, ParallelLayers
 
 
 def reference(group: ProcessGroup) -> ParallelLayers:
-    """Layers that are shared by the processes of `group`."""
+    """Return the layers for models that the processes of `group` share."""
     ours = {"tensor_model_parallel_group": group}
     return ParallelLayers(
         ranks=get_world_size(group),
@@ -30,7 +30,7 @@ def reference(group: ProcessGroup) -> ParallelLayers:
 
 
 class _Parallel(nn.Module):
-    """A layer whose weight is one rank's share."""
+    """A layer that holds its rank's share of the weight."""
 
     weight: Tensor
     bias: Tensor | None
@@ -50,8 +50,8 @@ class _Parallel(nn.Module):
         added = None if bias is None else torch.empty(bias, dtype=dtype, device=device)
         self.bias = None if added is None else nn.Parameter(added)
 
-    def whole(self, part: Float[Tensor, "*rows part"]) -> Float[Tensor, "*rows features"]:
-        """The parts of all ranks, side by side."""
+    def gather(self, part: Float[Tensor, "*rows part"]) -> Float[Tensor, "*rows features"]:
+        """Concatenate the parts of all ranks."""
         parts = [torch.empty_like(part) for _ in range(self.ranks)]
         dist.all_gather(parts, part.contiguous(), group=self.group)
         return torch.cat(parts, -1)
@@ -62,7 +62,7 @@ class _Parallel(nn.Module):
 
 
 class ColumnParallelLinear(_Parallel):
-    """Each rank computes some of the output features."""
+    """A linear layer in which each rank computes some of the output features."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ColumnParallelLinear(_Parallel):
         tensor_model_parallel_group: ProcessGroup,
     ):
         part = output_size // get_world_size(tensor_model_parallel_group)
-        added = output_size if gather_output else part  # a bias of whole features is whole
+        added = output_size if gather_output else part  # gathered features need the full bias
         super().__init__(
             (part, input_size), added if bias else None, group=tensor_model_parallel_group, dtype=dtype, device=device
         )
@@ -85,12 +85,12 @@ class ColumnParallelLinear(_Parallel):
     def forward(self, features: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
         result = F.linear(features, self.weight)
         if self.gather_output:
-            result = self.whole(result)
+            result = self.gather(result)
         return result if self.bias is None else result + self.bias
 
 
 class RowParallelLinear(_Parallel):
-    """Each rank reads some of the input features; their sum is the output."""
+    """A linear layer in which each rank reads some of the input features; the output is the sum over ranks."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class RowParallelLinear(_Parallel):
 
 
 class ParallelEmbedding(_Parallel):
-    """Each rank has some rows of the table, or some of its columns."""
+    """An embedding in which each rank holds some rows or some columns of the table."""
 
     def __init__(
         self,
@@ -143,18 +143,18 @@ class ParallelEmbedding(_Parallel):
 
     def forward(self, ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows features"]:
         if self.shard_across_embedding:
-            return self.whole(F.embedding(ids, self.weight))
+            return self.gather(F.embedding(ids, self.weight))
         rows = len(self.weight)
         here = ids - self.rank * rows
         mine = (here >= 0) & (here < rows)
-        found = F.embedding(here.clamp(0, rows - 1), self.weight)
-        return self.summed(found * mine[..., None])
+        embedded = F.embedding(here.clamp(0, rows - 1), self.weight)
+        return self.summed(embedded * mine[..., None])
 
 
 def shard_state_dict(
     full: Mapping[str, Shaped[Tensor, "..."]], shards: Mapping[str, LayerShard], *, ranks: int, rank: int
 ) -> dict[str, Shaped[Tensor, "..."]]:
-    """The share of a state dict that one rank holds."""
+    """Return the share of a state dict that a rank holds."""
     share = {}
     for name, tensor in full.items():
         layer, _, parameter = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The ATen graphs of compiled functions, and the operators that not every compiler has."""
+"""Record the ATen graphs of compiled functions; find operators that not every compiler supports."""
 
 import math
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ def named_operators() -> set[str]:
 
 
 def find_forbidden() -> set[str]:
-    """Return what not every compiler has, from all recorded graphs."""
-    return {found for graph in GRAPHS for node in nodes_of(graph) for found in forbidden_in(node)}
+    """Return the operators of all recorded graphs that not every compiler supports."""
+    return {problem for graph in GRAPHS for node in nodes_of(graph) for problem in forbidden_in(node)}
 
 
 def nodes_of(graph: GraphModule) -> Iterator[Node]:

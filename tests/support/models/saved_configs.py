@@ -1,4 +1,4 @@
-"""Checkpoints of every kind with rotary settings that no reader takes by default."""
+"""Save checkpoints of every kind with rotary settings that differ from every reader's defaults."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ YARN: dict[str, Any] = {
 }
 LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 8.0}
 
-# a family and the older keys that say what its model is built with
+# a family and the older keys with the settings of its model
 OLDER: dict[str, dict[str, Any]] = {
     "qwen3": {"rope_theta": 1e6, "rope_scaling": None},
     "llama3": {"rope_theta": 5e5, "rope_scaling": LLAMA3},
@@ -57,8 +57,8 @@ DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=[1, 2, 3]),
     "eagle1": Eagle1Conf(),
     "hydra": HydraConf(num_layers=2),
-    "medusa2": Medusa2Conf(),  # its heads turn nothing, its adapted target does
-    "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[1, 2]),  # one of each kind of layer
+    "medusa2": Medusa2Conf(),  # only its adapted target has rotary settings, its heads have none
+    "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[1, 2]),  # each kind of layer once
 }
 SAVED = [(family, draft) for family in ("qwen3", "llama3") for draft in DRAFTS]
 SAVED += [("gemma3", "draft model"), ("gpt_oss", "draft model")]

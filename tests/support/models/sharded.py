@@ -1,4 +1,4 @@
-"""Cut models on several processes: what each of them does, and what it finds."""
+"""Run cut models on several processes; each writes its measurements to a file."""
 
 import json
 from collections.abc import Callable
@@ -42,14 +42,14 @@ HEADED: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_key_value_heads": 2,
 }
-# of every part of the promise: grouped, single and ungrouped heads, biases, tied and odd
+# every case of the promise: grouped, single and ungrouped heads, biases, tied and odd
 # vocabularies, features gathered around norms and slices, embeddings that scale
 CUT: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: transformers.Qwen3Config(**SHAPE | HEADED | {"head_dim": 16, "attention_bias": True}),
     "llama": lambda: transformers.LlamaConfig(
         **SHAPE | HEADED | {"head_dim": 16, "mlp_bias": True, "attention_bias": True}
     ),
-    "one key-value head": lambda: transformers.Qwen3Config(
+    "single key-value head": lambda: transformers.Qwen3Config(
         **SHAPE | HEADED | {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True}
     ),
     "as many key-value heads": lambda: transformers.LlamaConfig(
@@ -70,7 +70,7 @@ UNCUT: dict[str, Callable[[], Any]] = {
 
 
 def model_of(config: Any) -> Any:
-    """Random, with biases and norms that matter."""
+    """Build a random model with biases and norms large enough to matter."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     numbers = torch.Generator().manual_seed(1)
@@ -81,58 +81,58 @@ def model_of(config: Any) -> Any:
 
 
 def work(rank: int, folder: Path) -> None:
-    """One of the processes. What it found is in a file of its own."""
+    """Measure everything that this rank takes part in; write the results to a file named after the rank."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=TIMEOUT_S)
     )
     groups = {ranks: dist.new_group(range(ranks)) for ranks in RANKS}
     second = dist.new_group([2, 3])
-    found = {
+    results = {
         f"{name}, {ranks} ranks": difference(name, groups[ranks]) for ranks in RANKS for name in CUT if rank < ranks
     }
     if rank < 2:
-        found["texts"] = texts(groups[2])
-        found["moments"] = moments(rank, groups[2])
+        results["texts"] = texts(groups[2])
+        results["moments"] = moments(rank, groups[2])
     if rank < 4:
-        found["engine"] = by_engine(folder / "target", rank, (groups[2], second)[rank // 2])
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+        results["engine"] = by_engine(folder / "target", rank, (groups[2], second)[rank // 2])
+    (folder / f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 
 def difference(name: str, group: dist.ProcessGroup) -> list[float]:
-    """Of the logits of the cut model from the whole one's, and the share of weights held."""
+    """Return the largest difference of the cut model's logits, and the share of weights that this rank holds."""
     model = model_of(CUT[name]())
     ids = torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(2))
-    whole, weights = model(ids).logits, sum(p.numel() for p in model.parameters())
+    uncut, weights = model(ids).logits, sum(p.numel() for p in model.parameters())
     parallelize_model(model, reference(group))
     held = sum(p.numel() for p in model.parameters())
-    return [(model(ids).logits - whole).abs().max().item(), held / weights]
+    return [(model(ids).logits - uncut).abs().max().item(), held / weights]
 
 
 def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
-    """What `device=xla` makes of a target on two groups of two processes."""
+    """Load a target by `device=xla` on two groups of two processes; compare it with the uncut target."""
     nxd.install(group)
     device = XlaDevice(**vars(CPU) | {"name": "xla"})
-    place: Any = SimpleNamespace(process_index=rank, num_processes=4)
-    parallel = XlaParallel(conf=ParallelConf(tensor=2), device=device, accelerator=place)
+    ranks: Any = SimpleNamespace(process_index=rank, num_processes=4)
+    parallel = XlaParallel(conf=ParallelConf(tensor=2), device=device, accelerator=ranks)
     conf = TargetConf(path=str(folder))
-    whole, cut = load_target(conf, CPU), parallel.build_target(conf)
+    uncut, cut = load_target(conf, CPU), parallel.build_target(conf)
     ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank // 2))
     return {
-        "difference": (cut.model(ids).logits - whole.model(ids).logits).abs().max().item(),
+        "difference": (cut.model(ids).logits - uncut.model(ids).logits).abs().max().item(),
         "same": [
-            getattr(cut, name) == getattr(whole, name)
+            getattr(cut, name) == getattr(uncut, name)
             for name in ("fingerprint", "num_parameters", "vocab_size", "num_layers")
         ],
-        "tables": [cut.head.weight.shape == whole.head.weight.shape, cut.model.get_input_embeddings()(ids).shape[-1]],
+        "tables": [cut.head.weight.shape == uncut.head.weight.shape, cut.model.get_input_embeddings()(ids).shape[-1]],
         "kv_heads": cut.kv_heads,
-        "held": sum(p.numel() for p in cut.model.parameters()) / whole.num_parameters,
+        "held": sum(p.numel() for p in cut.model.parameters()) / uncut.num_parameters,
     }
 
 
 class Steps:
-    """Three weights that learn, rows of one of them not divisible by two."""
+    """Three trained weights; two ranks cannot share the rows of the first evenly."""
 
     def __init__(self, adamw: type[AdamW]):
         torch.manual_seed(0)
@@ -151,7 +151,7 @@ class Steps:
 
     def resume(self, saved: list[Any]) -> "Steps":
         for ours, theirs in zip((self.model, self.optimizer, self.schedule), saved, strict=True):
-            ours.load_state_dict(deepcopy(theirs))  # which would share its tensors
+            ours.load_state_dict(deepcopy(theirs))  # load_state_dict would share its tensors
         return self
 
     def saved(self) -> list[Any]:
@@ -159,11 +159,11 @@ class Steps:
 
 
 def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
-    """Four steps of one process, and of two with ZeRO-1 that are stopped in the middle."""
+    """Compare four steps of a single process with those of two ZeRO-1 ranks that are stopped in the middle."""
     nxd.install(group)
-    place: Any = SimpleNamespace(process_index=rank, num_processes=2)
+    ranks: Any = SimpleNamespace(process_index=rank, num_processes=2)
     conf, device = ParallelConf(draft=Weights.sharded), XlaDevice(**vars(CPU) | {"name": "xla"})
-    parallel = XlaParallel(conf=conf, device=device, accelerator=place)
+    parallel = XlaParallel(conf=conf, device=device, accelerator=ranks)
     rows = torch.arange(12.0).view(4, 3) / 10
     alone, first = Steps(AdamW), Steps(parallel.adamw_class)
     alone.learn(rows, steps=4)
@@ -181,7 +181,7 @@ def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     again, plain = Steps(parallel.adamw_class).resume(saved), Steps(AdamW).resume(saved)
     parallel.prepare_optimizers([again.optimizer])
     again.learn(rows[2 * rank :][:2], steps=2)
-    plain.learn(rows, steps=2)  # on one process
+    plain.learn(rows, steps=2)  # on a single process
     differences = [
         (ours - theirs).abs().max().item()
         for other in (again, plain)
@@ -191,7 +191,7 @@ def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def noised() -> Any:
-    """The whole model, which a draft model often agrees with."""
+    """Build the uncut model with noise on its weights, a draft that often agrees with the target."""
     model, numbers = model_of(CUT["qwen3"]()), torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         drawn = torch.randn(parameter.shape, generator=numbers)
@@ -200,7 +200,7 @@ def noised() -> Any:
 
 
 def texts(group: dist.ProcessGroup) -> list[list[int]]:
-    """Tokens and rounds of tree decoding, of the whole target and of the cut one."""
+    """Return tokens and rounds of tree decoding by the uncut and by the cut target."""
     lines = []
     for cut in (False, True):
         model = model_of(CUT["qwen3"]())
@@ -211,6 +211,6 @@ def texts(group: dist.ProcessGroup) -> list[list[int]]:
         decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)
         assert decoder.session.buffers[0].keys[0].shape[1] == (1 if cut else 2)
         prompts = [[5, 6, 7], [8, 9, 10, 11, 12]]
-        done = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24, eos_ids=[])
-        lines += [[*row.ids, len(row.accepted)] for row in done]
+        answers = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24, eos_ids=[])
+        lines += [[*row.ids, len(row.accepted)] for row in answers]
     return lines

@@ -1,4 +1,4 @@
-"""A target small enough to build in code, and a draft trained on it in seconds."""
+"""Build a target in code, and train a draft on it in seconds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ SENTENCES = [
 
 
 def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
-    """Word k is written as the number k; `end`, id 0, ends a text."""
+    """Build a tokenizer that writes token k as the number k; `end`, id 0, ends a text."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"end": 0} | {str(i): i for i in range(1, words)}
@@ -44,7 +44,7 @@ def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
 def byte_tokenizer(
     markers: list[str], *, template: str | None, bos_token: str | None = None, eos_token: str
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of a few sentences: every text comes back as it was, offsets are real."""
+    """Train byte-level BPE on a few sentences: every text survives a round trip, and offsets are real."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
@@ -65,7 +65,7 @@ def byte_tokenizer(
 def tiny_target(
     *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6, padding: int = 0, layers: int = 6
 ) -> Target:
-    """`padding` rows of embeddings and head have no token."""
+    """Build a random Qwen3; `padding` rows of its embeddings and head belong to no token."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCAB + padding,
@@ -93,7 +93,7 @@ def tiny_target(
 
 
 def demo_target() -> Target:
-    """The demo's own, in fp32 and eager: what others are compared with."""
+    """Load the demo's target in fp32 without compilation, a reference for comparisons."""
     return load_target(TargetConf(), CPU)
 
 
@@ -103,23 +103,23 @@ def new_draft(target: Target, **conf) -> Eagle3Draft:
 
 
 def sampled_texts(target: Target, *, count: int, length: int) -> list[list[int]]:
-    """Texts of `length` tokens that the target continues greedily from four random ones."""
+    """Return texts of `length` tokens: four random tokens and the target's greedy continuation."""
     numbers = torch.Generator().manual_seed(1)
     starts = torch.randint(1, VOCAB, (count, 4), generator=numbers).tolist()
     decoder = Decoder(target, sampling=SamplingConf(), slots=length, batch=count)
-    done = decoder.decode(starts, row_ids=list(range(count)), max_new_tokens=length - 4)
-    return [start + row.ids for start, row in zip(starts, done, strict=True)]
+    answers = decoder.decode(starts, row_ids=list(range(count)), max_new_tokens=length - 4)
+    return [start + row.ids for start, row in zip(starts, answers, strict=True)]
 
 
 def batch_of(texts: list[list[int]]) -> Batch:
-    """One text a row; what follows its first four tokens is the answer."""
+    """Build a batch of a text per row, whose answer begins after four tokens."""
     ids = torch.tensor(texts)
-    place = torch.arange(ids.shape[1]).expand_as(ids)
-    return Batch(input_ids=ids, answer_mask=place >= 4, document_ids=torch.zeros_like(ids), positions=place)
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    return Batch(input_ids=ids, answer_mask=positions >= 4, document_ids=torch.zeros_like(ids), positions=positions)
 
 
 def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: float = 5e-3) -> None:
-    """The plainest training loop there is."""
+    """Train the draft on a single batch with Adam and a cosine schedule."""
     with torch.no_grad():
         seen = target.forward_hidden(
             batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
@@ -144,7 +144,7 @@ def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: f
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Do not check shapes, for calls that are made many times and are checked elsewhere."""
+    """Do not check shapes, for repeated calls whose shapes are checked elsewhere."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:

@@ -1,4 +1,4 @@
-"""The rounds of a decoder, as a test looks at them."""
+"""Watch the rounds of a decoder."""
 
 
 def watch_rounds(decoder, on_round):
