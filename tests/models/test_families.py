@@ -1,5 +1,6 @@
-"""Every family of targets is served exactly: what transformers computes, we compute."""
+"""Every family of targets decodes exactly what transformers computes."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tests.support.models.cached import read_prompts, read_tree
 from tests.support.models.family_models import FAMILIES, MORE, WINDOW, family_model, family_target, partly_agreeing
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, new_draft, static, tiny_tokenizer, tree
 
-# root and two branches, one deeper than the window
+# root and two branches, the second deeper than the window
 #                         root  0   1   2   3   4   5   6
 TREE = torch.tensor([[13, 21, 22, 23, 24, 25, 26, 27]])
 PARENTS = torch.tensor([[-1, -1, 0, 1, 3, 4, 5]])
@@ -31,27 +32,21 @@ PATHS = [[13], [13, 21], [13, 22], [13, 21, 23], *(BRANCH[:n] for n in (3, 4, 5,
 
 @pytest.fixture(scope="module")
 def targets():
-    made = {}
-
-    def of(family):
-        if family not in made:
-            made[family] = family_target(family)
-        return made[family]
-
-    return of
+    """Return a function that builds the target of a family at its first call."""
+    return functools.cache(family_target)
 
 
-def text(length: int, seed: int = 3) -> list[int]:
+def draw_text(length: int, seed: int = 3) -> list[int]:
     numbers = torch.Generator().manual_seed(seed)
     return torch.randint(1, VOCAB, (length,), generator=numbers).tolist()
 
 
-def plain(target, ids):
-    """Logits behind each token of one text, by transformers alone."""
+def compute_logits(target, ids):
+    """Compute the logits after each token of a text by transformers alone."""
     return target.model(torch.tensor([ids])).logits[0]
 
 
-def assert_same(ours, theirs):
+def assert_close(ours, theirs):
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
@@ -67,31 +62,31 @@ def score(target, cache, lengths, ids, parents, **moves):
 @pytest.mark.parametrize("family", FAMILIES | MORE)
 @torch.no_grad()
 def test_a_tree_in_the_cache_is_scored_as_each_of_its_paths_alone(family, targets):
-    """Ragged rows on both sides of the window; then one path is kept, and a second tree follows."""
+    """Rows of unequal lengths lie on both sides of the window; after an accepted path, a second tree follows."""
     target = targets(family)
-    prompts = [text(WINDOW - 3), text(WINDOW + 9, seed=4), text(WINDOW, seed=5)]
+    prompts = [draw_text(WINDOW - 3), draw_text(WINDOW + 9, seed=4), draw_text(WINDOW, seed=5)]
     cache = target.new_cache(3, 40)
     lengths, logits = read(target, cache, prompts, 24)
     for row, prompt in enumerate(prompts):
-        assert_same(logits[row, : len(prompt)], plain(target, prompt))
+        assert_close(logits[row, : len(prompt)], compute_logits(target, prompt))
     tree, parents = TREE.expand(3, -1), PARENTS.expand(3, -1)
     logits = score(target, cache, lengths, tree, parents)
     for row, prompt in enumerate(prompts):
         for node, path in enumerate(PATHS):
-            assert_same(logits[row, node], plain(target, prompt + path)[-1])
-    moved = (torch.tensor([[2, 4]]), torch.tensor([[1, 2]]))  # 13 is in place, 22 and 24 follow
+            assert_close(logits[row, node], compute_logits(target, prompt + path)[-1])
+    moved = (torch.tensor([[2, 4]]), torch.tensor([[1, 2]]))  # 13 already has its slot, 22 and 24 move to the next
     source, goal = (lengths[:, None] + part for part in moved)
     logits = score(target, cache, lengths + 3, tree, parents, source=source, goal=goal)
     for row, prompt in enumerate(prompts):
         for node, path in enumerate(PATHS):
-            assert_same(logits[row, node], plain(target, [*prompt, 13, 22, 24, *path])[-1])
+            assert_close(logits[row, node], compute_logits(target, [*prompt, 13, 22, 24, *path])[-1])
 
 
 @pytest.mark.parametrize("family", FAMILIES | MORE)
 @torch.no_grad()
-def test_packed_rows_are_seen_as_each_document_alone(family, targets):
+def test_documents_of_packed_rows_are_computed_as_if_alone(family, targets):
     target = targets(family)
-    documents = [text(WINDOW + 6), text(5, seed=4), text(WINDOW + 2, seed=5)]
+    documents = [draw_text(WINDOW + 6), draw_text(5, seed=4), draw_text(WINDOW + 2, seed=5)]
     ids = torch.tensor([[t for document in documents for t in document]])
     sizes = torch.tensor([len(document) for document in documents])
     batch = Batch(
@@ -103,31 +98,31 @@ def test_packed_rows_are_seen_as_each_document_alone(family, targets):
     seen = target.forward_hidden(ids, positions=batch.positions, mask=batch.attention_mask(), layers=[])
     ours = target.logits(seen.hidden)[0].split(sizes.tolist())
     for logits, document in zip(ours, documents, strict=True):
-        assert_same(logits, plain(target, document))
+        assert_close(logits, compute_logits(target, document))
 
 
 NEW = 20
 SLOTS = 64
 
 
-def answers(target, prompts):
-    """What transformers' own greedy decoding continues each prompt with."""
-    made = [target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)[0] for prompt in prompts]
-    return [ids[len(prompt) :].tolist() for ids, prompt in zip(made, prompts, strict=True)]
+def decode_by_transformers(target, prompts):
+    """Decode every prompt by transformers' own greedy decoding."""
+    texts = [
+        target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)[0] for prompt in prompts
+    ]
+    return [ids[len(prompt) :].tolist() for ids, prompt in zip(texts, prompts, strict=True)]
 
 
 @pytest.fixture(scope="module")
-def wanted(targets):
-    """Prompts of both sides of the window, and their greedy answers, one family at a time."""
-    made = {}
+def greedy_answers(targets):
+    """Return a function from a family to prompts on both sides of the window and their greedy answers."""
 
-    def of(family):
-        if family not in made:
-            prompts = [text(n, seed=n) for n in (3, WINDOW + 12, WINDOW, 2)]
-            made[family] = prompts, answers(targets(family), prompts)
-        return made[family]
+    @functools.cache
+    def decode(family):
+        prompts = [draw_text(n, seed=n) for n in (3, WINDOW + 12, WINDOW, 2)]
+        return prompts, decode_by_transformers(targets(family), prompts)
 
-    return of
+    return decode
 
 
 SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree()}
@@ -135,27 +130,27 @@ SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree()}
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_that_of_transformers(family, shape, targets, wanted):
-    """With a draft that is accepted at times: alone, and four ragged rows at once."""
-    target, (prompts, texts) = targets(family), wanted(family)
+def test_greedy_text_is_that_of_transformers(family, shape, targets, greedy_answers):
+    """The draft is accepted in part; rows are decoded alone, and four of unequal lengths together."""
+    target, (prompts, texts) = targets(family), greedy_answers(family)
     assert len({tuple(t) for t in texts}) == 4
-    assert len({token for t in texts for token in t}) > 12  # eventful
+    assert len({token for t in texts for token in t}) > 12  # no loops
     draft = partly_agreeing(family, target)
     accepted = []
     for batch, starts in ((1, (0, 1)), (4, (0,))):
         decoder = Decoder(target, draft, SHAPES[shape], sampling=SamplingConf(), slots=SLOTS, batch=batch)
-        for i in starts:  # alone: one prompt of each side of the window
+        for i in starts:  # alone: a prompt on each side of the window
             rows = list(range(i, i + batch))
-            done = decoder.decode(prompts[i : i + batch], row_ids=rows, max_new_tokens=NEW)
-            assert [row.ids for row in done] == texts[i : i + batch]
-            accepted += [count for row in done for count in row.accepted]
-    assert len(set(accepted)) > 2  # some paths, and only the beginnings of others
+            decoded = decoder.decode(prompts[i : i + batch], row_ids=rows, max_new_tokens=NEW)
+            assert [row.ids for row in decoded] == texts[i : i + batch]
+            accepted += [count for row in decoded for count in row.accepted]
+    assert len(set(accepted)) > 2  # some paths in full, and only the beginnings of others
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_of_one_layer_and_of_heads_learn_from_every_family(family, targets, wanted):
-    """A few steps on two of its texts; what is then decoded is what transformers decodes."""
-    target, (prompts, texts) = targets(family), wanted(family)
+def test_a_draft_layer_and_heads_learn_from_every_family(family, targets, greedy_answers):
+    """A few steps on two texts lower the loss, and greedy output stays that of transformers."""
+    target, (prompts, texts) = targets(family), greedy_answers(family)
     size = len(prompts[1]) + NEW
     lines = [(prompt + answer)[:size] for prompt, answer in zip(prompts, texts, strict=True)]
     batch = batch_of([line for line in lines if len(line) == size])
@@ -170,13 +165,13 @@ def test_drafts_of_one_layer_and_of_heads_learn_from_every_family(family, target
         learn(draft, target, batch, steps=8, lr=1e-2)
         assert draft.loss(batch, seen).total < before
         decoder = Decoder(target, draft, tree(), sampling=SamplingConf(), slots=SLOTS, batch=4)
-        done = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=NEW)
-        assert [row.ids for row in done] == texts
-        assert max(done[1].accepted) > 0  # of a text that was learned
+        decoded = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=NEW)
+        assert [row.ids for row in decoded] == texts
+        assert max(decoded[1].accepted) > 0  # on a learned text
 
 
-def test_experts_stored_in_four_bits_are_computed_with_in_full(tmp_path):
-    """As gpt-oss is published: two numbers a byte, the lower first, and an exponent for each 32."""
+def test_experts_stored_in_four_bits_are_computed_in_full_precision(tmp_path):
+    """gpt-oss is published so: two numbers in a byte, the lower bits first, and an exponent for each 32 numbers."""
     family_model("gpt_oss").save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
@@ -195,30 +190,30 @@ def test_experts_stored_in_four_bits_are_computed_with_in_full(tmp_path):
     quantized = {"quantization_config": {"quant_method": "mxfp4"}}
     config.write_text(json.dumps(json.loads(config.read_text()) | quantized))
     target = load_target(TargetConf(name=str(tmp_path)), CPU)
-    found = dict(target.model.named_parameters())
+    parameters = dict(target.model.named_parameters())
     positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     values = torch.cat([positive, -positive])
     for name, packed in blocks.items():
         numbers = torch.stack([values[(packed % 16).long()], values[(packed // 16).long()]], -1)
         expected = numbers.flatten(2).mT * 2.0 ** (124 - 127)
-        assert torch.equal(found[name], expected)
+        assert torch.equal(parameters[name], expected)
     assert len(blocks) == 8
-    prompt = text(9)
+    prompt = draw_text(9)
     cache = target.new_cache(1, 16)
     with torch.no_grad():
-        assert_same(read(target, cache, [prompt], 9)[1][0], plain(target, prompt))
+        assert_close(read(target, cache, [prompt], 9)[1][0], compute_logits(target, prompt))
 
 
 @pytest.mark.system
-def test_compiled_rounds_add_no_graph_and_emit_what_eager_ones_do():
-    """In a process of its own: see tests/support/runs/compiled_run.py."""
+def test_compiled_rounds_add_no_graph_and_emit_the_tokens_of_eager_rounds():
+    """The rounds are compiled in a separate process: see tests/support/runs/compiled_run.py."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.compiled_families"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "gemma3", "gpt_oss"], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for family, found in json.loads(done.stdout.splitlines()[-1]).items():
-        assert found["graphs"] > 0, family
-        assert found["added"] == 0, family
-        assert found["equal"], family
-        assert found["layer_graphs"] == 1, family  # of four layers of two kinds
+    assert process.returncode == 0, process.stderr[-3000:]
+    for family, facts in json.loads(process.stdout.splitlines()[-1]).items():
+        assert facts["graphs"] > 0, family
+        assert facts["added"] == 0, family
+        assert facts["equal"], family
+        assert facts["layer_graphs"] == 1, family  # of four layers of two kinds

@@ -1,6 +1,6 @@
 """Graphs are announced before a run and counted while it runs.
 
-One more is an error where compiling takes long; elsewhere it is warned of once, and counted.
+A further graph is an error where compiling takes long; elsewhere it is counted and warned of once.
 """
 
 import json
@@ -41,50 +41,50 @@ from train.planning import graph_plan
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = {"factor": 3.0}
-# Of one compiled graph: its number and time, and what it is for in words.
+# The line of a compiled graph: its number, its time and its purpose in words.
 PROGRESS = re.compile(
     r"graph \d+ of \d+: [\d.]+ s(, about [\d:]+ left)?: [a-zA-Z' ]+( \([a-z0-9_]+\))?"
     r"(, \d+ x \d+ tokens)?"
 )
 
 
-def tripled(ids):
+def triple(ids):
     return ids * NUMBERS["factor"]
 
 
-def counting(backend: str = ""):
-    """A device that compiles with a backend that lowers to nothing, or looks at shapes alone."""
+def build_counting_device(backend: str = ""):
+    """Build a device whose backend compiles nothing, or that only counts shapes."""
     return replace(CPU, compiles=bool(backend), counts_shapes=True, backend=backend, ledger=GraphLedger())
 
 
 @pytest.mark.parametrize("backend", ["", "eager"])
-def test_a_shape_more_than_announced_is_refused_before_it_is_compiled(backend):
-    device, five = counting(backend), torch.zeros(5)
+def test_an_unannounced_shape_is_refused_before_it_is_compiled(backend):
+    device, five = build_counting_device(backend), torch.zeros(5)
 
-    def raised(ids, layers):
+    def raise_ids(ids, layers):
         return ids.add_(len(layers))
 
-    ours = device.compile(raised, kind="demo")
-    with device.ledger.expect_graphs([Graph("raised:demo")], strict=True) as run:
+    ours = device.compile(raise_ids, kind="demo")
+    with device.ledger.expect_graphs([Graph("raise_ids:demo")], strict=True) as run:
         ours(torch.ones(4), [1, 3])
         ours(torch.zeros(4), [1, 3])
         with pytest.raises(UnannouncedGraphError) as refused:
             ours(five, [1, 3])
         with pytest.raises(UnannouncedGraphError, match=r"one more: layers \[1, 2\]"):
             ours(torch.ones(4), [1, 2])
-        assert run.compiled == {"raised:demo": 1}
+        assert run.compiled == {"raise_ids:demo": 1}
     assert not five.any()
-    told = "graphs: raised:demo has 1 announced, got one more: ids [5] float32"
+    told = "graphs: raise_ids:demo has 1 announced, got one more: ids [5] float32"
     assert str(refused.value) == told
-    ours(torch.ones(6), [1, 3])  # outside of a run nothing is held against anything
+    ours(torch.ones(6), [1, 3])  # outside of a run no graph is counted
 
 
 @pytest.mark.parametrize("backend", ["", "eager"])
 @pytest.mark.parametrize("other", [torch.ones(3).expand(2, 3), torch.ones(3, 2).mT])
-def test_other_strides_are_another_shape(backend, other):
-    device = counting(backend)
-    ours = device.compile(tripled)
-    with device.ledger.expect_graphs([Graph("tripled")], strict=True):
+def test_other_strides_count_as_another_shape(backend, other):
+    device = build_counting_device(backend)
+    ours = device.compile(triple)
+    with device.ledger.expect_graphs([Graph("triple")], strict=True):
         ours(torch.ones(2, 3))
         ours(torch.zeros(2, 3))
         strides = f"{list(other.stride())}"
@@ -92,25 +92,25 @@ def test_other_strides_are_another_shape(backend, other):
             ours(other)
 
 
-def test_a_shape_that_is_compiled_again_is_one_more_and_said_to_be_so(monkeypatch):
-    device = counting("eager")
-    ours = device.compile(tripled)
-    with device.ledger.expect_graphs([Graph("tripled")], strict=True) as run:
+def test_a_shape_that_is_compiled_again_counts_and_is_named_as_such(monkeypatch):
+    device = build_counting_device("eager")
+    ours = device.compile(triple)
+    with device.ledger.expect_graphs([Graph("triple")], strict=True) as run:
         ours(torch.ones(7))
         monkeypatch.setitem(NUMBERS, "factor", 4.0)
         with pytest.raises(UnannouncedGraphError, match=r"same shape again.*: ids \[7\] float32"):
             ours(torch.ones(7))
-    assert run.compiled == {"tripled": 2}
+    assert run.compiled == {"triple": 2}
 
 
 @pytest.mark.parametrize("backend", ["", "eager"])
-def test_a_graph_too_many_is_warned_of_once_and_counted_where_compiling_is_quick(backend, monkeypatch, caplog):
-    def scaled(ids):
+def test_an_unannounced_graph_is_counted_and_warned_of_once_where_compiling_is_quick(backend, monkeypatch, caplog):
+    def scale(ids):
         return ids * NUMBERS["factor"]
 
-    device = counting(backend)
-    ours = device.compile(scaled)
-    with device.expect_graphs([Graph("scaled")], str) as run:
+    device = build_counting_device(backend)
+    ours = device.compile(scale)
+    with device.expect_graphs([Graph("scale")], str) as run:
         with device.ledger.warming():
             assert ours(torch.ones(7)).sum() == 21
         assert (run.unannounced, run.compiled_late) == (0, 0)
@@ -121,22 +121,22 @@ def test_a_graph_too_many_is_warned_of_once_and_counted_where_compiling_is_quick
             assert ours(torch.ones(7)).sum() == 28  # the same shape again
     more = 3 if backend else 2
     assert (run.unannounced, run.compiled_late) == (more, more)
-    assert run.counts() == {"scaled": {"announced": 1, "compiled": 1 + more}}
+    assert run.counts() == {"scale": {"announced": 1, "compiled": 1 + more}}
     (told,) = [r.getMessage() for r in caplog.records if r.name == "models.device.graph_budget"]
-    assert told.startswith("graphs: scaled has 1 announced, got one more: ids [8] float32; ")
+    assert told.startswith("graphs: scale has 1 announced, got one more: ids [8] float32; ")
 
 
 @pytest.mark.parametrize("name", ["neuron", "xla", "cuda", "cpu"])
-def test_accelerators_that_compile_for_minutes_refuse_a_graph_too_many(name):
+def test_accelerators_that_compile_for_minutes_refuse_an_unannounced_graph(name):
     device = replace(CPU, name=name, counts_shapes=True, ledger=GraphLedger())
     with device.expect_graphs([], str) as run:
         assert run.strict == (name in ("neuron", "xla"))
 
 
 def test_each_compiled_graph_is_reported_with_the_time_left():
-    device, lines = counting("eager"), []
-    ours = device.compile(tripled)
-    graphs = [Graph("tripled", (size,)) for size in (4, 5)]
+    device, lines = build_counting_device("eager"), []
+    ours = device.compile(triple)
+    graphs = [Graph("triple", (size,)) for size in (4, 5)]
     with device.expect_graphs(graphs, lines.append):
         for size in (4, 4, 5):
             ours(torch.ones(size))
@@ -149,36 +149,36 @@ def test_each_compiled_graph_is_reported_with_the_time_left():
 
 
 @pytest.mark.system
-def test_a_run_compiles_what_it_announced():
-    """Training and an evaluation: every count of every function, and none after the warm-up."""
+def test_a_run_compiles_the_graphs_that_it_announced():
+    """In training and an evaluation, every function has its announced graphs, and none after the warm-up."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.graphs_run"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    facts = json.loads(process.stdout.splitlines()[-1])
     for run in ("training", "evaluation"):
-        for function, count in found["graphs"][run].items():
+        for function, count in facts["graphs"][run].items():
             assert count["compiled"] == count["announced"], (run, function)
-    assert set(found["graphs"]["training"]) == {"features", "loss"}
-    assert found["late"] == 0
+    assert set(facts["graphs"]["training"]) == {"features", "loss"}
+    assert facts["late"] == 0
 
 
 @pytest.mark.system
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["chain", "static", "product", "mixed"])
-def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(tmp_path, monkeypatch, name):
-    """By the rule of slow compilers, which ends a run with one graph more; batches of 1, 2, 8."""
+def test_a_warm_up_compiles_the_announced_graphs_and_the_evaluation_no_further_graph(tmp_path, monkeypatch, name):
+    """The rule of slow compilers ends a run at a further graph; batches of 1, 2 and 8 are decoded."""
     monkeypatch.setattr("models.device.device.SLOW_COMPILERS", ("cpu",))
-    target = tiny_target(seed=0, device=counting("eager"), layers=2)
+    target = tiny_target(seed=0, device=build_counting_device("eager"), layers=2)
     draft = new_draft(target, layers=[0, 1])
     tree = {"chain": CHAIN, "static": STATIC, "product": PRODUCT, "mixed": TREE}[name]
-    one = DraftUnderTest(name="one", draft=draft, untrained="there is none")
+    tested = DraftUnderTest(name="trained", draft=draft, untrained="there is none")
     conf = EvaluationConf(prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2, 8], phases=False)
     lines = []
-    compile_eval_graphs(target, [one], tree=tree, conf=conf, print_line=lines.append)
+    compile_eval_graphs(target, [tested], tree=tree, conf=conf, print_line=lines.append)
     announced, compiled = lines[0], lines[-1]
     assert announced.removesuffix("announced") == compiled.removesuffix("compiled")
-    report = evaluate_drafts(target, [one], tree=tree, conf=conf)
+    report = evaluate_drafts(target, [tested], tree=tree, conf=conf)
     assert sum(count["announced"] for count in report.setup.graphs.values()) == int(announced.split()[1])
     assert not any(count["compiled"] for count in report.setup.graphs.values())
 
@@ -186,8 +186,8 @@ def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(tm
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("backend", ["", pytest.param("eager", marks=pytest.mark.system)])
-def test_ngram_lookup_in_batches_needs_what_was_announced(backend):
-    device = counting(backend)
+def test_ngram_lookup_in_batches_needs_the_announced_graphs(backend):
+    device = build_counting_device(backend)
     target = tiny_target(seed=0, device=device, layers=2)
     decoders = [
         Decoder(target, NgramDraft(), chain(3), sampling=SamplingConf(), slots=40, batch=batch) for batch in (1, 2, 8)
@@ -199,12 +199,12 @@ def test_ngram_lookup_in_batches_needs_what_was_announced(backend):
     assert all(count["compiled"] == count["announced"] for count in run.counts().values())
 
 
-def judged(folder, names, *, tree, tuned=None, **conf):
-    """Announced and called, by function, of an eager evaluation whose shapes are counted."""
-    target = tiny_target(seed=0, device=counting())
+def count_eval_graphs(folder, names, *, tree, tuned=None, **conf):
+    """Evaluate eagerly with counted shapes; return announced and called graphs by function."""
+    target = tiny_target(seed=0, device=build_counting_device())
     few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batch_sizes": [2]}
     drafts = [CASES[name].build(target) for name in names]
-    some = [
+    tested = [
         DraftUnderTest(
             name=name,
             draft=draft,
@@ -214,7 +214,7 @@ def judged(folder, names, *, tree, tuned=None, **conf):
         )
         for name, draft in zip(names, drafts, strict=True)
     ]
-    report = evaluate_drafts(target, some, tree=tree, conf=EvaluationConf(**few | conf))
+    report = evaluate_drafts(target, tested, tree=tree, conf=EvaluationConf(**few | conf))
     assert report.setup.graphs_after_warmup == 0
     return report.setup.graphs
 
@@ -235,8 +235,8 @@ PRODUCT = TreeConf(depth=3, nodes=6, beam_width=None, children=3)
         (["hydra"], TREE, {"sampling": SAMPLED, "verification": Verification.typical}),
     ],
 )
-def test_drafts_side_by_side_need_what_was_announced(tmp_path, names, tree, conf):
-    for function, count in judged(tmp_path, names, tree=tree, **conf).items():
+def test_drafts_side_by_side_need_the_announced_graphs(tmp_path, names, tree, conf):
+    for function, count in count_eval_graphs(tmp_path, names, tree=tree, **conf).items():
         assert count["compiled"] == count["announced"], function
 
 
@@ -248,13 +248,13 @@ def test_drafts_side_by_side_need_what_was_announced(tmp_path, names, tree, conf
         ("hass", lambda draft: TunedDecoding(description="small", draft=draft, tree=mixed())),
     ],
 )
-def test_the_tuned_mode_needs_what_was_announced(tmp_path, name, tuned):
-    for function, count in judged(tmp_path, [name], tree=CHAIN, tuned=tuned).items():
+def test_the_tuned_mode_needs_the_announced_graphs(tmp_path, name, tuned):
+    for function, count in count_eval_graphs(tmp_path, [name], tree=CHAIN, tuned=tuned).items():
         assert count["compiled"] == count["announced"], function
 
 
-def test_own_words_and_kept_features_have_the_shapes_that_were_announced():
-    device = counting()
+def test_own_answers_and_features_in_memory_have_the_announced_shapes():
+    device = build_counting_device()
     target = tiny_target(seed=0, device=device)
     for case, data in (
         ("draft model", {"on_policy": OnPolicyConf(share=0.5, interval=2)}),
@@ -266,8 +266,8 @@ def test_own_words_and_kept_features_have_the_shapes_that_were_announced():
         assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in ("features", "loss")}
 
 
-def test_a_lazy_device_compiles_whole_steps_as_announced(monkeypatch):
-    """PyTorch/XLA is a stand-in here, which lets no graph begin within another."""
+def test_a_lazy_device_compiles_full_steps_as_announced(monkeypatch):
+    """A stand-in for PyTorch/XLA fails if a graph begins within another."""
     open_graphs, called = [], set()
 
     @contextmanager
@@ -298,8 +298,8 @@ def test_a_lazy_device_compiles_whole_steps_as_announced(monkeypatch):
         assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in names}
 
 
-def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
-    """A method whose arguments change their shape after the second step."""
+def test_unannounced_graphs_of_training_stand_in_its_metrics(tmp_path):
+    """The arguments of this method change their shape after the second step."""
 
     class Growing(MedusaDraft):
         def prepare_batch(self, batch, *, step, generators):
@@ -308,7 +308,7 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
         def loss(self, batch, target_output, grown):
             return super().loss(batch, target_output)
 
-    device = counting()
+    device = build_counting_device()
     target = tiny_target(seed=0, device=device)
     conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
     conf.data, conf.log.interval = DataConf(row_length=LENGTH), 1
@@ -319,7 +319,7 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
 
 
 def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog):
-    """On dummy rows; each graph is said with its time, and no run folder is written."""
+    """It runs on dummy rows, reports each graph with its time, and writes no run folder."""
     target = tiny_target(seed=0)
     target.model.save_pretrained(tmp_path / "target")
     target.tokenizer.save_pretrained(tmp_path / "target")
@@ -333,10 +333,10 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
         output_dir=str(tmp_path / "runs"),
     )
     conf.data = DataConf(row_length=LENGTH)
-    (tmp_path / "thrown away").mkdir()
+    (tmp_path / "scratch").mkdir()
     with caplog.at_level(logging.INFO):
-        parallel = build_parallel(conf.parallel, counting(), trackers=[])
-        compile_training_graphs(conf, parallel, tmp_path / "thrown away")
+        parallel = build_parallel(conf.parallel, build_counting_device(), trackers=[])
+        compile_training_graphs(conf, parallel, tmp_path / "scratch")
     lines = [record.getMessage() for record in caplog.records]
     training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))
     assert lines[training].removesuffix("announced") == "graphs: 2 (features 1, loss 1) "
@@ -350,15 +350,15 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
 
 
 @pytest.mark.slow
-def test_a_run_after_its_warm_up_finds_everything_compiled(tmp_path):
-    """In the compiler's cache on disk; tracing is done again."""
+def test_a_run_after_its_warm_up_has_every_graph_in_the_cache(tmp_path):
+    """The compiler's cache on disk has every graph; tracing is repeated."""
 
     def counts(what):
         command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.warmup_run", what, str(tmp_path)]
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        process = subprocess.run(command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr[-3000:]
+        return json.loads(process.stdout.splitlines()[-1])
 
     first, then = counts("warm"), counts("judge")
     assert first["miss"] > 0

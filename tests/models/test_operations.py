@@ -1,4 +1,4 @@
-"""The operations of training and decoding: no random draws, no reads of values, no exotic ones."""
+"""Training and decoding use no random draws, no reads of values and no rare operators."""
 
 from dataclasses import replace
 
@@ -29,13 +29,13 @@ from tests.support.runs.graphs_run import LENGTH, ROWS, loop_over, texts
 from tests.support.runs.toy_run import toy_conf
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
-# what a host must read, or what has as many results as its values want; `nonzero` only an eager
-# CPU does, to leave out rows without weight (models/losses/token_losses.py): no compiled graph would
+# operations that the host must read, or whose number of results depends on values; only an eager
+# CPU uses `nonzero`, to skip rows without weight (models/losses/token_losses.py): no compiled graph does
 DYNAMIC = ("_local_scalar_dense", "masked_select", "unique", "repeat_interleave")
 
 
 class Operations(TorchDispatchMode):
-    """Names of the operations below Python."""
+    """Record the names of the ATen operations."""
 
     def __init__(self):
         super().__init__()
@@ -47,21 +47,21 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_loss_draws_nothing_reads_nothing_and_has_no_shape_of_its_values(target, name):
+def test_a_loss_draws_no_numbers_reads_no_values_and_has_shapes_that_no_value_changes(target, name):
     draft = CASES[name].build(target)
     batch = batch_of(texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
-    extras = draft.prepare_batch(batch, step=3, generators=numbered(range(ROWS)))
+    extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
     weights = draft.term_weights(batch)
     if weights is not None:
         extras["step_weights"] = 2 * weights
-    with Operations() as done:
+    with Operations() as operations:
         draft.loss(batch, seen, **extras).total.backward()
-    assert "mul" in done.names
-    assert not [n for n in done.names if any(word in n for word in (*RANDOM, *DYNAMIC))]
+    assert "mul" in operations.names
+    assert not [n for n in operations.names if any(word in n for word in (*RANDOM, *DYNAMIC))]
 
 
-def numbered(rows):
+def build_generators(rows):
     return [np.random.default_rng([0, 3, row]) for row in rows]
 
 
@@ -70,12 +70,12 @@ def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(tar
     batch = batch_of(texts(*[LENGTH] * ROWS))
     batch.document_ids[:, LENGTH // 4 :] = 1  # a short document and a long one
     seen = features(target, draft.needs.layers, batch)
-    with Operations() as done:
-        drawn = draft.prepare_batch(batch, step=3, generators=numbered(range(ROWS)))
+    with Operations() as operations:
+        drawn = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
         disturbed = draft.loss(batch, seen, **drawn).total
-    assert not [n for n in done.names if any(word in n for word in RANDOM)]
+    assert not [n for n in operations.names if any(word in n for word in RANDOM)]
     assert disturbed != draft.loss(batch, seen).total
-    backwards = draft.prepare_batch(batch, step=3, generators=numbered(reversed(range(ROWS))))
+    backwards = draft.prepare_batch(batch, step=3, generators=build_generators(reversed(range(ROWS))))
     assert torch.equal(backwards["noise"], drawn["noise"].flip(0))
     short, long = LENGTH // 4, LENGTH - LENGTH // 4
     for noise, tokens in zip(drawn["noise"].split([short, long], 1), (short, long), strict=True):
@@ -85,16 +85,16 @@ def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(tar
 
 
 def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
-    """What is logged is read in one transfer; in a step AdamW reads its own count, on the host."""
+    """Logged figures are read in a single transfer; in each step AdamW reads its own count, on the host."""
 
     def reads(steps):
         conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": steps}, save_every=99)
         conf.data, conf.log.interval, conf.eval_every = DataConf(row_length=LENGTH), steps, 99
         draft = CASES["medusa"].build(target)
-        with counted_reads() as read, Operations() as done:
+        with counted_reads() as read, Operations() as operations:
             loop_over(conf, draft, target, CPU)
         counts = steps * sum(p.requires_grad for p in draft.parameters())
-        scalars = sum(name == "_local_scalar_dense" for name in done.names)
+        scalars = sum(name == "_local_scalar_dense" for name in operations.names)
         return len(read) - counts, scalars - counts
 
     assert reads(2) == reads(8)
@@ -110,11 +110,11 @@ def recorded_graphs(test):
     return test
 
 
-METHOD = "a tree of "  # of each class of drafts, beside the modes of one
+METHOD = "a tree of "  # for each class of drafts, beside the modes of EAGLE-3
 
 
-def decoding_modes():
-    """Draft's case, tree and sampling by the name of a mode at temperature 0."""
+def build_decoding_modes():
+    """Build the case of the draft, the tree and the sampling of each mode, by name, at temperature 0."""
     penalty = SamplingConf(repetition_penalty=1.2, presence_penalty=0.1)
     product = TreeConf(depth=3, nodes=6, beam_width=None, children=3).build()
     modes = {
@@ -133,19 +133,19 @@ def decoding_modes():
     }
 
 
-DECODING = decoding_modes()
+DECODING = build_decoding_modes()
 
 
 @recorded_graphs
 @pytest.mark.parametrize("mode", DECODING)
-def test_graphs_of_decoding_hold_only_operators_that_every_compiler_has(mode):
+def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mode):
     name, shape, sampling = DECODING[mode]
     target = tiny_target(seed=0, device=recording_device())
     drafts = {None: lambda: None, "ngram": NgramDraft}
     draft = drafts.get(name, lambda: CASES[name].build(target))()
     decoder = Decoder(target, draft, shape, sampling=sampling, slots=40)
     decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4)
-    if mode in ("autoregressive", "chain", "dynamic"):  # the parts have outputs of their own
+    if mode in ("autoregressive", "chain", "dynamic"):  # timed phases are graphs with their own outputs
         timer = PhaseTimer(synchronize=target.device.synchronize)
         decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4, phase_timer=timer)
     assert "embedding" in named_operators()
@@ -154,7 +154,7 @@ def test_graphs_of_decoding_hold_only_operators_that_every_compiler_has(mode):
 
 @recorded_graphs
 @pytest.mark.parametrize("name", CASES)
-def test_graphs_of_training_hold_only_operators_that_every_compiler_has(name):
+def test_graphs_of_training_hold_only_operators_that_every_compiler_supports(name):
     target = tiny_target(seed=0, device=recording_device())
     draft = CASES[name].build(target)
     record_training(draft, target, batch_of(texts(*[LENGTH] * ROWS)))
@@ -165,8 +165,8 @@ def test_graphs_of_training_hold_only_operators_that_every_compiler_has(name):
 
 @recorded_graphs
 @pytest.mark.parametrize("loss", LossName)
-def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_has(loss):
-    """Also with the likeliest tokens as teacher, and features that the draft does not read."""
+def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_supports(loss):
+    """This includes the likeliest tokens as teacher, and features that the draft does not read."""
     target = tiny_target(seed=0, device=recording_device())
     draft = CASES["eagle3"].build(target, loss=loss)
     batch = batch_of(texts(*[LENGTH] * ROWS))
@@ -181,12 +181,12 @@ def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_has(loss):
 
 def record_training(draft, target, batch):
     seen = target.device.compile(features)(target, draft.needs.layers, batch)
-    extras = draft.prepare_batch(batch, step=3, generators=numbered(range(ROWS)))
+    extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
     target.device.compile(draft.loss)(batch, seen, **extras).total.backward()
 
 
 def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
-    """A function for each rule, so that a rule that finds nothing any more is noticed."""
+    """Each rule has a function that breaks it, so that a rule which no longer matches anything is noticed."""
     values, ids = torch.rand(2, 3, 4), torch.arange(12).view(3, 4)
     cases = {
         "sort": lambda: values.sort(dim=-1, stable=True).indices,
@@ -212,7 +212,7 @@ def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (64, 64), (5, 300)])
 def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_one_does(queries, keys, scale, dtype):
-    """Values and gradients, of PyTorch's attention and of the unrolled one."""
+    """Values and gradients are equal, in PyTorch's attention and in the unrolled attention."""
     numbers = torch.Generator().manual_seed(0)
     query, key, value = (
         size * torch.randn(2, heads, length, 16, generator=numbers).to(dtype)
@@ -225,23 +225,23 @@ def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_one_does(queries, k
         forms.append(lambda q, k, v: attend_unrolled(q, [k, 2 * k], [v, v + 1], mask))
     for form in forms:
         finite, infinite = (
-            with_gradients(form, query, key, value, score=score) for score in (layers.MASKED_SCORE, -torch.inf)
+            compute_with_gradients(form, query, key, value, score=score) for score in (layers.MASKED_SCORE, -torch.inf)
         )
-        for found, wanted in zip(finite, infinite, strict=True):
-            assert torch.equal(found, wanted)
+        for actual, expected in zip(finite, infinite, strict=True):
+            assert torch.equal(actual, expected)
 
 
-def with_gradients(form, *inputs, score):
+def compute_with_gradients(form, *inputs, score):
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "MASKED_SCORE", score)
-        found = form(*leaves)
-    found.float().square().sum().backward()
-    return [found, *(leaf.grad for leaf in leaves)]
+        output = form(*leaves)
+    output.float().square().sum().backward()
+    return [output, *(leaf.grad for leaf in leaves)]
 
 
 class AttentionHeads(TorchDispatchMode):
-    """Numbers of query and key heads of each fused attention."""
+    """Record the numbers of query and key heads of each fused attention."""
 
     def __init__(self):
         super().__init__()

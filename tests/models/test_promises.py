@@ -1,4 +1,4 @@
-"""What every method promises, whatever it is (docs/adding_a_method.md)."""
+"""Every drafting method keeps these promises (docs/adding_a_method.md)."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ SHAPES = {"chain": chain(DEPTH), "static": static(), "dynamic": tree(), "mixed":
 
 @dataclass(kw_only=True)
 class Learned:
-    """A draft that has learned one text, what verifies it, and where it was saved."""
+    """A draft that has learned a single text, the target that verifies it, and its checkpoint."""
 
     draft: Draft
     verifier: Target
@@ -71,7 +71,7 @@ def learned(request, target, tmp_path_factory):
     return Learned(draft=draft, verifier=verifier, text=text[:5] + row.ids, folder=folder)
 
 
-def test_every_method_is_here():
+def test_every_method_has_a_case():
     assert {type(case.conf) for case in CASES.values()} == set(METHODS.values())
 
 
@@ -81,13 +81,13 @@ def test_a_learned_text_is_accepted(learned):
 
 
 def test_the_checkpoint_round_trips(learned, target):
-    """Every tensor, of an adapted target too, and what is accepted of a known and a new text."""
+    """Every tensor survives, an adapted target's too, and so does the acceptance on a known and on a new text."""
     conf, again = load_draft(learned.folder, target)
     assert type(conf) is METHODS[learned.draft.method]
     verifier = again.get_verifying_target(target)
     assert (verifier is target) == (learned.verifier is target)
-    for one, other in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
-        before, after = kept(one), kept(other)
+    for ours, theirs in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
+        before, after = merge_inference_tensors(ours), merge_inference_tensors(theirs)
         assert before.keys() == after.keys()
         assert [name for name in before if not torch.equal(before[name], after[name])] == []
     for prompt in (learned.text[:5], list(range(7, 16))):
@@ -105,7 +105,7 @@ def test_the_checkpoint_round_trips(learned, target):
 
 @pytest.mark.parametrize("case", EVERY_CASE)
 def test_a_checkpoint_decodes_in_the_dtype_of_its_target(case, tmp_path):
-    """As engines decode it; only rotary frequencies stay in fp32."""
+    """Engines decode in the dtype of the target; only rotary frequencies stay in fp32."""
     half = replace(CPU, dtype=torch.bfloat16)
     target = tiny_target(seed=0, device=half)
     CASES[case].build(target).save(tmp_path / "checkpoint", target)
@@ -120,15 +120,15 @@ def test_a_checkpoint_decodes_in_the_dtype_of_its_target(case, tmp_path):
         assert len(row.ids) == 12
 
 
-def kept(module):
-    """Its tensors, low-rank adapters added to what they adapt, but those of learning alone."""
+def merge_inference_tensors(module):
+    """Return the tensors with adapters merged in, without those that only training needs."""
     return {name: t for name, t in merge_adapters(module).items() if not name.startswith("adapters.")}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("case", EVERY_CASE)
 def test_a_proposal_leaves_the_state_unchanged(case, shape, target):
-    """All of it but scratch, the slots of a cache behind the known tokens."""
+    """Only scratch may change: the slots of a cache after the known tokens."""
     draft = CASES[case].build(target).eval()
     draft = MixedDraft(draft) if SHAPES[shape].ngram_tokens else draft
     ids, lengths = torch.arange(1, 19).view(2, 9), torch.tensor([9, 6])
@@ -140,21 +140,21 @@ def test_a_proposal_leaves_the_state_unchanged(case, shape, target):
         state = draft.start(
             draft.new_state(2, 64), ids, lengths=lengths, first_token=torch.tensor([3, 4]), target_output=seen
         )
-        before = committed(state)
+        before = copy_committed(state)
         for temperature in (0.0, 1.0):
             sampler = Sampler(rule=SamplingConf(temperature=temperature))
             draft.propose(state, tree=SHAPES[shape], sampler=sampler)
-    after = committed(state)
+    after = copy_committed(state)
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
-def committed(state: DraftState) -> dict[str, Tensor]:
-    """Copies of its tensors; of caches without the slots behind the known tokens."""
+def copy_committed(state: DraftState) -> dict[str, Tensor]:
+    """Copy the tensors of a state; caches without the slots after the known tokens."""
     tensors = {}
     for name, value in state.items():
         if isinstance(value, dict):
-            tensors |= {f"{name}.{key}": tensor for key, tensor in committed(value).items()}
+            tensors |= {f"{name}.{key}": tensor for key, tensor in copy_committed(value).items()}
             continue
         parts = {name: value}
         if isinstance(value, StaticCache):
@@ -171,15 +171,15 @@ def committed(state: DraftState) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_output_is_that_of_transformers(learned, shape):
-    """Of an unknown text, too, and in a batch of unequal prompts."""
+    """This holds for a new text too, in a batch of prompts of unequal lengths."""
     prompts = [learned.text[:5], list(range(7, 16))]
     decoder = Decoder(learned.verifier, learned.draft, SHAPES[shape], sampling=SamplingConf(), slots=64, batch=2)
-    done = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24)
-    for prompt, row in zip(prompts, done, strict=True):
-        wanted = learned.verifier.model.generate(
+    decoded = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24)
+    for prompt, row in zip(prompts, decoded, strict=True):
+        expected = learned.verifier.model.generate(
             torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=-1
         )
-        assert row.ids == wanted[0, len(prompt) :].tolist()
+        assert row.ids == expected[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("shape", ["chain", "dynamic"])
@@ -195,25 +195,25 @@ def test_sampled_output_is_that_of_the_same_key(learned, shape):
 
 @pytest.mark.parametrize("learned", SAMPLED_CASES, indirect=True)
 def test_sampled_output_has_the_targets_distribution(learned):
-    """The first token, which the target gives alone, and the first drafted one, jointly."""
+    """The joint distribution covers the first token, which the target samples alone, and the first drafted token."""
     prompt, count, batch = learned.text[:5], 4000, 500
     sampling = SamplingConf(temperature=1.0)
     decoder = Decoder(learned.verifier, learned.draft, SHAPES["dynamic"], sampling=sampling, slots=16, batch=batch)
-    wanted = count * _two_tokens(learned.verifier, prompt)
-    seen = torch.zeros_like(wanted)
+    expected_counts = count * compute_pair_distribution(learned.verifier, prompt)
+    seen = torch.zeros_like(expected_counts)
     for first in range(0, count, batch):
         keys = list(range(first, first + batch))
         for row in decoder.decode([prompt] * batch, row_ids=keys, max_new_tokens=2):
             seen[tuple(row.ids)] += 1
-    often = wanted >= 5
+    often = expected_counts >= 5
     assert often.sum() >= 20
-    observed, expected = (torch.cat([pairs[often], pairs[~often].sum()[None]]) for pairs in (seen, wanted))
+    observed, expected = (torch.cat([pairs[often], pairs[~often].sum()[None]]) for pairs in (seen, expected_counts))
     assert stats.chisquare(observed, expected).pvalue > 1e-3
 
 
 @torch.no_grad()
-def _two_tokens(verifier, prompt):
-    """The exact joint distribution of the first two new tokens."""
+def compute_pair_distribution(verifier, prompt):
+    """Compute the exact joint distribution of the first two new tokens."""
     first = verifier.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
     texts = torch.tensor([[*prompt, token] for token in range(len(first))])
     return first[:, None] * verifier.model(texts).logits[:, -1].double().softmax(-1)
@@ -244,7 +244,7 @@ def test_a_truncated_checkpoint_is_refused(learned, target, tmp_path):
 
 @pytest.mark.parametrize("name", EVERY_CASE)
 def test_the_loss_falls(target, name):
-    """The forward KL, which can fall to 0; the cross entropy stays above the target's entropy."""
+    """The forward KL can fall to 0, while cross entropy stays above the target's entropy."""
     case = CASES[name]
     batch = batch_of(sampled_texts(target, count=4, length=24))
     draft = case.build(target, loss=LossName.forward_kl)
@@ -260,8 +260,8 @@ def test_the_loss_falls(target, name):
 
 
 @pytest.mark.parametrize("name", EVERY_CASE)
-def test_everything_trained_moves_in_bf16(target, name):
-    """Heads that no gradient reaches, and steps too small for bf16, have both been shipped."""
+def test_every_trained_weight_moves_in_bf16(target, name):
+    """Heads without a gradient and steps too small for bf16 are known faults of shipped drafts."""
     draft = CASES[name].build(target)
     batch = batch_of(sampled_texts(target, count=4, length=24))
     before = {name: p.clone() for name, p in draft.named_parameters() if p.requires_grad}
@@ -278,10 +278,10 @@ def test_a_continued_run_ends_in_the_same_weights_bit_for_bit(name, tmp_path):
     conf = CASES[name].conf
     layers = {"layers": [0, 1]} if hasattr(conf, "layers") else {}  # the toy target has two
     conf = toy_conf(draft=replace(conf, **layers))
-    toy_run(tmp_path / "whole", conf)
+    toy_run(tmp_path / "unbroken", conf)
     with pytest.raises(KeyboardInterrupt):
         toy_run(tmp_path / "broken", conf, interrupt_at=7)
     toy_run(tmp_path / "broken", conf)
-    whole, broken = weights(tmp_path / "whole"), weights(tmp_path / "broken")
-    assert whole.keys() == broken.keys()
-    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    unbroken, broken = weights(tmp_path / "unbroken"), weights(tmp_path / "broken")
+    assert unbroken.keys() == broken.keys()
+    assert all(torch.equal(unbroken[key], broken[key]) for key in unbroken)

@@ -1,4 +1,4 @@
-"""The attention of the training-time test: values, gradients and memory, in both of its forms.
+"""The attention of the training-time test has exact values and gradients, and linear memory, in both forms.
 
 Axes: B rows, H query heads, K key-value heads, T positions, S keys, D head size.
 """
@@ -9,17 +9,17 @@ import torch
 from models import unrolled_attention
 from models.unrolled_attention import attend_unrolled, without_kernel
 
-DOCUMENTS = torch.tensor([0] * 5 + [1] * 6 + [-1] * 2)  # packed, and padding
+DOCUMENTS = torch.tensor([0] * 5 + [1] * 6 + [-1] * 2)  # two packed documents, and padding
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 8
 
 
-@pytest.fixture(params=["kernel", "chunks of 1", "chunks of 4", "one chunk"])
+@pytest.fixture(params=["kernel", "chunks of 1", "chunks of 4", "single chunk"])
 def form(request, monkeypatch):
-    """Take PyTorch's kernel, or what other devices than CPUs run."""
+    """Take PyTorch's kernel, or the chunks that devices other than CPUs run."""
     if request.param == "kernel":
         yield
         return
-    sizes = {"chunks of 1": 1, "chunks of 4": 4, "one chunk": 256}
+    sizes = {"chunks of 1": 1, "chunks of 4": 4, "single chunk": 256}
     monkeypatch.setattr(unrolled_attention, "CHUNK", sizes[request.param])
     with without_kernel():
         yield
@@ -37,8 +37,8 @@ def draw_inputs(steps, *, dtype=torch.float64, documents=DOCUMENTS):
     return query, rest[:steps], rest[steps:], mask
 
 
-def attend_written_out(query, keys, values, mask):
-    """One softmax over the T keys of step 0 and the own keys of later steps."""
+def attend_by_definition(query, keys, values, mask):
+    """Compute a single softmax over the T keys of step 0 and the own keys of later steps."""
     keys, values = ([x.repeat_interleave(HEADS // KV_HEADS, 1) for x in part] for part in (keys, values))
     scale, length = HEAD_SIZE**-0.5, query.shape[2]
     dense = (query @ keys[0].mT * scale).masked_fill(~mask, -torch.inf)
@@ -48,8 +48,8 @@ def attend_written_out(query, keys, values, mask):
     return shares[..., :length] @ values[0] + sum(share * value for share, value in later)
 
 
-def with_gradients(attend, query, keys, values, mask):
-    """The output, and the gradients of a fixed weighting of it in all inputs."""
+def compute_with_gradients(attend, query, keys, values, mask):
+    """Compute the output, and the gradients of a fixed weighting of it in all inputs."""
     out = attend(query, keys, values, mask)
     numbers = torch.Generator().manual_seed(9)
     weights = torch.randn(out.shape, generator=numbers, dtype=torch.float64).to(out.dtype)
@@ -57,11 +57,11 @@ def with_gradients(attend, query, keys, values, mask):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 7])
-def test_values_and_gradients_are_those_of_one_softmax(form, steps):
+def test_values_and_gradients_are_those_of_a_single_softmax(form, steps):
     inputs = draw_inputs(steps)
-    expected = with_gradients(attend_written_out, *inputs)
-    for found, exact in zip(with_gradients(attend_unrolled, *inputs), expected, strict=True):
-        torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+    expected = compute_with_gradients(attend_by_definition, *inputs)
+    for actual, exact in zip(compute_with_gradients(attend_unrolled, *inputs), expected, strict=True):
+        torch.testing.assert_close(actual, exact, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -69,15 +69,15 @@ def test_low_precision_stays_near_the_exact_gradients(form, dtype):
     inputs = draw_inputs(4, dtype=dtype)
     query, keys, values, mask = inputs
     exact = [x.detach().double().requires_grad_() for x in (query, *keys, *values)]
-    expected = with_gradients(attend_written_out, exact[0], exact[1:5], exact[5:], mask)
+    expected = compute_with_gradients(attend_by_definition, exact[0], exact[1:5], exact[5:], mask)
     tolerance = 8 * torch.finfo(dtype).eps
-    for found, wanted in zip(with_gradients(attend_unrolled, *inputs), expected, strict=True):
-        assert found.dtype == dtype
-        assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
+    for actual, reference in zip(compute_with_gradients(attend_unrolled, *inputs), expected, strict=True):
+        assert actual.dtype == dtype
+        assert (actual - reference).abs().max() <= tolerance * reference.abs().max()
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Bytes that the forward pass keeps, each storage once, boolean masks left out."""
+    """Count the bytes that the forward pass saves, each storage once, without boolean masks."""
 
     def __init__(self):
         self.storages = {}
@@ -90,26 +90,26 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         return tensor
 
 
-def test_memory_that_is_kept_grows_linearly_with_the_row(form):
-    kept = []
+def test_saved_memory_grows_linearly_with_the_row(form):
+    saved_bytes = []
     for length in (64, 128):
         query, keys, values, mask = draw_inputs(3, documents=torch.zeros(length))
         saved = SavedBytes()
         with saved:
             outs = [attend_unrolled(query, keys[:n], values[:n], mask) for n in (1, 2, 3)]
         assert len(outs) == 3
-        kept.append(sum(saved.storages.values()))
-    assert kept[1] == 2 * kept[0]
+        saved_bytes.append(sum(saved.storages.values()))
+    assert saved_bytes[1] == 2 * saved_bytes[0]
 
 
 @pytest.mark.no_shapes  # checks of types would break the graph
-def test_the_gradients_compile_into_one_graph(monkeypatch):
-    """What accelerators run has no break and no value that the host reads."""
+def test_the_gradients_compile_into_a_single_graph(monkeypatch):
+    """The form that accelerators run has no graph break and no value that the host reads."""
     monkeypatch.setattr(unrolled_attention, "CHUNK", 4)
     inputs = draw_inputs(3, dtype=torch.float32)
     compiled = torch.compile(attend_unrolled, backend="aot_eager", fullgraph=True, dynamic=False)
     with without_kernel():
-        expected = with_gradients(attend_unrolled, *inputs)
-        found = with_gradients(compiled, *inputs)
-    for tensor, plain in zip(found, expected, strict=True):
+        expected = compute_with_gradients(attend_unrolled, *inputs)
+        actual = compute_with_gradients(compiled, *inputs)
+    for tensor, plain in zip(actual, expected, strict=True):
         torch.testing.assert_close(tensor, plain)
