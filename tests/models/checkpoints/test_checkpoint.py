@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, read strictly, and tied to their target and tokenizer."""
+"""Checkpoints are complete or absent, read strictly, and tied to their target and tokenizer."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def saved(tmp_path):
     return tmp_path / "run"
 
 
-def contents(directory):
+def read_files(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
@@ -48,7 +48,7 @@ def test_a_checkpoint_round_trips(saved):
     assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
     assert checkpoint_files.read_config(saved) == CONFIG
     assert checkpoint_files.read_metadata(saved).items() >= HASHES.items()
-    assert sorted(contents(saved)) == ["config.json", "model.safetensors"]
+    assert sorted(read_files(saved)) == ["config.json", "model.safetensors"]
 
 
 def test_saving_again_replaces_both_files(saved):
@@ -78,10 +78,10 @@ def test_expected_tensors_may_be_on_the_meta_device(saved):
     assert torch.equal(checkpoint.load_tensors(saved, expected)["d2t"], TENSORS["d2t"])
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 5, 60, -4])
-def test_a_truncated_file_is_refused(saved, kept_bytes):
+@pytest.mark.parametrize("size", [0, 5, 60, -4])
+def test_a_truncated_file_is_refused(saved, size):
     path = saved / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:kept_bytes])
+    path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(UserError, match=r"checkpoint: .*model\.safetensors, which is truncated"):
         checkpoint.load_tensors(saved, TENSORS)
     with pytest.raises(UserError, match="truncated"):
@@ -104,12 +104,12 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(saved, name):
-    before = contents(saved)
+    before = read_files(saved)
     (saved / (name + files.PARTIAL_SUFFIX)).symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"output_dir: .*No space left on device"):
         checkpoint.save_checkpoint(saved, {"other": torch.zeros(9999)}, config={"new": 1}, metadata={})
     assert {path.name for path in saved.iterdir()} == before.keys()
-    assert contents(saved) == before
+    assert read_files(saved) == before
 
 
 def test_an_unwritable_folder_is_refused(tmp_path):
@@ -119,8 +119,8 @@ def test_an_unwritable_folder_is_refused(tmp_path):
 
 
 def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
-    """The process dies with the temporary file half written; the next save clears it away."""
-    before = contents(saved)
+    """The process dies with the temporary file half written; the next save removes it."""
+    before = read_files(saved)
     script = (
         "import os, pathlib, sys\nfrom models.io.files import atomic_path\n"
         "with atomic_path(pathlib.Path(sys.argv[1])) as partial:\n"
@@ -129,16 +129,16 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
     path = saved / "model.safetensors"
     killed = subprocess.run([sys.executable, "-c", script, path], env=os.environ, check=False)
     assert killed.returncode == -9
-    left = contents(saved)
+    left = read_files(saved)
     assert left.pop(path.name + files.PARTIAL_SUFFIX) == b"half"
     assert left == before
 
     checkpoint.save_checkpoint(saved, TENSORS, config=CONFIG, metadata=HASHES)
-    assert contents(saved).keys() == before.keys()
+    assert read_files(saved).keys() == before.keys()
     checkpoint.load_tensors(saved, TENSORS)
 
 
-def test_an_atomic_directory_appears_whole(tmp_path):
+def test_an_atomic_directory_appears_complete(tmp_path):
     left_by_a_kill = tmp_path / ("step-1" + files.PARTIAL_SUFFIX)
     left_by_a_kill.mkdir()
     (left_by_a_kill / "old").touch()
@@ -166,7 +166,7 @@ def test_another_target_or_tokenizer_is_refused():
         checkpoint.check_metadata(HASHES, **fits | {"tokenizer_hash": "c" * 64})
 
 
-def test_a_target_has_one_fingerprint_in_every_precision():
+def test_a_target_has_the_same_fingerprint_in_every_precision():
     target = tiny_target()
     fingerprint = checkpoint.target_fingerprint(target)
     assert fingerprint == checkpoint.target_fingerprint(target.bfloat16())

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer is the target's own files: what reads the target reads the draft."""
+"""A checkpoint has the tokenizer files of its target, so that a reader of the target reads the draft."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ METHODS = [CausalLMConf(init_from=InitFrom.pruned, layers=[0, 1]), Medusa2Conf(l
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A target with the tokenizer files that transformers 4 and other tools wrote."""
+    """Save a target with the tokenizer files that transformers 4 and other tools wrote."""
     folder = save_target(tmp_path / "target", num_hidden_layers=2)
     config = folder / "tokenizer_config.json"
     written = json.loads(config.read_text()) | {
@@ -39,22 +39,22 @@ def folder(tmp_path) -> Path:
     return folder
 
 
-def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    found = {path for pattern in PATTERNS for path in folder.glob(pattern)}
-    found |= set(folder.glob("additional_chat_templates/*"))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found if path.is_file()}
+def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
+    files = {path for pattern in PATTERNS for path in folder.glob(pattern)}
+    files |= set(folder.glob("additional_chat_templates/*"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.is_file()}
 
 
 @pytest.mark.parametrize("conf", METHODS, ids=lambda conf: conf.method)
-def test_every_file_of_the_tokenizer_is_copied_as_it_is_also_over_an_earlier_save(conf, folder, tmp_path):
+def test_every_file_of_the_tokenizer_is_copied_unchanged_even_over_an_earlier_save(conf, folder, tmp_path):
     target = load_target(TargetConf(path=str(folder)), CPU)
     draft = build_draft(conf, target, loss=LossConf(), seed=0)
     for _ in range(2):
         draft.save(tmp_path / "checkpoint", target)
     (saved,) = (path.parent for path in (tmp_path / "checkpoint").rglob("tokenizer.json"))
-    expected = tokenizer_files(folder)
+    expected = read_tokenizer_files(folder)
     assert {"tokenizer.json", "merges.txt", "additional_chat_templates/rag.jinja"} <= set(expected)
-    assert tokenizer_files(saved) == expected
+    assert read_tokenizer_files(saved) == expected
     again = AutoTokenizer.from_pretrained(saved)
     assert again.get_vocab() == target.tokenizer.get_vocab()
     assert again.get_chat_template() == target.tokenizer.get_chat_template()

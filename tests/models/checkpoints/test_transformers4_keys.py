@@ -1,4 +1,4 @@
-"""config.json says the same to readers of older and of newer names."""
+"""config.json has the same meaning for readers of older and of newer keys."""
 
 import copy
 
@@ -14,19 +14,19 @@ from tests.support.models.saved_configs import LINEAR, NEWER, OLDER, SAVED, buil
 
 @pytest.fixture(scope="module", params=SAVED, ids=lambda case: " ".join(case))
 def saved(request, tmp_path_factory):
-    """A family, and the folder of a draft of it."""
+    """Save a draft; return the family of its target and its folder."""
     family, draft = request.param
     return family, save_draft(family, draft, tmp_path_factory.mktemp("saved") / "checkpoint")
 
 
-def test_every_checkpoint_says_rope_and_precision_by_their_older_names(saved):
+def test_every_checkpoint_states_rope_and_precision_by_their_older_keys_too(saved):
     family, folder = saved
     written = checkpoint_files.read_config(folder)
     assert {key: written[key] for key in OLDER[family]} == OLDER[family]
     assert written["torch_dtype"] == written["dtype"] == "bfloat16"
 
 
-def test_transformers_5_reads_what_it_reads_without_the_older_names(saved):
+def test_transformers_5_reads_the_same_with_and_without_the_older_keys(saved):
     family, folder = saved
     written = checkpoint_files.read_config(folder)
     older = {*OLDER[family], "torch_dtype"}
@@ -37,7 +37,7 @@ def test_transformers_5_reads_what_it_reads_without_the_older_names(saved):
 
 
 @pytest.mark.parametrize("draft", ["eagle3", "eagle1", "hydra", "draft model"])
-def test_a_draft_that_was_read_is_written_as_it_was(draft, tmp_path):
+def test_a_loaded_draft_is_saved_with_the_same_config(draft, tmp_path):
     target = build_target("llama3")
     first = save_draft("llama3", draft, tmp_path / "first")
     _, again = load_draft(first, target)
@@ -48,22 +48,22 @@ def test_a_draft_that_was_read_is_written_as_it_was(draft, tmp_path):
     assert {name: after[name] for name in names} == {name: before[name] for name in names}
 
 
-def test_nested_configurations_have_older_names_of_their_own():
+def test_nested_configurations_have_their_own_older_keys():
     text = NEWER["gemma3"]()
-    whole = Gemma3Config(text_config=text.to_dict(), dtype="bfloat16").to_dict()
-    before = copy.deepcopy(whole)
-    inner = add_older_keys(whole)["text_config"]
+    config = Gemma3Config(text_config=text.to_dict(), dtype="bfloat16").to_dict()
+    before = copy.deepcopy(config)
+    inner = add_older_keys(config)["text_config"]
     assert {key: inner[key] for key in OLDER["gemma3"]} == OLDER["gemma3"]
-    assert whole == before
-    again = Gemma3Config(**add_older_keys(whole))
+    assert config == before
+    again = Gemma3Config(**add_older_keys(config))
     assert architectures.get_rope_parameters(again.text_config) == architectures.get_rope_parameters(text)
 
 
-def test_what_has_no_rope_gets_no_keys_of_it():
+def test_a_config_without_rope_gets_no_keys_of_rope():
     assert add_older_keys({"model_type": "medusa", "num_heads": 5}) == {"model_type": "medusa", "num_heads": 5}
 
 
-def test_a_rotary_part_of_a_head_stands_outside_the_scaling_as_it_did():
+def test_a_partial_rotary_factor_stands_outside_the_scaling():
     rope = LINEAR | {"rope_theta": 5e5, "partial_rotary_factor": 0.5}
     written = add_older_keys({"rope_parameters": rope})
     assert (written["rope_scaling"], written["partial_rotary_factor"]) == (LINEAR, 0.5)

@@ -1,4 +1,4 @@
-"""Which device is taken, and what is said where it is not there."""
+"""A command takes the configured device, or says in a line that it is missing."""
 
 import logging
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else(only_cpu):
     device.synchronize()
 
 
-def test_a_device_that_is_not_there_is_refused(only_cpu):
+def test_a_missing_device_is_refused(only_cpu):
     with pytest.raises(UserError) as refused:
         open_device(DeviceConf(name=DeviceName.cuda))
     assert str(refused.value) == "device.name: PyTorch sees cpu here, got cuda; use device=auto"
@@ -51,31 +51,31 @@ def test_another_accelerator_is_named_in_the_refusal(monkeypatch):
         open_device(DeviceConf(name=DeviceName.cuda))
 
 
-@pytest.mark.parametrize("passed_by", ["mps", "xpu"])
-def test_auto_passes_an_accelerator_by_that_nobody_tests_and_says_so(monkeypatch, caplog, passed_by):
+@pytest.mark.parametrize("name", ["mps", "xpu"])
+def test_auto_does_not_take_an_untested_accelerator_and_says_so(monkeypatch, caplog, name):
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
-    seen = torch.device(passed_by)
+    seen = torch.device(name)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: seen)
     device = open_device(DeviceConf(compile=False))
     assert (device.name, device.torch_device.type, device.dtype) == ("cpu", "cpu", torch.float32)
-    said = [line for line in caplog.messages if line.startswith("device=auto")]
-    assert said == [f"device=auto takes CUDA, Neuron or the CPU, not {passed_by}: running on the CPU"]
+    messages = [line for line in caplog.messages if line.startswith("device=auto")]
+    assert messages == [f"device=auto takes CUDA, Neuron or the CPU, not {name}: running on the CPU"]
 
 
 @pytest.mark.parametrize(
     ("asked", "got"),
     [(Precision.auto, torch.float32), (Precision.float32, torch.float32), (Precision.bfloat16, torch.bfloat16)],
 )
-def test_precision_is_what_was_asked_for(only_cpu, asked, got):
+def test_precision_is_that_of_the_configuration(only_cpu, asked, got):
     assert open_device(DeviceConf(precision=asked, compile=False)).dtype is got
 
 
-def test_threads_must_be_some():
+def test_zero_threads_are_refused():
     with pytest.raises(UserError, match=r"device\.threads: must be at least 1, got 0"):
         DeviceConf(threads=0)
 
 
-def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, tmp_path, caplog):
+def test_a_missing_compiler_is_reported_once_and_functions_run_eagerly(only_cpu, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler there
     opening.can_compile.cache_clear()
     try:
@@ -91,7 +91,7 @@ def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, tm
 
 
 def test_a_function_may_have_many_shapes():
-    """A graph for each bucket of prompts and each tree; torch by itself gives up after eight."""
+    """Each bucket of prompts and each tree needs a graph; by default torch gives up after eight."""
     device = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=True, backend="eager")
     double = device.compile(lambda x: x * 2)
     before = device.count_graphs()
@@ -118,7 +118,7 @@ def test_tiny_layers_are_not_shared_among_threads_unless_the_user_says_so(chosen
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_cpu_that_compiles_stores_weights_by_column_and_changes_no_value(tied):
-    """An embedding, which a tied head shares, stays in rows; without compilation, all do."""
+    """Embeddings and heads tied to them stay in rows; without compilation, so do all weights."""
     device = Device(name="cpu", torch_device=CPU, dtype=torch.float32, compiles=True)
     model = torch.nn.ModuleDict(
         {"embed": torch.nn.Embedding(7, 4), "layer": torch.nn.Linear(4, 6), "head": NO_BIAS(4, 7)}
@@ -136,7 +136,7 @@ def test_a_cpu_that_compiles_stores_weights_by_column_and_changes_no_value(tied)
 
 
 @pytest.mark.parametrize("numbers", [2**45, 2**55])
-def test_memory_that_is_not_there_is_told_in_one_line(numbers):
+def test_missing_memory_is_reported_in_a_single_line(numbers):
     with pytest.raises(UserError, match=r"^batch: lower it$"), report_out_of_memory("batch: lower it"):
         torch.empty(numbers)
 

@@ -1,4 +1,4 @@
-"""What compiler and runtime are told: set, recorded, and refused where it contradicts itself."""
+"""Settings of compiler and runtime are set and recorded, and refused where they contradict each other."""
 
 import os
 from unittest.mock import patch
@@ -16,8 +16,8 @@ OWN = "/var/tmp/neuron-compile-cache"
 
 
 @pytest.fixture(autouse=True)
-def _untouched():
-    """Settings write the environment: what a test leaves there is taken back."""
+def _restore_environment():
+    """Restore the environment, which settings write to."""
     with patch.dict(os.environ):
         for name in list(os.environ):
             if name.startswith(("NEURON_", "TORCH")):
@@ -37,7 +37,7 @@ def machine(tmp_path):
     return Host(root=tmp_path)
 
 
-def test_nothing_is_set_where_nothing_is_asked_for(machine):
+def test_without_settings_no_variable_is_set(machine):
     before = dict(os.environ)
     for route in ("cpu", "cuda"):
         assert NeuronEnv().set_environment(route, on_neuron=False, host=machine) == {}
@@ -48,7 +48,7 @@ def test_every_setting_reaches_the_native_route_and_is_recorded(machine):
     settings = NeuronEnv(cache_dir="/mnt/efs/neff", stochastic_rounding=True, logical_cores=1, visible_cores="0-3")
     recorded = settings.set_environment("neuron", on_neuron=True, host=machine)
     assert recorded == {
-        "TORCH_NEURONX_NEFF_CACHE_DIR": "/mnt/efs/neff",  # hosts may share this one
+        "TORCH_NEURONX_NEFF_CACHE_DIR": "/mnt/efs/neff",  # hosts may share this cache
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
         "NEURON_LOGICAL_NC_CONFIG": "1",
         "NEURON_RT_VISIBLE_CORES": "0-3",
@@ -73,12 +73,12 @@ def test_the_users_own_casts_stay(machine):
 
 
 def test_pytorchs_own_compiler_takes_the_folder_too(machine):
-    found = NeuronEnv(cache_dir="/fsx/graphs").set_environment("cpu", on_neuron=False, host=machine)
-    assert found == {"TORCHINDUCTOR_CACHE_DIR": "/fsx/graphs"}
+    variables = NeuronEnv(cache_dir="/fsx/graphs").set_environment("cpu", on_neuron=False, host=machine)
+    assert variables == {"TORCHINDUCTOR_CACHE_DIR": "/fsx/graphs"}
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/fsx/graphs"
 
 
-def test_what_the_environment_contradicts_is_refused(machine):
+def test_a_setting_that_the_environment_contradicts_is_refused(machine):
     os.environ["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"
     with pytest.raises(UserError) as refused:
         NeuronEnv().set_environment("neuron", on_neuron=True, host=machine)
@@ -109,12 +109,12 @@ def test_runtime_and_compiler_group_cores_alike(machine, environment):
 
 
 @pytest.mark.parametrize(("folder", "kind"), [("/mnt/efs/cache", "nfs4"), ("/fsx/cache", "lustre")])
-@pytest.mark.parametrize("said", ["config", "variable", "flag"])
-def test_the_older_routes_cache_is_not_shared_between_hosts(machine, folder, kind, said):
-    settings = NeuronEnv(cache_dir=folder if said == "config" else None)
-    if said == "variable":
+@pytest.mark.parametrize("set_by", ["config", "variable", "flag"])
+def test_the_older_routes_cache_is_not_shared_between_hosts(machine, folder, kind, set_by):
+    settings = NeuronEnv(cache_dir=folder if set_by == "config" else None)
+    if set_by == "variable":
         os.environ["NEURON_COMPILE_CACHE_URL"] = folder
-    if said == "flag":
+    if set_by == "flag":
         os.environ["NEURON_CC_FLAGS"] = f"--cache_dir={folder}"
     for drives_neuron in (True, False):
         with pytest.raises(UserError) as refused:
@@ -124,8 +124,8 @@ def test_the_older_routes_cache_is_not_shared_between_hosts(machine, folder, kin
 
 @pytest.mark.parametrize("folder", [OWN, "/fsx/scratch/cache", "s3://bucket/cache", None])
 def test_a_cache_of_this_host_alone_is_taken(machine, folder):
-    found = NeuronEnv(cache_dir=folder).set_environment("xla", on_neuron=True, host=machine)
-    assert found.get("NEURON_COMPILE_CACHE_URL") == folder
+    variables = NeuronEnv(cache_dir=folder).set_environment("xla", on_neuron=True, host=machine)
+    assert variables.get("NEURON_COMPILE_CACHE_URL") == folder
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_settings_of_neuron_cores_need_neuron_cores(machine, setting, value):
         ),
     ],
 )
-def test_what_contradicts_itself_is_refused(fields, says):
+def test_contradicting_settings_are_refused(fields, says):
     with pytest.raises(UserError, match=says):
         DeviceConf(**fields)
 
 
 @pytest.mark.parametrize(
-    ("groups", "limits", "found"),
+    ("groups", "limits", "expected"),
     [
         ("0::/", {"memory.max": "2000"}, [2000]),  # a container
         ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "3000"}, [3000]),
@@ -165,7 +165,7 @@ def test_what_contradicts_itself_is_refused(fields, says):
         (None, {}, []),
     ],
 )
-def test_the_limits_of_a_container_are_read(tmp_path, groups, limits, found):
+def test_the_limits_of_a_container_are_read(tmp_path, groups, limits, expected):
     if groups is not None:
         (tmp_path / "proc" / "self").mkdir(parents=True)
         (tmp_path / "proc" / "self" / "cgroup").write_text(groups)
@@ -173,6 +173,6 @@ def test_the_limits_of_a_container_are_read(tmp_path, groups, limits, found):
         file = tmp_path / "sys/fs/cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{text}\n")
-    assert Host(root=tmp_path).list_memory_limits() == found
+    assert Host(root=tmp_path).list_memory_limits() == expected
     machine = psutil.virtual_memory().total
-    assert read_host_bytes(Host(root=tmp_path)) == min([machine, *found])
+    assert read_host_bytes(Host(root=tmp_path)) == min([machine, *expected])

@@ -1,6 +1,6 @@
-"""What is said of the packages and the machine that a run finds, before anything is loaded.
+"""Packages and a machine that do not fit are refused by name before anything is loaded.
 
-Packages are folders of metadata on Python's path, which is all that an installed one shows.
+Packages are folders of metadata on Python's path, which is all that installed packages show.
 """
 
 import logging
@@ -27,7 +27,7 @@ COMPILER = {"neuronx-cc": "2.26.6360.0"}
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Installs packages; PyTorch sees no accelerator and nobody has chosen XLA's device."""
+    """Return a function that installs packages; PyTorch sees no accelerator and PJRT_DEVICE is not set."""
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler there
@@ -44,7 +44,7 @@ def install(tmp_path, monkeypatch):
     return install
 
 
-def machine(root: Path, *, neuron: bool = False, instance: str = "") -> Host:
+def build_machine(root: Path, *, neuron: bool = False, instance: str = "") -> Host:
     (root / "dev").mkdir(parents=True)
     if neuron:
         (root / "dev/neuron5").touch()  # a container may have any of them
@@ -76,24 +76,24 @@ def machine(root: Path, *, neuron: bool = False, instance: str = "") -> Host:
         ("auto", ON_NEURON, "libneuronxla needs a Neuron device, got none at /dev/neuron*"),
     ],
 )
-def test_what_cannot_run_is_named_with_the_remedy(install, tmp_path, name, packages, says):
+def test_a_package_that_cannot_run_is_named_with_the_remedy(install, tmp_path, name, packages, says):
     install(packages)
     with pytest.raises(UserError, match=r"^device\.name: ") as refused:
-        choose_route(name, machine(tmp_path / "laptop"))
+        choose_route(name, build_machine(tmp_path / "laptop"))
     assert says in str(refused.value)
     assert ";" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("packages", [{"torch-neuronx": "1.0"}, NATIVE | XLA, ON_NEURON])
-def test_the_cpu_can_be_had_whatever_is_installed(install, tmp_path, packages):
+def test_the_cpu_can_be_chosen_whatever_is_installed(install, tmp_path, packages):
     install(packages)
-    assert choose_route("cpu", machine(tmp_path / "laptop")).name == "cpu"
+    assert choose_route("cpu", build_machine(tmp_path / "laptop")).name == "cpu"
 
 
 def test_a_compiler_on_the_path_is_enough(install, tmp_path):
     install(ON_NEURON)
-    trainium = machine(tmp_path / "trn1", neuron=True)
+    trainium = build_machine(tmp_path / "trn1", neuron=True)
     with pytest.raises(UserError, match="compiler neuronx-cc must be on PATH, got none"):
         choose_route("xla", trainium)
     compiler = tmp_path / "neuronx-cc"
@@ -104,7 +104,7 @@ def test_a_compiler_on_the_path_is_enough(install, tmp_path):
 @pytest.mark.parametrize(("name", "packages"), [("neuron", NATIVE), ("xla", ON_NEURON | COMPILER)])
 def test_an_installed_compiler_must_be_where_the_backend_looks(install, tmp_path, name, packages):
     install(packages)
-    trainium = machine(tmp_path / "trn", neuron=True)
+    trainium = build_machine(tmp_path / "trn", neuron=True)
     (tmp_path / "neuronx-cc").unlink()  # as where the environment's folder is not on PATH
     with pytest.raises(UserError, match="compiler neuronx-cc must be on PATH") as refused:
         choose_route(name, trainium)
@@ -112,28 +112,28 @@ def test_an_installed_compiler_must_be_where_the_backend_looks(install, tmp_path
     assert str(refused.value).endswith(remedy)
 
 
-def test_the_older_cores_have_the_older_route_alone(install, tmp_path):
+def test_the_native_route_is_refused_on_older_cores(install, tmp_path):
     install(NATIVE)
     with pytest.raises(UserError, match=r"needs Trainium 2 or 3, got neuron on trn1\.32xlarge"):
-        choose_route("neuron", machine(tmp_path / "trn1", neuron=True, instance="trn1.32xlarge"))
+        choose_route("neuron", build_machine(tmp_path / "trn1", neuron=True, instance="trn1.32xlarge"))
 
 
 def test_auto_takes_the_cores_of_the_older_route(install, tmp_path):
     install(ON_NEURON | COMPILER)
-    choice = choose_route("auto", machine(tmp_path / "trn1", neuron=True, instance="trn1.2xlarge"))
+    choice = choose_route("auto", build_machine(tmp_path / "trn1", neuron=True, instance="trn1.2xlarge"))
     assert (choice.name, choice.reason) == ("xla", "libneuronxla is installed")
 
 
-def test_auto_takes_what_the_environment_names(install, tmp_path, monkeypatch):
+def test_auto_takes_the_device_that_the_environment_names(install, tmp_path, monkeypatch):
     install(XLA)
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    choice = choose_route("auto", machine(tmp_path / "laptop"))
+    choice = choose_route("auto", build_machine(tmp_path / "laptop"))
     assert (choice.name, choice.reason) == ("xla", "PJRT_DEVICE=CPU is set")
 
 
-def test_idle_cores_are_not_passed_over_in_silence(install, tmp_path, caplog):
+def test_idle_cores_are_reported(install, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        choice = choose_route("auto", machine(tmp_path / "trn2", neuron=True, instance="trn2.3xlarge"))
+        choice = choose_route("auto", build_machine(tmp_path / "trn2", neuron=True, instance="trn2.3xlarge"))
     assert (choice.name, choice.reason) == ("cpu", "PyTorch sees no accelerator")
     assert [r.getMessage() for r in caplog.records] == [
         "this machine has Neuron cores, but no package that drives them is installed: "
@@ -141,7 +141,7 @@ def test_idle_cores_are_not_passed_over_in_silence(install, tmp_path, caplog):
     ]
 
 
-def test_the_choice_and_what_it_was_made_from_are_one_line(install, caplog):
+def test_the_choice_and_its_reason_are_a_single_line(install, caplog):
     install({"torch": "2.13.0+cpu", "neuronx-cc": "2.28.7631.0"})
     with caplog.at_level(logging.INFO):
         open_device(DeviceConf(name=DeviceName.auto, compile=False))
@@ -152,21 +152,21 @@ def test_the_choice_and_what_it_was_made_from_are_one_line(install, caplog):
 
 @pytest.mark.system
 def test_a_package_of_another_torch_is_named_and_not_loaded(tmp_path):
-    """PyTorch would load it when it is imported, and end in a traceback."""
+    """PyTorch itself would load the package and end in a traceback."""
     site = tmp_path / "site"
-    told = site / "torch_neuronx-2.99.1.0.dist-info"
-    told.mkdir(parents=True)
-    (told / "METADATA").write_text("Name: torch-neuronx\nVersion: 2.99.1.0\n")
-    (told / "entry_points.txt").write_text("[torch.backends]\ntorch_neuronx = torch_neuronx:load\n")
+    metadata = site / "torch_neuronx-2.99.1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Name: torch-neuronx\nVersion: 2.99.1.0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\ntorch_neuronx = torch_neuronx:load\n")
     (site / "torch_neuronx.py").write_text("raise ImportError('undefined symbol')\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "train", "device=neuron"], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
-    assert ran.returncode == 2
+    assert process.returncode == 2
     assert (
-        ran.stderr.strip()
+        process.stderr.strip()
         .splitlines()[-1]
         .startswith("error: device.name: neuron needs torch-neuronx 2.13 or 2.14, got 2.99.1.0; pip install")
     )
-    assert "Traceback" not in ran.stderr
+    assert "Traceback" not in process.stderr

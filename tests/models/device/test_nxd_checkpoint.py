@@ -1,4 +1,4 @@
-"""A target trained with NxD is read from its ranks' files as if it had been saved whole."""
+"""A target trained with NxD is read from its ranks' files as if it were a plain checkpoint."""
 
 import sys
 from types import ModuleType
@@ -18,42 +18,42 @@ from tests.support.models.tiny import CPU, tiny_tokenizer
 FILE = "dp_rank_00_tp_rank_{:02d}_pp_rank_00.pt"
 
 
-def same(found, model):
-    torch.testing.assert_close(dict(found), dict(model.state_dict()), atol=0, rtol=0)
+def assert_same(tensors, model):
+    torch.testing.assert_close(dict(tensors), dict(model.state_dict()), atol=0, rtol=0)
 
 
-def shares_of(model, ranks):
+def cut_into_shares(model, ranks):
     full = model.state_dict()
     return [shard_state_dict(full, plan_shards(model, ranks), ranks=ranks, rank=rank) for rank in range(ranks)]
 
 
-def saved(folder, shares, *, tag="step_10"):
-    place = folder / tag / "model"
-    place.mkdir(parents=True)
+def save_shares(folder, shares, *, tag="step_10"):
+    rank_files = folder / tag / "model"
+    rank_files.mkdir(parents=True)
     for rank, share in enumerate(shares):
-        torch.save(share, place / FILE.format(rank))
+        torch.save(share, rank_files / FILE.format(rank))
     (folder / tag / "done").write_text("1")
-    return place
+    return rank_files
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", CUT)
-def test_what_a_plan_cuts_is_merged(name, ranks):
+def test_shares_that_a_plan_cuts_are_merged(name, ranks):
     model = model_of(CUT[name]())
-    same(merge_shares(shares_of(model, ranks), model), model)
+    assert_same(merge_shares(cut_into_shares(model, ranks), model), model)
 
 
 def test_a_target_is_built_from_the_newest_finished_checkpoint(tmp_path):
     model = model_of(CUT["qwen3"]())
     model.config.save_pretrained(tmp_path)
     tiny_tokenizer(64).save_pretrained(tmp_path)
-    saved(tmp_path, shares_of(model, 4))
-    (saved(tmp_path, [{}], tag="step_20").parent / "done").unlink()  # killed while it was saved
-    same(load_target(TargetConf(path=str(tmp_path)), CPU).model.state_dict(), model)
+    save_shares(tmp_path, cut_into_shares(model, 4))
+    (save_shares(tmp_path, [{}], tag="step_20").parent / "done").unlink()  # killed while it was saved
+    assert_same(load_target(TargetConf(path=str(tmp_path)), CPU).model.state_dict(), model)
 
 
-def fused(share, heads):
-    """As NxD's own Llama names its layers."""
+def fuse_layers(share, heads):
+    """Fuse and name the layers as NxD's own Llama does."""
     named = {}
     for name, tensor in share.items():
         if "up_proj" in name:
@@ -61,20 +61,20 @@ def fused(share, heads):
         if "gate_proj" in name:
             tensor = torch.cat([tensor, share[name.replace("gate", "up")]])
         name = name.replace("gate_proj", "gate_up_proj")
-        for one in "qkv":
-            name = name.replace(f".{one}_proj.weight", f".qkv_proj.weight_{one}")
-            name = name.replace(f".{one}_proj.bias", f".qkv_proj.bias_{one}")
+        for part in "qkv":
+            name = name.replace(f".{part}_proj.weight", f".qkv_proj.weight_{part}")
+            name = name.replace(f".{part}_proj.bias", f".qkv_proj.bias_{part}")
         named[name] = tensor
     return named | {"model.rotary_emb.inv_freq": torch.ones(heads)}
 
 
-def test_heads_in_rows_and_fused_layers_are_put_in_order():
-    """NxD on Trn1: the row of heads repeats, and query heads 0, 2, 1, 3 meet keys 0, 1, 0, 1."""
+def test_reordered_heads_and_fused_layers_are_put_in_order():
+    """On Trn1, NxD repeats the row of key-value heads; query heads 0, 2, 1, 3 meet keys 0, 1, 0, 1."""
     model = model_of(CUT["llama"]())
     ranks, heads, kv_heads, size = 8, 8, 2, 16
     order = [0, 4, 1, 5, 2, 6, 3, 7]  # of eight query heads, of which four belong to a key's
     rows = torch.tensor([size * head + i for head in order for i in range(size)])
-    shares = shares_of(model, ranks)
+    shares = cut_into_shares(model, ranks)
     for name, full in model.state_dict().items():
         if ".q_proj." in name:
             full = full[rows]
@@ -87,19 +87,19 @@ def test_heads_in_rows_and_fused_layers_are_put_in_order():
         axis = 1 if name.endswith("o_proj.weight") else 0
         for share, part in zip(shares, full.chunk(ranks, axis), strict=True):
             share[name] = part
-    same(merge_shares([fused(share, heads) for share in shares], model), model)
+    assert_same(merge_shares([fuse_layers(share, heads) for share in shares], model), model)
 
 
-def test_tensors_in_files_of_their_own_are_read(tmp_path, monkeypatch):
-    """What torch_xla.utils.serialization writes: references, and a file a tensor."""
+def test_tensors_in_separate_files_are_read(tmp_path, monkeypatch):
+    """torch_xla.utils.serialization writes references, and a file for each tensor."""
     for name in ("torch_xla", "torch_xla.utils", "torch_xla.utils.serialization"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     reference = type("TensorReference", (), {"__module__": "torch_xla.utils.serialization"})
     sys.modules["torch_xla.utils.serialization"].TensorReference = reference
     first, second = reference(), reference()
     first.tid, second.tid = 0, 1
-    place = saved(tmp_path, [{"a.weight": first, "b.weight": second}])
-    own = place / (FILE.format(0) + ".tensors")
+    rank_files = save_shares(tmp_path, [{"a.weight": first, "b.weight": second}])
+    own = rank_files / (FILE.format(0) + ".tensors")
     own.mkdir()
     for number in range(2):
         torch.save(torch.full((2,), number), own / f"tensor_{number}.pt")
@@ -110,7 +110,7 @@ def test_tensors_in_files_of_their_own_are_read(tmp_path, monkeypatch):
     }
 
 
-def test_the_older_layout_is_found(tmp_path):
+def test_files_of_the_older_layout_are_read(tmp_path):
     for rank in range(2):
         folder = tmp_path / f"tp_rank_{rank:02d}_pp_rank_00"
         folder.mkdir()
@@ -118,18 +118,18 @@ def test_the_older_layout_is_found(tmp_path):
     assert [int(read_rank_shard(file)["rank"]) for file in find_rank_files(tmp_path)] == [0, 1]
 
 
-def test_what_is_no_such_checkpoint_has_no_files(tmp_path):
+def test_a_folder_without_a_checkpoint_has_no_rank_files(tmp_path):
     assert find_rank_files(tmp_path) == []
 
 
 def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     model = model_of(CUT["llama"]())
-    shares = shares_of(model, 4)
-    place = saved(tmp_path, shares)
-    (place / FILE.format(2)).unlink()
+    shares = cut_into_shares(model, 4)
+    rank_files = save_shares(tmp_path, shares)
+    (rank_files / FILE.format(2)).unlink()
     with pytest.raises(UserError, match=r"all tensor ranks must be present, got \[0, 1, 3\]"):
         find_rank_files(tmp_path)
-    (place / "dp_rank_00_tp_rank_02_pp_rank_01.pt").write_text("")
+    (rank_files / "dp_rank_00_tp_rank_02_pp_rank_01.pt").write_text("")
     with pytest.raises(UserError, match=r"one pipeline stage and no expert ranks.*converter"):
         find_rank_files(tmp_path)
     with pytest.raises(UserError, match=r"embed_tokens.weight must be \[64, 64\] when merged, got \[48"):

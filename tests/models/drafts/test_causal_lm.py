@@ -1,4 +1,4 @@
-"""A draft model: any causal LM with the target's tokenizer, from disk or from the target."""
+"""A draft model may be any causal LM with the target's tokenizer, from disk or cut from the target."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ TEMPLATE = (
 )
 
 
-def qwen3(*, vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> Qwen3ForCausalLM:
+def build_qwen3(*, vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> Qwen3ForCausalLM:
     torch.manual_seed(4)
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -62,8 +62,8 @@ def qwen3(*, vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> Qwen3Fo
     )
 
 
-def saved(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
-    """A checkpoint as hubs hold it, with tokenizer and chat template."""
+def save_model(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
+    """Save a checkpoint in the layout of hubs, with tokenizer and chat template."""
     tokenizer = tiny_tokenizer(words)
     tokenizer.chat_template = TEMPLATE
     model.save_pretrained(folder, max_shard_size=shards)
@@ -71,16 +71,16 @@ def saved(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
     return folder
 
 
-def built(target, folder, **conf) -> CausalLMDraft:
+def build_from_path(target, folder, **conf) -> CausalLMDraft:
     return build_draft(CausalLMConf(path=str(folder), **conf), target, loss=LossConf(), seed=0)
 
 
 @pytest.mark.parametrize(("tied", "shards"), [(False, "10KB"), (True, "10KB"), (True, "1GB")])
-def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_one(target, tmp_path, tied, shards):
-    model = qwen3(tied=tied)
-    folder = saved(model, tmp_path / "start", shards=shards)
+def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_checkpoint(target, tmp_path, tied, shards):
+    model = build_qwen3(tied=tied)
+    folder = save_model(model, tmp_path / "start", shards=shards)
     assert (folder / "model.safetensors.index.json").exists() == (shards == "10KB")
-    draft = built(target, folder)
+    draft = build_from_path(target, folder)
     assert torch.equal(draft.model.model.embed_tokens.weight, model.model.embed_tokens.weight)
     text = eventful_text(target)
     learn(draft, target, batch_of([text]), steps=300, lr=5e-3)
@@ -99,7 +99,7 @@ def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_one(t
 
 
 def test_adapters_alone_are_trained_and_merged_on_save(target, tmp_path):
-    draft = built(target, saved(qwen3(), tmp_path / "start"), lora=LoraConf(rank=4))
+    draft = build_from_path(target, save_model(build_qwen3(), tmp_path / "start"), lora=LoraConf(rank=4))
     trained = {name for name, p in draft.named_parameters() if p.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
@@ -114,9 +114,9 @@ def test_adapters_alone_are_trained_and_merged_on_save(target, tmp_path):
 
 @pytest.mark.parametrize(("ours", "theirs"), [(0, 19), (19, 0), (8, 8)])
 def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, tmp_path):
-    """What the draft holds beyond the target's rows is never proposed, and never taught."""
+    """Rows that the draft has beyond the target's are never proposed and never trained."""
     target = tiny_target(seed=0, padding=ours)
-    draft = built(target, saved(qwen3(vocab=VOCAB + theirs), tmp_path / "start"))
+    draft = build_from_path(target, save_model(build_qwen3(vocab=VOCAB + theirs), tmp_path / "start"))
     text = eventful_text(target)
     learn(draft, target, batch_of([text]), steps=300)
     if theirs > ours:
@@ -134,32 +134,32 @@ def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, tmp
 
 def test_embeddings_that_end_before_the_tokenizer_are_refused(target, tmp_path):
     with pytest.raises(UserError, match="whose embeddings end before token 60"):
-        built(target, saved(qwen3(vocab=VOCAB - 8), tmp_path / "start"))
+        build_from_path(target, save_model(build_qwen3(vocab=VOCAB - 8), tmp_path / "start"))
 
 
 def test_another_tokenizer_is_refused_with_the_first_token_that_differs(target, tmp_path):
-    folder = saved(qwen3(), tmp_path / "start")
+    folder = save_model(build_qwen3(), tmp_path / "start")
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     words = content["model"]["vocab"]
     words["7"], words["9"] = words["9"], words["7"]
     file.write_text(json.dumps(content))
     with pytest.raises(UserError) as refused:
-        built(target, folder)
+        build_from_path(target, folder)
     assert str(refused.value).startswith("draft.path: must have the target's tokenizer, got ")
     assert "where token 7 is '9' instead of '7'" in str(refused.value)
 
 
 def test_a_smaller_tokenizer_is_refused_with_the_first_token_it_lacks(target, tmp_path):
     with pytest.raises(UserError, match="where token 50 is None instead of '50'"):
-        built(target, saved(qwen3(), tmp_path / "start", words=50))
+        build_from_path(target, save_model(build_qwen3(), tmp_path / "start", words=50))
 
 
-def test_the_command_distils_what_is_on_disk(tmp_path):
-    """As typed: target and draft from local folders, conversations through the chat template."""
+def test_the_command_distils_from_local_folders_alone(tmp_path):
+    """Target and draft come from local folders, and conversations pass through the chat template."""
     target = tiny_target(seed=0)
-    saved(target.model, tmp_path / "target", shards="20KB")
-    saved(qwen3(tied=True), tmp_path / "draft", shards="10KB")
+    save_model(target.model, tmp_path / "target", shards="20KB")
+    save_model(build_qwen3(tied=True), tmp_path / "draft", shards="10KB")
     texts = [" ".join(map(str, text)) for text in sampled_texts(target, count=8, length=24)]
     chats = [[{"role": "user", "content": text[:12]}, {"role": "assistant", "content": text[12:]}] for text in texts]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": c}) + "\n" for c in chats))
@@ -201,8 +201,8 @@ def test_the_command_distils_what_is_on_disk(tmp_path):
     assert tokenizer.chat_template == TEMPLATE
 
 
-def test_nothing_on_disk_is_one_line_with_the_way_out(tmp_path):
-    """Before the target is loaded."""
+def test_a_missing_local_model_is_a_single_line_with_the_remedy(tmp_path):
+    """The line comes before the target is loaded."""
     (tmp_path / "rows.jsonl").write_text('{"text": "1 2 3"}\n')
     reachable, local = "without a network give a local copy by draft.path=DIR", "download the file"
     for override, key, name, remedy in [
@@ -235,16 +235,16 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
             bos_token_id=None,
         )
         target = Target(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
-    kept = [0, 2, 5]
-    conf = CausalLMConf(init_from=InitFrom.pruned, layers=kept)
+    layers = [0, 2, 5]
+    conf = CausalLMConf(init_from=InitFrom.pruned, layers=layers)
     draft = build_draft(conf, target, loss=LossConf(), seed=0)
-    wanted = copy.deepcopy(target.model)
-    for i, layer in enumerate(wanted.get_decoder().layers):
-        if i not in kept:  # a layer that adds nothing
+    expected = copy.deepcopy(target.model)
+    for i, layer in enumerate(expected.get_decoder().layers):
+        if i not in layers:  # then the layer adds nothing
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
     ids = torch.arange(1, 12)[None]
-    torch.testing.assert_close(draft.model(ids).logits, wanted(ids).logits)
+    torch.testing.assert_close(draft.model(ids).logits, expected(ids).logits)
 
 
 def test_a_random_start_is_drawn_from_the_seed(target):
@@ -255,9 +255,9 @@ def test_a_random_start_is_drawn_from_the_seed(target):
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_a_plain_checkpoint_is_judged_without_having_been_distilled(target, tmp_path):
-    """The model before distillation, as its publisher ships it."""
-    _, draft = load_draft(saved(qwen3(), tmp_path / "plain", shards="10KB"), target)
+def test_a_plain_checkpoint_is_evaluated_without_having_been_distilled(target, tmp_path):
+    """The model before distillation is the checkpoint of its publisher."""
+    _, draft = load_draft(save_model(build_qwen3(), tmp_path / "plain", shards="10KB"), target)
     assert isinstance(draft.rebuild_untrained(target), str)
     assert draft.method == "causal_lm"
 
@@ -265,7 +265,7 @@ def test_a_plain_checkpoint_is_judged_without_having_been_distilled(target, tmp_
 # --- on-policy rows -----------------------------------------------------------------------------
 
 
-def on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1) -> OnPolicy:
+def build_on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1) -> OnPolicy:
     rows = toy_rows()
     return OnPolicy(
         conf=OnPolicyConf(share=share, interval=4, temperature=1.0),
@@ -277,9 +277,9 @@ def on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1) -> O
     )
 
 
-def test_own_words_stand_where_the_answers_stood():
+def test_own_answers_replace_the_answers_of_the_rows():
     target = toy_target()
-    policy = on_policy(target)
+    policy = build_on_policy(target)
     policy.renew(0)
     assert policy.written
     changed = 0
@@ -296,31 +296,31 @@ def test_own_words_stand_where_the_answers_stood():
     assert changed > 0
 
 
-def test_own_words_are_what_the_draft_writes():
-    """Greedily, each answer is the draft's own continuation of its prompt."""
+def test_own_answers_are_those_that_the_draft_writes():
+    """At temperature 0, each answer is the draft's own greedy continuation of its prompt."""
     target = toy_target()
-    policy = on_policy(target)
+    policy = build_on_policy(target)
     policy.conf.temperature = 0.0
     policy.renew(0)
     number, row = next(iter(policy.written.items()))
     for begin, end in first_answer_spans(policy.rows.batch([number])):
         start = int((row.document_ids[0] == row.document_ids[0, begin]).int().argmax())
         prompt = row.input_ids[0, start:begin][None]
-        wanted = target.model.generate(prompt, max_new_tokens=end - begin, do_sample=False)
-        assert row.input_ids[0, begin:end].tolist() == wanted[0, begin - start :].tolist()
+        expected = target.model.generate(prompt, max_new_tokens=end - begin, do_sample=False)
+        assert row.input_ids[0, begin:end].tolist() == expected[0, begin - start :].tolist()
 
 
-def test_the_share_of_own_words_is_the_one_asked_for():
-    policy = on_policy(toy_target(), share=0.25)
-    met = [own for step in range(400) for own in policy.select_rows(step)]
-    assert abs(sum(met) / len(met) - 0.25) < 0.03
-    assert not any(own for step in range(50) for own in on_policy(toy_target(), share=0.0).select_rows(step))
+def test_the_share_of_own_answers_is_the_configured_share():
+    policy = build_on_policy(toy_target(), share=0.25)
+    chosen = [own for step in range(400) for own in policy.select_rows(step)]
+    assert abs(sum(chosen) / len(chosen) - 0.25) < 0.03
+    assert not any(own for step in range(50) for own in build_on_policy(toy_target(), share=0.0).select_rows(step))
 
 
-def test_processes_share_the_visits_of_one():
-    whole = on_policy(toy_target()).select_rows(3)
-    parts = [on_policy(toy_target(), rank=rank, world=2).select_rows(3) for rank in (0, 1)]
-    assert whole == [own for pair in zip(*parts, strict=True) for own in pair]
+def test_processes_together_choose_the_rows_of_a_single_process():
+    single = build_on_policy(toy_target()).select_rows(3)
+    parts = [build_on_policy(toy_target(), rank=rank, world=2).select_rows(3) for rank in (0, 1)]
+    assert single == [own for pair in zip(*parts, strict=True) for own in pair]
 
 
 @pytest.mark.parametrize(

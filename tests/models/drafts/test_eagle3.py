@@ -1,4 +1,4 @@
-"""EAGLE-3: promises of its layer, vocabulary and supervision beyond test_promises.py."""
+"""EAGLE-3 keeps promises of its layer, vocabulary and training beyond test_promises.py."""
 
 import copy
 
@@ -35,7 +35,7 @@ def trained(target, sample):
 
 @pytest.fixture
 def overfit(trained):
-    """A copy to plant a fault in."""
+    """Return a copy of the trained draft for a fault to be planted in."""
     return copy.deepcopy(trained)
 
 
@@ -45,18 +45,18 @@ def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
     assert draft.fit_vocabulary(counts, target=target, required_ids=[0])["coverage"] == 1.0
     learn(draft, target, batch_of([sample]), steps=500)
     assert share_of_maximum(target, draft, sample) >= 0.9
-    draft.d2t += 1  # a map that is off by one is seen
+    draft.d2t += 1  # a map that is off by 1
     draft.d2t[-1] = 0
     assert share_of_maximum(target, draft, sample) < 0.9
 
 
-def test_a_captured_layer_off_by_one_is_seen(target, overfit, sample):
+def test_a_captured_layer_off_by_1_lowers_the_acceptance(target, overfit, sample):
     overfit.needs.layers = [layer - 1 for layer in overfit.needs.layers]
     assert share_of_maximum(target, overfit, sample) < 0.9
 
 
-def test_rotary_positions_off_by_one_are_seen(target, overfit, sample, monkeypatch):
-    """Drafted rows one position too far; a shift of all rows alike would change nothing."""
+def test_rotary_positions_off_by_1_lower_the_acceptance(target, overfit, sample, monkeypatch):
+    """Only drafted rows are a position too far, because a shift of all rows would change no score."""
     layer = overfit.forward_step
 
     def shifted(state, tokens, hidden, *, positions, **rest):
@@ -67,8 +67,8 @@ def test_rotary_positions_off_by_one_are_seen(target, overfit, sample, monkeypat
     assert share_of_maximum(target, overfit, sample) < 0.9
 
 
-def test_training_unroll_is_what_decoding_computes(target, learned):
-    """Teacher-forced step outputs of the training graph equal those of the cached decoder layer."""
+def test_unrolled_training_steps_equal_the_steps_of_decoding(target, learned):
+    """Teacher-forced outputs of the training graph equal those of the cached decoder layer."""
     draft, texts = learned
     batch = batch_of(texts[:1])
     seen = target.forward_hidden(
@@ -88,14 +88,14 @@ def test_training_unroll_is_what_decoding_computes(target, learned):
         torch.testing.assert_close(state["hidden"], outputs[0][:, row], atol=1e-5, rtol=1e-4)
         hidden = state["hidden"][:, None]
         for step in range(1, draft.trained_depth):
-            # `row` is the last kept row: the drafted ones stand behind it
-            place = torch.tensor([[row + step]])
+            # `row` is the last row of the prompt: drafted rows follow it
+            position = torch.tensor([[row + step]])
             hidden = draft.forward_step(
                 state,
                 batch.input_ids[:, row + 1 + step][:, None],
                 hidden,
-                positions=place,
-                slots=place,
+                positions=position,
+                slots=position,
                 mask=torch.arange(33)[None, None, None] <= row + step,
             )
             torch.testing.assert_close(hidden[:, 0], outputs[step][:, row], atol=1e-5, rtol=1e-4)
@@ -112,7 +112,7 @@ SWITCHES = {
 
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
 def test_norm_switches_are_those_of_the_published_layout(target, sample, switches):
-    """Two steps of one position, written out in the order in which vLLM applies the norms."""
+    """Two steps of a position are written out here in the order in which vLLM applies the norms."""
     norms = {name: name in switches for name in NORM_SWITCHES}
     draft = new_draft(target, ttt_steps=2, **norms)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_norm_switches_are_those_of_the_published_layout(target, sample, switche
     weights = draft.checkpoint_tensors()
     assert ("input_norm.weight" in weights) == ("norm_before_fc" in switches)
 
-    def normed(x, name):
+    def normalize(x, name):
         x = x * (x.pow(2).mean(-1, keepdim=True) + draft.config.rms_norm_eps).rsqrt()
         return x * weights[f"{name}.weight"]
 
@@ -131,21 +131,21 @@ def test_norm_switches_are_those_of_the_published_layout(target, sample, switche
     )
     captured = seen.captured[:, :1]
     if "norm_before_fc" in switches:
-        captured = normed(captured, "input_norm")
+        captured = normalize(captured, "input_norm")
     feature = captured @ weights["fc.weight"].T
     embedded = weights["embed_tokens.weight"][sample[1]]
-    hidden = normed(feature, "midlayer.hidden_norm")
+    hidden = normalize(feature, "midlayer.hidden_norm")
     stream = hidden if "norm_before_residual" in switches else feature
-    wide = torch.cat([normed(embedded, "midlayer.input_layernorm").expand_as(hidden), hidden], -1)
+    wide = torch.cat([normalize(embedded, "midlayer.input_layernorm").expand_as(hidden), hidden], -1)
     value = wide @ weights["midlayer.self_attn.v_proj.weight"].T  # all that position 0 attends to
     groups = draft.config.num_attention_heads // draft.config.num_key_value_heads
     value = value.unflatten(-1, (-1, draft.config.head_dim)).repeat_interleave(groups, -2)
     stream = stream + value.flatten(-2) @ weights["midlayer.self_attn.o_proj.weight"].T
-    entered = normed(stream, "midlayer.post_attention_layernorm")
+    entered = normalize(stream, "midlayer.post_attention_layernorm")
     gate, up, down = (weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     output = stream + (torch.nn.functional.silu(entered @ gate.T) * (entered @ up.T)) @ down.T
-    carried = normed(output, "norm") if "norm_output" in switches else output
-    logits = normed(output, "norm") @ weights["lm_head.weight"].T
+    carried = normalize(output, "norm") if "norm_output" in switches else output
+    logits = normalize(output, "norm") @ weights["lm_head.weight"].T
     with torch.no_grad():
         first, second = draft.unroll_steps(batch, draft.target_features(seen))
         torch.testing.assert_close(first[:, :1], carried, atol=1e-5, rtol=1e-4)
@@ -183,7 +183,7 @@ def test_every_depth_of_target_has_layers_that_a_draft_captures_by_default(depth
     chosen = draft.needs.layers
     assert chosen == sorted(set(chosen))
     assert len(chosen) == min(depth, 3)
-    if depth >= 7:  # what engines assume where a checkpoint does not say
+    if depth >= 7:  # the default of engines for a checkpoint without the key
         assert chosen == [2, depth // 2, depth - 3]
     assert draft.config.eagle_aux_hidden_state_layer_ids == chosen
     plain, drafting = (
@@ -191,11 +191,11 @@ def test_every_depth_of_target_has_layers_that_a_draft_captures_by_default(depth
         Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=32),
     )
     (expected,) = plain.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
-    (found,) = drafting.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
-    assert found.ids == expected.ids
+    (drafted,) = drafting.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
+    assert drafted.ids == expected.ids
 
 
-def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
+def test_layers_that_a_small_target_lacks_are_refused_with_its_own_layers():
     target = tiny_target(seed=0, layers=4)
     rule = r"draft\.layers: must lie in 0\.\.3 for target tiny, got \[2, 18, 33\]"
     with pytest.raises(UserError, match=rule + r"; null takes \[1, 2, 3\]$"):
@@ -205,19 +205,19 @@ def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
 
 
 def test_dropout_zeroes_inputs_in_training_only_and_keeps_their_mean(target):
-    """The numbers belong to the rows: any order and split of a batch gets the same ones."""
+    """The numbers belong to the rows: every order and split of a batch draws the same numbers."""
     draft = new_draft(target, dropout=0.25)
     batch = batch_of([list(range(1, 13)), list(range(3, 15))])
-    kept = draft.prepare_batch(batch, step=0, generators=row_generators(0, 1))["kept"]
-    backwards = draft.prepare_batch(batch, step=0, generators=row_generators(1, 0))["kept"]
-    assert torch.equal(backwards, kept.flip(0))
-    inputs = torch.randn(kept.shape).exp()
-    dropped = drop_inputs(inputs, kept, dropout=0.25)
-    assert torch.equal(dropped == 0, ~kept)
+    mask = draft.prepare_batch(batch, step=0, generators=build_generators(0, 1))["kept"]
+    backwards = draft.prepare_batch(batch, step=0, generators=build_generators(1, 0))["kept"]
+    assert torch.equal(backwards, mask.flip(0))
+    inputs = torch.randn(mask.shape).exp()
+    dropped = drop_inputs(inputs, mask, dropout=0.25)
+    assert torch.equal(dropped == 0, ~mask)
     assert float(dropped.mean()) == pytest.approx(float(inputs.mean()), rel=0.1)
     assert torch.equal(drop_inputs(inputs, None, dropout=0.25), inputs)
-    assert new_draft(target).prepare_batch(batch, step=0, generators=row_generators(0, 1)) == {}
+    assert new_draft(target).prepare_batch(batch, step=0, generators=build_generators(0, 1)) == {}
 
 
-def row_generators(*rows: int) -> list[np.random.Generator]:
+def build_generators(*rows: int) -> list[np.random.Generator]:
     return [np.random.default_rng([0, 0, row]) for row in rows]

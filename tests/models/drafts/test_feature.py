@@ -1,4 +1,4 @@
-"""What a draft's config.json states is what its layer computes, whatever the target's family."""
+"""The layer of a draft computes as its config.json states, for every family of targets."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.models.family_models import HEADS, SHAPE
 from tests.support.models.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
 
 METHODS = [Eagle3Conf(layers=[1, 2, 3]), Eagle1Conf(), HydraConf()]
-# families by the config that they need besides, and the epsilon of their norms
+# the further keys of each family's config, and the epsilon of its norms
 EPSILONS: dict[str, tuple[dict[str, Any], float]] = {
     "Starcoder2": ({"sliding_window": None, "norm_epsilon": 3e-5}, 3e-5),
     "StableLm": ({"layer_norm_eps": 4e-5, "partial_rotary_factor": 0.25}, 4e-5),
@@ -25,7 +25,7 @@ EPSILONS: dict[str, tuple[dict[str, Any], float]] = {
     "Cohere": ({"logit_scale": 1.0, "layer_norm_eps": 6e-5}, 6e-5),
     "Lfm2": ({"layer_types": ["full_attention"] * 4, "norm_eps": 7e-5}, 7e-5),
     "Qwen3": ({"rms_norm_eps": 8e-5}, 8e-5),
-    "Olmo": ({}, 1e-6),  # states none
+    "Olmo": ({}, 1e-6),  # it has no such key
     "Phi": ({"layer_norm_eps": 9e-5, "partial_rotary_factor": 0.5}, 9e-5),
     "Phi3": ({"sliding_window": None, "partial_rotary_factor": 0.5, "rms_norm_eps": 2e-5}, 2e-5),
     "Glm": ({"partial_rotary_factor": 0.5, "head_dim": 32, "rms_norm_eps": 1e-5}, 1e-5),
@@ -48,7 +48,7 @@ def test_every_family_is_drafted_for_by_the_epsilon_that_it_states(family, tmp_p
         draft.save(tmp_path / conf.method, target)
         written = json.loads((tmp_path / conf.method / "config.json").read_text())
         rotated = draft.rotary(torch.zeros(1, 1, 64), torch.zeros(1, 1, dtype=torch.int64))[0]
-        # as engines read it: all of a head, if no key says otherwise
+        # as engines read it: the entire head, unless a key says otherwise
         stated = written["rope_parameters"].get("partial_rotary_factor", 1.0)
         assert rotated.shape[-1] == stated * written["head_dim"]
         assert "partial_rotary_factor" not in written
@@ -56,7 +56,7 @@ def test_every_family_is_drafted_for_by_the_epsilon_that_it_states(family, tmp_p
 
 
 def test_rotary_keys_that_the_layer_ignores_are_not_stated():
-    """Sections of an image's positions are the target's alone."""
+    """Only the target has sections for the positions of an image."""
     rope = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [4, 6, 6]}
     target = build_target("Qwen3", head_dim=32, rope_parameters=rope)
     draft: Any = build_draft(METHODS[0], target, loss=LossConf(), seed=0)
@@ -81,7 +81,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_family_whose_shape_no_layer_has_is_refused_by_name(message):
+def test_a_family_whose_shape_no_draft_layer_can_have_is_refused_by_name(message):
     family, keys = REFUSED[message]
     config = getattr(transformers, f"{family}Config")(**keys)
     with torch.device("meta"):

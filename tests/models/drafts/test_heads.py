@@ -1,4 +1,4 @@
-"""Medusa and Hydra: what heads promise beyond tests/models/test_promises.py."""
+"""Medusa and Hydra keep promises of their heads beyond tests/models/test_promises.py."""
 
 import math
 
@@ -25,7 +25,7 @@ PATHS = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
 BUSHY = TreeConf(kind=TreeKind.static, paths=PATHS).build()
 
 
-def names(folder) -> dict[str, list[int]]:
+def read_shapes(folder) -> dict[str, list[int]]:
     with safe_open(folder / "model.safetensors", "pt") as file:
         return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
@@ -34,23 +34,23 @@ def build(conf, target):
     return build_draft(conf, target, loss=LossConf(step_decay=1.0), seed=0)
 
 
-def texts_of(target):
+def build_batch(target):
     return batch_of(sampled_texts(target, count=4, length=24))
 
 
-def test_medusa_is_written_as_vllm_reads_it(target, tmp_path):
+def test_medusa_is_saved_in_the_layout_that_vllm_reads(target, tmp_path):
     blocks = {
         f"blocks.{i}.layers.{j}.{part}": shape
         for i in range(3)
         for j in range(2)
         for part, shape in [("weight", [SIZE, SIZE]), ("bias", [SIZE])]
     }
-    build(MedusaConf(heads=3, num_layers=2), target).save(tmp_path / "own", target)
+    build(MedusaConf(heads=3, num_layers=2), target).save(tmp_path / "separate", target)
     heads = {f"lm_heads.{i}.weight": [VOCAB, SIZE] for i in range(3)}
-    assert names(tmp_path / "own") == blocks | heads
-    build(MedusaConf(heads=3, num_layers=2, separate_lm_heads=False), target).save(tmp_path / "one", target)
-    assert names(tmp_path / "one") == blocks | {"lm_head.weight": [VOCAB, SIZE]}
-    conf, draft = load_draft(tmp_path / "one", target)
+    assert read_shapes(tmp_path / "separate") == blocks | heads
+    build(MedusaConf(heads=3, num_layers=2, separate_lm_heads=False), target).save(tmp_path / "shared", target)
+    assert read_shapes(tmp_path / "shared") == blocks | {"lm_head.weight": [VOCAB, SIZE]}
+    conf, draft = load_draft(tmp_path / "shared", target)
     assert conf.separate_lm_heads is False
     assert draft.config.original_lm_head
     assert draft.config.model_type == "medusa"
@@ -70,40 +70,40 @@ def test_an_untrained_medusa_repeats_the_targets_own_guess(target):
 
 
 def test_no_two_blocks_share_weights(target):
-    """`Sequential(*[block] * n)` has shipped, in several toolkits."""
+    """`Sequential(*[block] * n)` is a fault that several toolkits have shipped."""
     for conf in (MedusaConf(heads=3, num_layers=3), HydraConf(heads=3, num_layers=3)):
         draft = build(conf, target)
         places = [p.data_ptr() for p in draft.parameters()]
         assert len(set(places)) == len(places)
-        learn(draft, target, texts_of(target), steps=3)
+        learn(draft, target, build_batch(target), steps=3)
         square = [p for p in draft.parameters() if p.shape == (SIZE, SIZE)]
         assert not any(torch.equal(a, b) for i, a in enumerate(square) for b in square[:i])
 
 
-def test_one_head_for_all_stays_the_targets(target):
+def test_a_shared_head_stays_that_of_the_target(target):
     draft = build(MedusaConf(heads=3, separate_lm_heads=False), target)
-    learn(draft, target, texts_of(target), steps=5)
+    learn(draft, target, build_batch(target), steps=5)
     assert torch.equal(draft.lm_head.weight, target.head.weight)
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_hydra_is_written_by_its_authors_names(target, tmp_path, prefix):
+def test_hydra_is_saved_under_the_names_of_its_authors(target, tmp_path, prefix):
     build(HydraConf(heads=2, num_layers=2, prefix=prefix), target).save(tmp_path, target)
-    found = names(tmp_path)
-    assert found["hydra_mlp.1.0.linear.weight"] == [SIZE, 3 * SIZE]
-    assert found["hydra_mlp.1.0.res_connection.weight"] == [SIZE, 3 * SIZE]
-    assert found["hydra_mlp.1.1.linear.weight"] == [SIZE, SIZE]
-    assert found["hydra_lm_head.1.weight"] == [VOCAB, SIZE]
-    assert ("prefix_embeding_layer.layers.0.self_attn.q_proj.weight" in found) == prefix
-    assert ("prefix_embeding_layer.norm.weight" in found) == prefix
+    shapes = read_shapes(tmp_path)
+    assert shapes["hydra_mlp.1.0.linear.weight"] == [SIZE, 3 * SIZE]
+    assert shapes["hydra_mlp.1.0.res_connection.weight"] == [SIZE, 3 * SIZE]
+    assert shapes["hydra_mlp.1.1.linear.weight"] == [SIZE, SIZE]
+    assert shapes["hydra_lm_head.1.weight"] == [VOCAB, SIZE]
+    assert ("prefix_embeding_layer.layers.0.self_attn.q_proj.weight" in shapes) == prefix
+    assert ("prefix_embeding_layer.norm.weight" in shapes) == prefix
 
 
 def test_hydras_heads_see_the_tokens_before_them_and_medusas_do_not(target):
-    """Children of two siblings: the same for independent heads, others for dependent ones."""
+    """Children of two siblings are equal for independent heads, and differ for dependent heads."""
     text = sampled_texts(target, count=1, length=30)[0]
     for conf, differs in ((MedusaConf(heads=3), False), (HydraConf(heads=3, prefix=False), True)):
         draft = build(conf, target)
-        learn(draft, target, texts_of(target), steps=60)
+        learn(draft, target, build_batch(target), steps=60)
         decoder = Decoder(target, draft, BUSHY, sampling=SamplingConf(), slots=64)
         trees = []
         watch_rounds(decoder, lambda tree, *_: trees.append(tree.ids[0].tolist()))  # noqa: B023
@@ -113,37 +113,37 @@ def test_hydras_heads_see_the_tokens_before_them_and_medusas_do_not(target):
 
 def test_hydras_dropout_is_before_every_block_and_head_and_not_in_decoding(target, tmp_path):
     conf = HydraConf(heads=2, num_layers=3, dropout=0.25)
-    draft, batch = build(conf, target), texts_of(target)
+    draft, batch = build(conf, target), build_batch(target)
     generators = [np.random.default_rng(row) for row in range(4)]
-    kept = draft.prepare_batch(batch, step=0, generators=generators)["kept"]
-    # The second head reads a hidden state and two embeddings; later blocks and the head read one.
-    assert kept.shape == (*batch.input_ids.shape, (3 + 2 + 1) * SIZE)
-    assert kept.float().mean() == pytest.approx(0.75, abs=0.01)
+    mask = draft.prepare_batch(batch, step=0, generators=generators)["kept"]
+    # The second head reads a hidden state and two embeddings; later blocks and the head read a single state.
+    assert mask.shape == (*batch.input_ids.shape, (3 + 2 + 1) * SIZE)
+    assert mask.float().mean() == pytest.approx(0.75, abs=0.01)
 
     @torch.no_grad()
     def total(**changes):
         return float(draft.loss(batch, features(target, [], batch), **changes).total)
 
-    whole = torch.ones_like(kept)
+    everything = torch.ones_like(mask)
     for part in range(6):
-        dropped = whole.clone()
+        dropped = everything.clone()
         dropped[..., part * SIZE : (part + 1) * SIZE] = False
-        assert total(kept=dropped) != total(kept=whole)
+        assert total(kept=dropped) != total(kept=everything)
     draft.save(tmp_path, target)
     build(HydraConf(heads=2, num_layers=3), target).save(tmp_path / "plain", target)
-    assert names(tmp_path) == names(tmp_path / "plain")
+    assert read_shapes(tmp_path) == read_shapes(tmp_path / "plain")
     assert load_draft(tmp_path, target)[0].dropout == 0
 
 
 # --- Medusa-2 -----------------------------------------------------------------------------------
 
 
-def adapted(target, **conf):
+def build_adapted(target, **conf):
     return build(Medusa2Conf(heads=3, lora=LoraConf(rank=8), **conf), target)
 
 
-def moved(draft, target) -> float:
-    """KL of the target before to the adapted one, over some texts."""
+def measure_change(draft, target) -> float:
+    """Measure the KL divergence of the adapted target from the original on some texts."""
     ids = torch.tensor(sampled_texts(target, count=4, length=24))
     with torch.no_grad():
         before, after = (
@@ -152,19 +152,19 @@ def moved(draft, target) -> float:
     return float((before.exp() * (before - after)).sum(-1).mean())
 
 
-def test_adapters_change_nothing_until_they_learn(target):
-    assert moved(adapted(target), target) == 0.0
+def test_untrained_adapters_change_no_output(target):
+    assert measure_change(build_adapted(target), target) == 0.0
 
 
-def test_self_distillation_keeps_the_target_near(target):
-    far, near = adapted(target, keep_weight=0.0), adapted(target, keep_weight=1.0)
+def test_self_distillation_limits_the_change_of_the_target(target):
+    far, near = build_adapted(target, keep_weight=0.0), build_adapted(target, keep_weight=1.0)
     for draft in (far, near):
-        learn(draft, target, texts_of(target), steps=150)
-    assert 0 < moved(near, target) < 0.3 * moved(far, target)
+        learn(draft, target, build_batch(target), steps=150)
+    assert 0 < measure_change(near, target) < 0.3 * measure_change(far, target)
 
 
 def test_adapters_share_the_targets_weights(target):
-    draft = adapted(target)
+    draft = build_adapted(target)
     shared = {p.data_ptr() for p in target.model.parameters()}
     theirs = {p.data_ptr() for p in draft.lm.model.parameters()}
     assert shared <= theirs
@@ -172,23 +172,23 @@ def test_adapters_share_the_targets_weights(target):
 
 
 def test_the_heads_weight_rises_as_a_sine(target):
-    draft, batch = adapted(target, heads_warmup=4), texts_of(target)
+    draft, batch = build_adapted(target, heads_warmup=4), build_batch(target)
     risen = [draft.prepare_batch(batch, step=step, generators=[])["ramp"] for step in range(6)]
-    wanted = [math.sin(min(step / 4, 1) * math.pi / 2) for step in range(1, 7)]
-    assert [float(ramp) for ramp in risen] == pytest.approx(wanted)
+    expected = [math.sin(min(step / 4, 1) * math.pi / 2) for step in range(1, 7)]
+    assert [float(ramp) for ramp in risen] == pytest.approx(expected)
 
 
-def test_of_an_adapted_target_the_last_step_is_kept(tmp_path, monkeypatch):
-    """A target that has come to repeat itself is accepted best of all."""
+def test_a_run_with_an_adapted_target_saves_its_last_step(tmp_path, monkeypatch):
+    """Acceptance must not choose the step: a target that repeats itself is accepted best of all."""
     lengths = iter([3.0, 2.0, 1.0])
     monkeypatch.setattr(toy_run, "toy_length", lambda _draft: {"delivered_per_round": next(lengths)})
     _, progress = toy_run.toy_run(tmp_path, toy_run.toy_conf(draft=CASES["medusa2"].conf))
     assert (progress.step, progress.best_step) == (12, 12)
 
 
-def test_the_adapted_target_is_a_model_of_its_own(target, tmp_path):
-    draft = adapted(target, heads_weight=1.0)
-    learn(draft, target, texts_of(target), steps=30)
+def test_the_adapted_target_is_saved_as_a_plain_model(target, tmp_path):
+    draft = build_adapted(target, heads_weight=1.0)
+    learn(draft, target, build_batch(target), steps=30)
     draft.save(tmp_path, target)
     (folder,) = tmp_path.glob("target-*")
     plain, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -197,16 +197,16 @@ def test_the_adapted_target_is_a_model_of_its_own(target, tmp_path):
     torch.testing.assert_close(plain(ids).logits, draft.lm.model(ids).logits)
     assert not torch.equal(plain(ids).logits, target.model(ids).logits)
 
-    learn(draft, target, texts_of(target), steps=5)
+    learn(draft, target, build_batch(target), steps=5)
     draft.save(tmp_path, target)
-    (other,) = tmp_path.glob("target-*")  # that of the step before is gone
+    (other,) = tmp_path.glob("target-*")  # that of the earlier save is gone
     assert other != folder
     _, again = load_draft(tmp_path, target)
     own = again.get_adapted_target(target)
     assert own.fingerprint != target.fingerprint
     decoder = Decoder(own, again, tree(3), sampling=SamplingConf(), slots=64)
     (row,) = decoder.decode([[5, 6, 7]], row_ids=[0], max_new_tokens=20)
-    wanted = AutoModelForCausalLM.from_pretrained(other).generate(
+    expected = AutoModelForCausalLM.from_pretrained(other).generate(
         torch.tensor([[5, 6, 7]]), max_new_tokens=20, eos_token_id=-1
     )
-    assert row.ids == wanted[0, 3:].tolist()
+    assert row.ids == expected[0, 3:].tolist()

@@ -1,4 +1,4 @@
-"""Long work says how far it is where no bar can be shown."""
+"""Long work reports its progress in lines where no bar can be shown."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Promises of a run's folder: one process writes in it, and a dead one keeps nobody out."""
+"""Only a single process writes in a run's folder, and a dead process locks nobody out."""
 
 import errno
 import fcntl
@@ -21,8 +21,8 @@ FORK = multiprocessing.get_context("fork")
 
 
 @contextmanager
-def held_elsewhere(folder):
-    """Another process that holds the folder."""
+def hold_elsewhere(folder):
+    """Start another process that holds the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     there, here = FORK.Pipe()
     holder = FORK.Process(target=hold_and_wait, args=(folder, there))
@@ -41,14 +41,14 @@ def hold_and_wait(folder, there):
     signal.pause()
 
 
-def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed(tmp_path):
+def test_every_command_that_writes_results_is_refused_until_the_holder_is_killed(tmp_path):
     run = tmp_path / "run"
     conf = toy_conf(output_dir=str(tmp_path), run_name="run", resume=False)
     commands = {
         "train": lambda: open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[])),
         "infer": lambda: lock.claim_run_folder(run),
     }
-    with held_elsewhere(run) as holder:
+    with hold_elsewhere(run) as holder:
         (run / "metrics.jsonl").write_text("of the holder")
         for start in commands.values():
             with pytest.raises(UserError, match=f"held by process {holder.pid} on .* since 20"):
@@ -62,8 +62,8 @@ def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed
 
 
 def test_a_run_that_is_started_again_waits_for_a_vanished_holder(tmp_path):
-    """As on a network file system, which keeps the lock of a dead node for a while."""
-    with held_elsewhere(tmp_path) as holder:
+    """A network file system keeps the lock of a dead node for a while."""
+    with hold_elsewhere(tmp_path) as holder:
         with pytest.raises(UserError, match=r"^run_name: .* held by process"):
             lock.acquire_lock(tmp_path, timeout_s=0.2)
         timer = threading.Timer(0.5, holder.kill)
@@ -72,15 +72,15 @@ def test_a_run_that_is_started_again_waits_for_a_vanished_holder(tmp_path):
     lock.release_lock(tmp_path)
 
 
-def test_a_process_may_come_back_to_its_own_folder_and_leave_it_to_others(tmp_path):
+def test_a_process_may_lock_its_folder_twice_and_release_it_once(tmp_path):
     lock.acquire_lock(tmp_path)
     lock.acquire_lock(tmp_path)
     lock.release_lock(tmp_path)
-    with held_elsewhere(tmp_path), pytest.raises(UserError, match="held by"):
+    with hold_elsewhere(tmp_path), pytest.raises(UserError, match="held by"):
         lock.acquire_lock(tmp_path)
 
 
-def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_is_reported_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     def unsupported(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -90,8 +90,8 @@ def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path, monke
     assert "cannot be locked on this file system (No locks available)" in caplog.text
 
 
-def test_a_lock_that_cannot_be_opened_is_refused_in_one_line(tmp_path):
-    (tmp_path / lock.LOCK_FILE).mkdir()  # as a file of another user, which root may write
+def test_a_lock_that_cannot_be_opened_is_refused_in_a_single_line(tmp_path):
+    (tmp_path / lock.LOCK_FILE).mkdir()  # stands for a file of another user, which root could write
     with pytest.raises(UserError, match=r"^output_dir: must be a writable folder, got .*/lock \("):
         open_run(
             toy_conf(output_dir=str(tmp_path.parent), run_name=tmp_path.name),
@@ -99,13 +99,13 @@ def test_a_lock_that_cannot_be_opened_is_refused_in_one_line(tmp_path):
         )
 
 
-def test_a_child_that_outlives_its_parent_does_not_keep_the_folder(tmp_path):
+def test_a_child_that_outlives_its_parent_does_not_hold_the_folder(tmp_path):
     lock.acquire_lock(tmp_path)
     child = FORK.Process(target=signal.pause)
     child.start()
     lock.release_lock(tmp_path)
     try:
-        with held_elsewhere(tmp_path):
+        with hold_elsewhere(tmp_path):
             assert child.is_alive()
     finally:
         child.kill()

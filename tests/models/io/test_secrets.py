@@ -1,4 +1,4 @@
-"""Credentials stay out of what a run keeps and says: config.yaml, logs and errors."""
+"""Credentials stay out of config.yaml, logs and errors."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ URL = "answers.url=http://localhost:8000/v1"
         "http://me:hunter2@localhost:99999/v1",
     ],
 )
-def test_an_address_with_credentials_is_refused_without_saying_them(url):
+def test_an_address_with_credentials_is_refused_without_showing_them(url):
     with pytest.raises(UserError, match=r"^answers\.url: must be an address ") as refused:
         AnswersConf(source=AnswerSource.endpoint, url=url)
     assert "hunter2" not in str(refused.value)
@@ -83,9 +83,9 @@ def test_an_address_in_a_mistyped_override_is_shown_without_its_password(monkeyp
     monkeypatch.setattr(sys, "argv", ["data.prepare", *ENDPOINT, "+answers.extra_body.x=http://me:hunter2@a,b"])
     with pytest.raises(SystemExit):
         main()
-    said = capsys.readouterr().err
-    assert said.startswith("error: +answers.extra_body.x: must be one value, got 'http://***@a,b'")
-    assert "hunter2" not in said
+    line = capsys.readouterr().err
+    assert line.startswith("error: +answers.extra_body.x: must be one value, got 'http://***@a,b'")
+    assert "hunter2" not in line
 
 
 def test_a_proxy_of_the_environment_is_not_shown_where_it_does_not_answer(monkeypatch):
@@ -105,7 +105,7 @@ def test_plain_messages_are_left_as_they_are():
     assert not list(find_secrets({"a": ["plain", 1, None], "key": None}, "x"))
 
 
-def test_windows_is_refused_in_one_line(capsys):
+def test_windows_is_refused_in_a_single_line(capsys):
     reject_windows(os.name)
     with pytest.raises(SystemExit) as stop:
         reject_windows("nt")

@@ -1,4 +1,4 @@
-"""Results go to W&B only if asked, into the run that trained the draft if there is one."""
+"""Results go to W&B only if asked, into the run that trained the draft where it is known."""
 
 import pytest
 import wandb
@@ -40,7 +40,7 @@ def test_results_continue_the_run_that_trained_the_draft(folder):
     assert values["eval_report/table/nrows"] == 1
     assert values["eval_report/page/_type"] == "html-file"
     kinds = {record.WhichOneof("record_type") for record in read_records(folder)}
-    assert not kinds & {"environment", "stats", "output_raw"}  # those of the training stay
+    assert not kinds & {"environment", "stats", "output_raw"}  # so that those of the training stay
 
 
 def test_results_without_a_training_start_a_run_of_their_own(folder):
@@ -50,7 +50,7 @@ def test_results_without_a_training_start_a_run_of_their_own(folder):
     assert run_id != "trained"
 
 
-def test_a_tracker_that_fails_is_told_in_one_line_with_where_the_results_are(folder, monkeypatch):
+def test_a_tracker_that_fails_is_reported_in_a_single_line_with_the_folder_of_the_results(folder, monkeypatch):
     def fail(**_):
         raise wandb.errors.CommError("no way there.\nTraceback ...")
 

@@ -1,4 +1,4 @@
-"""A target cut by its own plan computes what the whole one does, whoever's layers compute it."""
+"""A target cut by its own plan computes the same as the uncut target, with our layers or the engine's."""
 
 import json
 import multiprocessing
@@ -23,43 +23,45 @@ from train.distributed.build import build_parallel, check_parallel
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What each of eight processes found; they are forked from one that has imported everything."""
+def measured(tmp_path_factory):
+    """Run eight processes, forked from a server that has imported everything; return their measurements."""
     folder = tmp_path_factory.mktemp("ranks")
     model_of(CUT["qwen3"]()).save_pretrained(folder / "target")
     tiny_tokenizer(64).save_pretrained(folder / "target")
     multiprocessing.set_forkserver_preload(["tests.support.models.sharded"])
-    torch.multiprocessing.start_processes(sharded.work, (folder,), nprocs=sharded.PROCESSES, start_method="forkserver")
+    torch.multiprocessing.start_processes(
+        sharded.run_rank, (folder,), nprocs=sharded.PROCESSES, start_method="forkserver"
+    )
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(sharded.PROCESSES)]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", CUT)
-def test_logits_of_a_cut_target_are_those_of_the_whole_one(found, name, ranks):
+def test_logits_of_a_cut_target_are_those_of_the_uncut_target(measured, name, ranks):
     for rank in range(ranks):
-        difference, _ = found[rank][f"{name}, {ranks} ranks"]
+        difference, _ = measured[rank][f"{name}, {ranks} ranks"]
         assert difference < 1e-5
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
-def test_each_rank_holds_its_share(found, name):
-    """All but norms and whole biases: half on two ranks, and on eight less than a fifth."""
-    assert found[0][f"{name}, 2 ranks"][1] < 0.52
-    assert found[0][f"{name}, 8 ranks"][1] < 0.2
+def test_each_rank_holds_its_share(measured, name):
+    """All but norms and full biases is cut: half on two ranks, and less than a fifth on eight."""
+    assert measured[0][f"{name}, 2 ranks"][1] < 0.52
+    assert measured[0][f"{name}, 8 ranks"][1] < 0.2
 
 
-def test_tree_decoding_on_two_ranks_gives_the_text_of_one(found):
-    """The cache has the heads of a rank; rounds are the same, not only the tokens."""
+def test_tree_decoding_on_two_ranks_gives_the_text_of_a_single_process(measured):
+    """The cache has the heads of a rank; the number of rounds is the same too."""
     for rank in range(2):
-        whole, cut_texts = found[rank]["texts"][:2], found[rank]["texts"][2:]
-        assert whole == cut_texts
-        assert whole[0][-1] < 20  # rounds for 24 tokens: the tree was worth something
+        uncut_texts, cut_texts = measured[rank]["texts"][:2], measured[rank]["texts"][2:]
+        assert uncut_texts == cut_texts
+        assert uncut_texts[0][-1] < 20  # rounds for 24 tokens: some drafts were accepted
 
 
-def test_the_engine_of_the_xla_route_takes_the_same_path(found):
-    """Called by its published signatures; drafts still find a whole target's name and tables."""
+def test_the_engine_of_the_xla_route_takes_the_same_path(measured):
+    """It is called by its published signatures; drafts still see the name and the tables of an uncut target."""
     for rank in range(4):
-        engine = found[rank]["engine"]
+        engine = measured[rank]["engine"]
         assert engine["difference"] < 1e-5
         assert engine["held"] < 0.6
         assert engine["kv_heads"] == 1
@@ -67,11 +69,11 @@ def test_the_engine_of_the_xla_route_takes_the_same_path(found):
         assert engine["tables"] == [True, 64]
 
 
-def test_moments_are_spread_and_saved_whole(found):
-    """ZeRO-1 on two processes learns what one does, and both go on from its state."""
+def test_moments_are_sharded_and_saved_in_full(measured):
+    """ZeRO-1 on two processes learns as a single process does, and either continues from its state."""
     for rank in range(2):
-        assert found[rank]["moments"]["difference"] < 1e-6
-        assert found[rank]["moments"]["held"] == 2 * (3 * 3 + 1 * 5 + 3)  # of 30 weights
+        assert measured[rank]["moments"]["difference"] < 1e-6
+        assert measured[rank]["moments"]["held"] == 2 * (3 * 3 + 1 * 5 + 3)  # of 30 weights
 
 
 def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
@@ -79,7 +81,7 @@ def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
         build_parallel(ParallelConf(tensor=2), replace(CPU, name="xla"), trackers=[])
 
 
-def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path, monkeypatch):
+def test_a_split_that_the_xla_route_lacks_is_refused_by_the_config_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "24")
     CUT["qwen3"]().save_pretrained(tmp_path)
 
@@ -108,8 +110,8 @@ def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path
         ("cohere", 2, "weights of a single head, got model.layers.0.self_attn.q_norm.weight"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_by_name(name, ranks, rule):
-    """Known from the shape alone: no weight is read."""
+def test_a_model_that_cannot_be_cut_is_refused_by_name(name, ranks, rule):
+    """The shape alone decides: no weight is read."""
     with torch.device("meta"):
         model = model_of((CUT | UNCUT)[name]())
     with pytest.raises(UserError, match=f"parallel.tensor: a target of {name} needs .*{rule}"):

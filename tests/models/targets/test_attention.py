@@ -1,4 +1,4 @@
-"""A pass over a few tokens attends as transformers does, and reads keys where they are stored."""
+"""A pass over a few tokens attends as transformers does, and reads keys from the cache without copies."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ PROMPTS = [[5, 9, 2, 7, 7, 3, 11], [4, 8]]
 
 
 class AttentionModule(nn.Module):
-    """What the attention of transformers reads of its module."""
+    """The attributes that the attention of transformers reads of its module."""
 
     num_key_value_groups, is_causal = GROUPS, True
 
 
-def tensors_of(tokens, batch=2):
+def draw_tensors(tokens, batch=2):
     generator = torch.Generator().manual_seed(tokens)
     shapes = [(batch, GROUPS * HEADS, tokens, WIDTH), *[(batch, HEADS, SLOTS, WIDTH)] * 2]
     query, key, value = (torch.randn(shape, generator=generator) for shape in shapes)
@@ -32,15 +32,15 @@ def tensors_of(tokens, batch=2):
 @pytest.mark.parametrize("tokens", [1, 5, WIDTH, WIDTH + 1])
 def test_heads_attend_as_in_transformers(tokens, scaling):
     """Each query head reads the keys of its own group, under its row's and token's own mask."""
-    query, key, value, mask = tensors_of(tokens)
+    query, key, value, mask = draw_tensors(tokens)
     ours, _ = attend_grouped(AttentionModule(), query, key, value, mask, scaling=scaling)
     theirs, _ = sdpa_attention_forward(AttentionModule(), query, key, value, mask, scaling=scaling)
     torch.testing.assert_close(ours, theirs)
 
 
-def test_a_mask_of_bools_for_all_rows_is_that_of_numbers_for_each():
-    """`generate` makes such masks for itself."""
-    query, key, value, mask = tensors_of(tokens=5)
+def test_a_boolean_mask_for_all_rows_equals_a_mask_of_numbers_for_each_row():
+    """`generate` builds such masks for itself."""
+    query, key, value, mask = draw_tensors(tokens=5)
     shared = mask[:1] == 0
     ours, _ = attend_grouped(AttentionModule(), query, key, value, shared)
     theirs, _ = attend_grouped(AttentionModule(), query, key, value, mask[:1].expand(2, -1, -1, -1))
@@ -48,7 +48,7 @@ def test_a_mask_of_bools_for_all_rows_is_that_of_numbers_for_each():
 
 
 def test_a_bias_of_each_head_is_added_by_transformers():
-    query, key, value, mask = tensors_of(tokens=5)
+    query, key, value, mask = draw_tensors(tokens=5)
     bias = torch.randn(1, GROUPS * HEADS, 5, SLOTS, generator=torch.Generator().manual_seed(0))
     ours, _ = attend_grouped(AttentionModule(), query, key, value, mask, position_bias=bias)
     theirs, _ = attend_grouped(AttentionModule(), query, key, value, mask + bias)
@@ -57,7 +57,7 @@ def test_a_bias_of_each_head_is_added_by_transformers():
 
 @torch.no_grad()
 def test_without_a_mask_a_prompt_is_causal():
-    query, key, value, _ = tensors_of(tokens=8)
+    query, key, value, _ = draw_tensors(tokens=8)
     ours, _ = attend_grouped(AttentionModule(), query, key[:, :, :8], value[:, :, :8], None)
     causal = torch.full((8, 8), -1e4).triu(1)[None, None].expand(2, 1, 8, 8)
     theirs, _ = attend_grouped(AttentionModule(), query, key[:, :, :8], value[:, :, :8], causal)
@@ -65,7 +65,7 @@ def test_without_a_mask_a_prompt_is_causal():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the elements of the largest tensor that holds attention's keys or values."""
+    """Record the number of elements of the largest tensor that holds keys or values."""
 
     def __init__(self, width):
         super().__init__()

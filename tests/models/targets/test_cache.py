@@ -1,4 +1,4 @@
-"""The static cache holds what transformers' own growing cache would hold."""
+"""The static cache holds the keys and values of transformers' growing cache."""
 
 import pytest
 import torch
@@ -15,44 +15,44 @@ TREE = torch.tensor([[13, 21, 22, 23, 24, 25]])
 PARENTS = torch.tensor([[-1, -1, 0, 1, 2]])
 
 
-def plain(target, ids):
-    """Hidden states of a text by transformers, one token at a time over its own cache."""
+def compute_hidden(target, ids):
+    """Compute hidden states by transformers, token by token over its own cache."""
     cache, hidden = DynamicCache(config=target.config), []
     name = find_cache_name(target.decoder.forward)
     for token in ids:
-        done = target.decoder(torch.tensor([[token]]), use_cache=True, **{name: cache})
-        hidden.append(done.last_hidden_state[0, 0])
+        output = target.decoder(torch.tensor([[token]]), use_cache=True, **{name: cache})
+        hidden.append(output.last_hidden_state[0, 0])
     return torch.stack(hidden)
 
 
-def assert_same(ours, theirs):
+def assert_close(ours, theirs):
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("padded", [7, 8, 16, 32])
 @torch.no_grad()
-def test_padding_changes_nothing(target, padded):
+def test_padding_changes_no_hidden_state(target, padded):
     _, seen = read_prompts(target, target.new_cache(1, SLOTS), [PROMPT], padded)
-    assert_same(seen.hidden[0, :7], plain(target, PROMPT))
+    assert_close(seen.hidden[0, :7], compute_hidden(target, PROMPT))
 
 
 @torch.no_grad()
 def test_a_pass_over_the_first_slots_writes_them_alone(target):
-    whole, narrow = target.new_cache(1, SLOTS), target.new_cache(1, SLOTS)
-    _, wanted = read_prompts(target, whole, [PROMPT], 8)
+    full, narrow = target.new_cache(1, SLOTS), target.new_cache(1, SLOTS)
+    _, expected = read_prompts(target, full, [PROMPT], 8)
     _, seen = read_prompts(target, narrow.first_slots(8), [PROMPT], 8)
-    assert_same(seen.hidden, wanted.hidden)
-    assert torch.equal(narrow.positions, whole.positions)
-    for ours, theirs in zip(narrow.keys + narrow.values, whole.keys + whole.values, strict=True):
-        assert_same(ours, theirs)
+    assert_close(seen.hidden, expected.hidden)
+    assert torch.equal(narrow.positions, full.positions)
+    for ours, theirs in zip(narrow.keys + narrow.values, full.keys + full.values, strict=True):
+        assert_close(ours, theirs)
 
 
 @torch.no_grad()
-def test_ragged_rows_do_not_touch_each_other(target):
+def test_rows_of_unequal_lengths_do_not_affect_each_other(target):
     prompts = [PROMPT, [4], [8, 8, 30]]
     _, seen = read_prompts(target, target.new_cache(3, SLOTS), prompts, 8)
     for row, prompt in enumerate(prompts):
-        assert_same(seen.hidden[row, : len(prompt)], plain(target, prompt))
+        assert_close(seen.hidden[row, : len(prompt)], compute_hidden(target, prompt))
 
 
 @torch.no_grad()
@@ -62,12 +62,12 @@ def test_every_node_sees_its_own_path_alone(target):
     hidden = read_tree(target, cache, lengths, TREE, PARENTS)
     paths = {0: [13], 1: [13, 21], 2: [13, 22], 3: [13, 21, 23], 4: [13, 22, 24], 5: [13, 21, 23, 25]}
     for node, path in paths.items():
-        assert_same(hidden[0, node], plain(target, PROMPT + path)[-1])
+        assert_close(hidden[0, node], compute_hidden(target, PROMPT + path)[-1])
 
 
 @torch.no_grad()
 def test_an_accepted_path_is_as_if_it_alone_had_been_read(target):
-    """Nodes 0, 2 and 4 are accepted: the next pass moves them, and writes over the others."""
+    """Nodes 0, 2 and 4 are accepted: the next pass moves them and overwrites the others."""
     cache = target.new_cache(1, SLOTS)
     lengths, _ = read_prompts(target, cache, [PROMPT], 8)
     read_tree(target, cache, lengths, TREE, PARENTS)
@@ -81,16 +81,16 @@ def test_an_accepted_path_is_as_if_it_alone_had_been_read(target):
         source=lengths[:, None] + torch.tensor([[2, 4]]),
         goal=lengths[:, None] + torch.tensor([[1, 2]]),
     )
-    assert_same(hidden[0], plain(target, [*text, 40, 41])[-2:])
+    assert_close(hidden[0], compute_hidden(target, [*text, 40, 41])[-2:])
 
 
 @torch.no_grad()
-def test_rolling_back_is_a_smaller_length(target):
+def test_a_smaller_length_rolls_the_cache_back(target):
     cache = target.new_cache(1, SLOTS)
     lengths, _ = read_prompts(target, cache, [PROMPT], 8)
     read_tree(target, cache, lengths, TREE, PARENTS)
     hidden = read_tree(target, cache, lengths - 2, TREE[:, :2], PARENTS[:, :1])
-    assert_same(hidden[0], plain(target, [*PROMPT[:5], 13, 21])[-2:])
+    assert_close(hidden[0], compute_hidden(target, [*PROMPT[:5], 13, 21])[-2:])
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
-"""The inside of transformers is what models/targets/modeling.py takes it to be.
+"""The inside of transformers is as models/targets/modeling.py assumes.
 
-Each assumption is tested by itself, so that a release that breaks one is named by its test.
+Each assumption is tested by itself, so that the failing test names what a release breaks.
 """
 
 import inspect
@@ -39,7 +39,7 @@ CAUSAL = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
 
 @dataclass
 class LayerCall:
-    """What a decoder handed to one of its layers."""
+    """The arguments and the output of a call of a layer."""
 
     args: tuple
     kwargs: dict
@@ -47,7 +47,7 @@ class LayerCall:
 
 
 def record_calls(decoder, **kwargs):
-    """Run a decoder; return what each layer was called with, and the decoder's output."""
+    """Run a decoder; return the call of each layer and the decoder's output."""
     calls = []
     hooks = [
         layer.register_forward_hook(
@@ -77,12 +77,12 @@ class RecordingCache(Cache):
         return key_states, value_states
 
 
-def test_the_installed_version_is_one_that_was_tested():
+def test_the_installed_version_is_a_tested_version():
     assert is_tested(transformers.__version__)
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_decoder_and_layers_take_the_cache_under_one_known_name(family):
+def test_decoder_and_layers_take_the_cache_under_a_single_known_name(family):
     decoder = family_model(family).get_decoder()
     name = find_cache_name(decoder.forward)
     assert name in CACHE_NAMES
@@ -92,7 +92,7 @@ def test_decoder_and_layers_take_the_cache_under_one_known_name(family):
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_a_decoder_hands_hidden_states_by_place_and_the_cache_by_name(family):
+def test_a_decoder_passes_hidden_states_by_position_and_the_cache_by_name(family):
     decoder = family_model(family).get_decoder()
     name = find_cache_name(decoder.forward)
     calls, _ = record_calls(decoder)
@@ -100,7 +100,7 @@ def test_a_decoder_hands_hidden_states_by_place_and_the_cache_by_name(family):
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_a_layer_returns_the_tensor_that_enters_the_next_one(family):
+def test_a_layer_returns_the_tensor_that_enters_the_next_layer(family):
     decoder = family_model(family).get_decoder()
     calls, output = record_calls(decoder)
     for before, after in pairwise(calls):
@@ -136,7 +136,7 @@ def test_a_decoder_asks_an_empty_cache_for_nothing_that_ours_lacks(family):
 
 @pytest.mark.parametrize("family", ALL)
 def test_masks_in_four_dimensions_are_used_as_they_are(family):
-    """Each layer is handed our tensor itself, that of its type if there are two."""
+    """Each layer gets our tensor itself, that of its type if there are two types."""
     model = family_model(family)
     text = model.config.get_text_config()
     in_window = None if architectures.get_sliding_window(text) is None else CAUSAL.clone()

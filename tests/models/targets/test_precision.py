@@ -1,4 +1,4 @@
-"""Which precision `device.precision=auto` takes: bf16 where a CPU has units and work for it."""
+"""`device.precision=auto` takes bf16 where a CPU has matrix units and the target is large."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ LARGE = TargetConf(name="Qwen/Qwen3-8B")  # its configuration ships with the pac
 CPU = DeviceConf(name=DeviceName.cpu)
 
 
-@pytest.fixture(params=[True, False], ids=["matrix units", "none"])
+@pytest.fixture(params=[True, False], ids=["matrix units", "no matrix units"])
 def has_units(request, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param)
     return request.param
@@ -33,12 +33,12 @@ def test_a_large_target_is_bf16_where_the_cpu_has_matrix_units(has_units, caplog
     assert ("bfloat16, because this CPU" in caplog.text) is has_units
 
 
-def test_a_target_that_caches_hold_stays_fp32(has_units):
+def test_a_target_that_fits_the_caches_of_a_cpu_stays_fp32(has_units):
     assert build_device(CPU, TargetConf()).dtype is torch.float32
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])
-def test_a_chosen_precision_is_kept(has_units, precision):
+def test_a_chosen_precision_is_used(has_units, precision):
     for target in (LARGE, TargetConf()):
         device = build_device(replace(CPU, precision=precision), target)
         assert device.dtype is getattr(torch, precision.value)

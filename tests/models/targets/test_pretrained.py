@@ -1,4 +1,4 @@
-"""A model that cannot be loaded whole is refused in one line: what is wrong, where, what helps."""
+"""A model that cannot be loaded completely is refused in a line with the fault, the file and the remedy."""
 
 import json
 import shutil
@@ -32,11 +32,11 @@ def good(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(good, tmp_path) -> Path:
-    """A copy of the good target, to be broken."""
+    """Return a copy of the good target that a test may break."""
     return Path(shutil.copytree(good, tmp_path / "model"))
 
 
-def refusal(check: Callable, source: ModelSource) -> str:
+def get_refusal(check: Callable, source: ModelSource) -> str:
     with pytest.raises(UserError) as refused:
         check(source)
     line = str(refused.value)
@@ -57,31 +57,31 @@ def edit_json(file: Path, **keys) -> None:
 # --- tensors that are not those of config.json ----------------------------------------------------
 
 
-def without(part: str) -> Callable[[dict], dict]:
+def drop_tensors(part: str) -> Callable[[dict], dict]:
     return lambda tensors: {name: t for name, t in tensors.items() if part not in name}
 
 
-def prefixed(prefix: str) -> Callable[[dict], dict]:
+def prefix_names(prefix: str) -> Callable[[dict], dict]:
     return lambda tensors: {prefix + name: t for name, t in tensors.items()}
 
 
-def scaled(tensors: dict) -> dict:
+def scale_to_fp8(tensors: dict) -> dict:
     name = "model.layers.0.mlp.up_proj.weight"
     halved = (tensors[name] * 64).to(torch.float8_e4m3fn)
     return tensors | {name: halved, f"{name}_scale": torch.tensor(1 / 64)}
 
 
 OTHER_TENSORS = {
-    "no head": (without("lm_head"), "which lacks lm_head.weight;"),
-    "no layer": (without("layers.1."), "lacks model.layers.1.input_layernorm.weight (and 10 more)"),
-    "DDP": (prefixed("module."), "has the unknown tensor module.lm_head.weight (and 24 more)"),
-    "compile": (prefixed("_orig_mod."), "has the unknown tensor _orig_mod.lm_head.weight"),
-    "FSDP": (prefixed("_fsdp_wrapped_module."), "unknown tensor _fsdp_wrapped_module.lm_head."),
+    "no head": (drop_tensors("lm_head"), "which lacks lm_head.weight;"),
+    "no layer": (drop_tensors("layers.1."), "lacks model.layers.1.input_layernorm.weight (and 10 more)"),
+    "DDP": (prefix_names("module."), "has the unknown tensor module.lm_head.weight (and 24 more)"),
+    "compile": (prefix_names("_orig_mod."), "has the unknown tensor _orig_mod.lm_head.weight"),
+    "FSDP": (prefix_names("_fsdp_wrapped_module."), "unknown tensor _fsdp_wrapped_module.lm_head."),
     "value head": (
         lambda tensors: tensors | {"v_head.weight": torch.ones(1, 32)},
         "which has the unknown tensor v_head.weight;",
     ),
-    "scales": (scaled, "model.layers.0.mlp.up_proj.weight as float8_e4m3fn"),
+    "scales": (scale_to_fp8, "model.layers.0.mlp.up_proj.weight as float8_e4m3fn"),
     "no scales": (
         lambda tensors: {n: t.to(torch.float8_e4m3fn) for n, t in tensors.items()},
         "lm_head.weight as float8_e4m3fn",
@@ -94,8 +94,8 @@ def test_tensors_that_are_not_the_models_are_named_before_values_are_read(case, 
     change, message = OTHER_TENSORS[case]
     edit_weights(folder, change)
     for source in (TargetConf(path=str(folder)), CausalLMConf(path=str(folder))):
-        assert message in refusal(check_pretrained, source)
-        assert message in refusal(lambda source: load_model(source, torch.float32), source)
+        assert message in get_refusal(check_pretrained, source)
+        assert message in get_refusal(lambda source: load_model(source, torch.float32), source)
 
 
 SHAPES = {
@@ -108,11 +108,11 @@ SHAPES = {
 def test_a_config_of_another_size_is_refused_with_the_first_shape(key, folder):
     value, message = SHAPES[key]
     edit_json(folder / CONFIG, **{key: value})
-    assert message in refusal(check_pretrained, TargetConf(path=str(folder)))
+    assert message in get_refusal(check_pretrained, TargetConf(path=str(folder)))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mixtral"])
-def test_what_transformers_renames_and_fuses_is_no_fault(family, tmp_path):
+def test_tensors_that_transformers_renames_and_fuses_are_no_fault(family, tmp_path):
     family_model(family).save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / f"{WEIGHTS}.index.json").exists()
     check_pretrained(TargetConf(path=str(tmp_path)))
@@ -120,14 +120,14 @@ def test_what_transformers_renames_and_fuses_is_no_fault(family, tmp_path):
 
 def test_a_lost_expert_is_a_fault(tmp_path):
     family_model("qwen3_moe").save_pretrained(tmp_path)
-    edit_weights(tmp_path, without("layers.2.mlp.experts.5."))
+    edit_weights(tmp_path, drop_tensors("layers.2.mlp.experts.5."))
     message = "model.layers.2.mlp.experts.down_proj of shape [5,"
-    assert message in refusal(check_pretrained, TargetConf(path=str(tmp_path)))
+    assert message in get_refusal(check_pretrained, TargetConf(path=str(tmp_path)))
 
 
 def test_a_tied_head_need_not_be_stored_and_weights_may_be_pickled(folder):
     edit_json(folder / CONFIG, tie_word_embeddings=True)
-    edit_weights(folder, without("lm_head"))
+    edit_weights(folder, drop_tensors("lm_head"))
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
     check_pretrained(TargetConf(path=str(folder)))
@@ -138,15 +138,15 @@ def test_a_tied_head_need_not_be_stored_and_weights_may_be_pickled(folder):
 # --- files that cannot be read ------------------------------------------------------------------
 
 
-def shard(folder: Path) -> Path:
-    """Store the weights in shards and return one of them."""
+def save_in_shards(folder: Path) -> Path:
+    """Save the weights in shards; return the second of them."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     (folder / WEIGHTS).unlink()
     model.save_pretrained(folder, max_shard_size="20KB")
     return sorted(folder.glob("model-*.safetensors"))[1]
 
 
-def cut(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
@@ -157,9 +157,9 @@ def write_adapter(folder: Path) -> None:
 
 AGAIN = "; copy or download the file again"
 UNREADABLE = {
-    "a lost shard": (lambda f: shard(f).unlink(), "(model-00002-of-", ": no such file)" + AGAIN),
-    "a cut shard": (lambda f: cut(shard(f)), "(model-00002-of-", "not fully covered)" + AGAIN),
-    "cut": (lambda f: cut(f / WEIGHTS), f"({WEIGHTS}: ", "not fully covered)" + AGAIN),
+    "a lost shard": (lambda f: save_in_shards(f).unlink(), "(model-00002-of-", ": no such file)" + AGAIN),
+    "a cut shard": (lambda f: truncate(save_in_shards(f)), "(model-00002-of-", "not fully covered)" + AGAIN),
+    "cut": (lambda f: truncate(f / WEIGHTS), f"({WEIGHTS}: ", "not fully covered)" + AGAIN),
     "empty": (lambda f: (f / WEIGHTS).write_bytes(b""), f"({WEIGHTS}: an empty file)", AGAIN),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), f"({WEIGHTS}: no such file)", AGAIN),
     "a pointer": (
@@ -167,7 +167,7 @@ UNREADABLE = {
         f"({WEIGHTS}: a pointer of Git LFS, not the file itself)",
         "(git lfs pull in a clone)",
     ),
-    "a cut config": (lambda f: cut(f / CONFIG), f"({CONFIG}: ", "not a valid JSON file)" + AGAIN),
+    "a cut config": (lambda f: truncate(f / CONFIG), f"({CONFIG}: ", "not a valid JSON file)" + AGAIN),
     "an unknown model": (lambda f: edit_json(f / CONFIG, model_type="mystery"), f"({CONFIG}: ", "`mystery`"),
     "an unknown rope": (
         lambda f: edit_json(f / CONFIG, rope_parameters={"rope_type": "odd", "rope_theta": 1e4}),
@@ -201,10 +201,10 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_a_file_that_cannot_be_read_is_named_with_the_cause_and_what_helps(case, folder):
+def test_a_file_that_cannot_be_read_is_named_with_cause_and_remedy(case, folder):
     break_model, *parts = UNREADABLE[case]
     break_model(folder)
-    line = refusal(check_pretrained, TargetConf(path=str(folder)))
+    line = get_refusal(check_pretrained, TargetConf(path=str(folder)))
     assert all(part in line for part in parts), line
     assert "network" not in line
 
@@ -216,7 +216,7 @@ def rewrite_tokenizer(folder: Path) -> None:
 
 BAD_TOKENIZERS = {
     "of a newer format": rewrite_tokenizer,
-    "cut": lambda f: cut(f / "tokenizer.json"),
+    "cut": lambda f: truncate(f / "tokenizer.json"),
     "a pointer": lambda f: (f / "tokenizer.json").write_text("version https://git-lfs\n"),
     "missing": lambda f: [(f / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
 }
@@ -225,16 +225,16 @@ BAD_TOKENIZERS = {
 @pytest.mark.parametrize("case", BAD_TOKENIZERS)
 def test_a_tokenizer_that_cannot_be_read_is_named(case, folder):
     BAD_TOKENIZERS[case](folder)
-    line = refusal(load_tokenizer, TargetConf(path=str(folder)))
+    line = get_refusal(load_tokenizer, TargetConf(path=str(folder)))
     assert "tokenizer.json" in line
     assert "network" not in line
 
 
-def test_a_model_needs_no_generation_config_but_a_broken_one_is_named(folder):
+def test_a_model_needs_no_generation_config_but_a_broken_file_is_named(folder):
     file, source = folder / "generation_config.json", TargetConf(path=str(folder))
     ids = read_eos_ids(source)
     file.write_text('["no object"]')
-    assert file.name in refusal(read_eos_ids, source)
+    assert file.name in get_refusal(read_eos_ids, source)
     file.unlink()
     assert read_eos_ids(source) == ids
 
@@ -260,7 +260,7 @@ def test_a_draft_with_weights_that_are_not_finite_is_refused(value, tmp_path):
         load_draft(tmp_path, target)
 
 
-def test_a_draft_model_with_weights_that_are_not_finite_is_refused_also_as_a_start(folder):
+def test_a_draft_model_with_weights_that_are_not_finite_is_refused_even_as_a_start(folder):
     target = load_target(TargetConf(path=str(folder)), CPU)
     name = "model.embed_tokens.weight"  # of a token that may never occur
     edit_weights(folder, lambda tensors: tensors | {name: tensors[name].index_fill(0, LAST, NAN)})
@@ -272,7 +272,7 @@ def test_a_draft_model_with_weights_that_are_not_finite_is_refused_also_as_a_sta
 
 
 @pytest.mark.parametrize("architectures", [None, [], "[]"])
-def test_a_draft_of_no_architecture_is_refused_with_those_there_are(architectures, tmp_path):
+def test_a_draft_of_no_architecture_is_refused_with_the_known_ones(architectures, tmp_path):
     target = tiny_target(seed=0)
     new_draft(target).save(tmp_path, target)
     edit_json(tmp_path / CONFIG, architectures=architectures)

@@ -1,4 +1,4 @@
-"""The target is any model with softmax attention; the others are refused by name."""
+"""Any model with softmax attention is a target; the others are refused by name."""
 
 import copy
 from typing import Any
@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def seen(target):
+def outputs(target):
     ids = torch.tensor([[5, 9, 2, 7, 3]])
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
@@ -51,19 +51,19 @@ def seen(target):
     return ours, theirs
 
 
-def test_captured_layer_i_is_hidden_state_i_of_transformers(target, seen):
-    ours, theirs = seen
+def test_captured_layer_i_is_hidden_state_i_of_transformers(target, outputs):
+    ours, theirs = outputs
     for i, captured in enumerate(ours.captured.chunk(6, -1)):
         torch.testing.assert_close(captured, theirs.hidden_states[i])
 
 
-def test_hidden_states_and_logits_are_those_of_transformers(target, seen):
-    ours, theirs = seen
+def test_hidden_states_and_logits_are_those_of_transformers(target, outputs):
+    ours, theirs = outputs
     torch.testing.assert_close(ours.hidden, theirs.hidden_states[-1])
     torch.testing.assert_close(target.logits(ours.hidden), theirs.logits)
 
 
-def test_the_target_is_frozen_and_capturing_nothing_keeps_nothing(target):
+def test_the_target_is_frozen_and_stores_no_layer_inputs_where_none_are_captured(target):
     assert not any(p.requires_grad for p in target.model.parameters())
     assert not target.model.training
     ids = torch.tensor([[5, 9]])
@@ -129,7 +129,7 @@ def test_logits_changed_after_the_head_are_refused_by_name(family, config):
         Target(family(config), tiny_tokenizer(), name="scaled", device=CPU)
 
 
-def test_a_model_that_cannot_be_reached_is_refused_with_the_way_out(tmp_path):
+def test_a_model_that_cannot_be_reached_is_refused_with_the_remedy(tmp_path):
     for name in ("nobody/nothing", str(tmp_path / "nowhere")):
         with pytest.raises(UserError) as refused:
             load_target(TargetConf(name=name), CPU)

@@ -80,7 +80,7 @@ def model_of(config: Any) -> Any:
     return model
 
 
-def work(rank: int, folder: Path) -> None:
+def run_rank(rank: int, folder: Path) -> None:
     """Measure everything that this rank takes part in; write the results to a file named after the rank."""
     torch.set_num_threads(1)
     dist.init_process_group(
