@@ -1,9 +1,8 @@
-// A device over host memory: what PyTorch wants of a backend in its open slot (PrivateUse1).
+// A device over host memory: the parts that PyTorch needs of a backend in its open slot (PrivateUse1).
 //
-// Tensors of this device refuse what is meant for the CPU, and the other way round, as those of
-// hardware do. Every operator that only computes goes through PyTorch's own fallback to the CPU;
-// what makes, views and moves memory cannot, and is here. As on hardware that has no generator,
-// nothing is drawn at random on the device.
+// Tensors of this device cannot be mixed with tensors of the CPU, as on hardware. Operators that only
+// compute go through PyTorch's own fallback to the CPU; operators that allocate, view and move memory
+// cannot, and are here. As on hardware without a generator, no random numbers are drawn on the device.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -47,7 +46,7 @@ struct Memory final : c10::Allocator {
 Memory memory;
 REGISTER_ALLOCATOR(kDevice, &memory)
 
-// ---- the device itself: one, and everything on it is finished when a call returns
+// ---- the device: there is a single device, and its work is finished when a call returns
 
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<kDevice> {
   c10::Device exchangeDevice(c10::Device) const override { return kOnly; }
@@ -96,7 +95,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-// ---- operators that make, view and move memory
+// ---- operators that allocate, view and move memory
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
@@ -113,7 +112,7 @@ at::Tensor empty_strided(
       size, stride, &memory, kKeys, c10::dtype_or_default(dtype));
 }
 
-// The same bytes as a tensor of the CPU.
+// Returns a tensor of the CPU over the same bytes.
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   return at::from_blob(
@@ -130,11 +129,11 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   return copy_from(from, to, false);
 }
 
-at::Scalar read_one(const at::Tensor& tensor) {
+at::Scalar read_scalar(const at::Tensor& tensor) {
   return at::native::_local_scalar_dense_cpu(on_host(tensor));
 }
 
-// Which operators ran, for those who want to know.
+// How many operators ran by the fallback.
 int64_t fallbacks = 0;
 
 void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -163,7 +162,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", at::native::set_tensor_);
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
-  m.impl("_local_scalar_dense", read_one);
+  m.impl("_local_scalar_dense", read_scalar);
   for (const char* draw : {
            "bernoulli", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "geometric_",
            "multinomial", "native_dropout", "normal_", "random_", "random_.from", "random_.to",
@@ -189,7 +188,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(log_softmax, int, fp32)
 }
 
-// ---- what the Python side asks for
+// ---- functions for Python
 
 TORCH_LIBRARY(neuron_over_host, m) {
   m.def("register() -> ()", [] { at::RegisterPrivateUse1HooksInterface(new Hooks); });

@@ -1,6 +1,6 @@
-"""What tests/system/test_neuron_device.py asks about, done on the device in a process of its own.
+"""Train and decode on the device in a separate process, for tests/system/test_neuron_device.py.
 
-Nothing here names the device but `device=neuron`. What is found goes to facts.json.
+Only `device=neuron` names the device here. The measurements go to facts.json.
 """
 
 import json
@@ -30,7 +30,7 @@ from train.distributed.build import build_accelerator
 
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2),
-    "eagle1": Eagle1Conf(token_loss_weight=1.0, feature_noise=0.2),  # what it reads is disturbed at random
+    "eagle1": Eagle1Conf(token_loss_weight=1.0, feature_noise=0.2),  # random noise disturbs its input
     "medusa": MedusaConf(heads=4),
     "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
 }
@@ -39,7 +39,7 @@ GREEDY, SAMPLED = SamplingConf(), SamplingConf(temperature=0.8, seed=3)
 
 
 def conf_of(name: str, *, compiles: bool = False) -> DeviceConf:
-    """As the command line gives it."""
+    """Compose the options of a device as the command line does."""
     words = [f"device={name}", "device.precision=float32", f"device.compile={compiles}"]
     return compose("train", TrainConf, words).device
 
@@ -87,7 +87,7 @@ def random_state(folder: Path) -> dict[str, Any]:
 
 
 def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
-    """The loop of a run, then text by trees: what it learned, and what it decodes."""
+    """Train a draft, then decode with trees; return its losses and its texts."""
     device = conf_of(where)
     target = tiny_target(seed=0, device=open_device(device))
     conf = toy_conf(draft=DRAFTS[name], device=device, optim=FEW)
@@ -109,7 +109,7 @@ FEW = {"steps": 3, "rows_per_step": 2}
 
 
 def compiled(folder: Path) -> dict[str, Any]:
-    """A fused round and a loss, compiled by the device's own compiler, found by its name."""
+    """Compile a fused round and a loss by the device's own compiler, which is selected by its name."""
     setting = conf_of("neuron", compiles=True)
     device = open_device(setting)
     target = tiny_target(seed=0, device=device)

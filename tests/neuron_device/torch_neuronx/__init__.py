@@ -1,6 +1,6 @@
-"""What a native Neuron package brings, over host memory: a device, its module, a compiler's name.
+"""A native Neuron package over host memory: a device, its module and the name of its compiler.
 
-PyTorch loads it by its entry point, as it does the real one: nobody imports it.
+PyTorch loads it by its entry point, like the real package: no code imports it.
 """
 
 import os
@@ -11,7 +11,7 @@ import torch
 
 
 def autoload() -> None:
-    """Fill PyTorch's open slot. The library is built by the test and named in the environment."""
+    """Register the device in PyTorch's open slot. The test builds the library and names it in the environment."""
     torch.ops.load_library(os.environ["NEURON_OVER_HOST"])
     torch.utils.rename_privateuse1_backend("neuron")
     torch.ops.neuron_over_host.register()
@@ -19,8 +19,8 @@ def autoload() -> None:
     torch.utils.generate_methods_for_privateuse1_backend()
 
 
-class _One:
-    """`with torch.neuron.device(0)`: there is one device only."""
+class _OnlyDevice:
+    """The context `with torch.neuron.device(0)`: there is a single device."""
 
     def __init__(self, index: int):
         self.index = index
@@ -34,7 +34,7 @@ def _module() -> ModuleType:
     own = torch.ops.neuron_over_host
     module = ModuleType("torch.neuron")
     functions = {
-        "device": _One,
+        "device": _OnlyDevice,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_is_in_bad_fork": lambda: False,

@@ -1,4 +1,4 @@
-"""The compiler's name: a graph is captured whole and then run operator by operator."""
+"""The compiler of that name: it takes a full graph and runs it operator by operator."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
-"""Runs of two processes, eager and compiled: compiled_ddp_run.py FOLDER, under a launcher.
+"""Run two processes, eager and compiled: compiled_ddp_run.py FOLDER, under a launcher.
 
-Each process leaves in FOLDER/parts-N.json how many parts the backend was given in each run: DDP has
-a compiled loss cut where its buckets of gradients end.
+Each process writes to FOLDER/parts-N.json how many graphs the backend compiled in each run: DDP cuts
+a compiled loss where its buckets of gradients end.
 """
 
 import json
@@ -29,12 +29,12 @@ DRAFTS = {
     "eagle3": Eagle3Conf(layers=[0, 1, 2], ttt_steps=2),
     "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0]),
 }
-SMALL_BUCKET_MB = 0.004  # about one weight of the draft
+SMALL_BUCKET_MB = 0.004  # about the size of a weight of the draft
 parts: Counter[str] = Counter()
 
 
 def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> None:
-    """A run of three steps of two micro-batches a process."""
+    """Train three steps of two micro-batches a process."""
 
     @torch._dynamo.register_backend(name=f"counted_{len(parts)}")
     def counted(*args, **kwargs):
@@ -57,7 +57,7 @@ if __name__ == "__main__":
     for name in DRAFTS:
         run(folder / f"{name}, eager", name, compiled=False)
         run(folder / f"{name}, compiled", name, compiled=True)
-    # PyTorch refuses buckets below its first one, which is of 1 MB.
+    # PyTorch refuses buckets smaller than the first, which has 1 MB.
     torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = int(SMALL_BUCKET_MB * 2**20)
     run(folder / "eagle3, small buckets", "eagle3", compiled=True, bucket_mb=SMALL_BUCKET_MB)
     (folder / f"parts-{os.environ['RANK']}.json").write_text(json.dumps(parts))

@@ -1,4 +1,4 @@
-"""Counts the graphs of rounds whose layers are of several kinds; prints it as JSON.
+"""Count the graphs of rounds over layers of several kinds; print the counts as JSON.
 
 python -m tests.support.runs.compiled_families gemma3 gpt_oss
 """
@@ -20,18 +20,20 @@ NEW = 12
 
 
 def decode(decoder: Decoder, lengths: list[int]) -> list[list[int]]:
-    """Two rows of each two lengths."""
+    """Decode a text of each length, two texts at a time."""
     numbers = torch.Generator().manual_seed(5)
     texts = [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in lengths]
-    done = [decoder.decode(texts[i : i + 2], row_ids=[i, i + 1], max_new_tokens=NEW) for i in range(0, len(texts), 2)]
-    return [row.ids for rows in done for row in rows]
+    answers = [
+        decoder.decode(texts[i : i + 2], row_ids=[i, i + 1], max_new_tokens=NEW) for i in range(0, len(texts), 2)
+    ]
+    return [row.ids for rows in answers for row in rows]
 
 
 def measure(family: str) -> dict[str, object]:
     regions: list[int] = []
 
     def backend(graph, inputs):
-        """Lowers to nothing, and counts the graphs of layers within a graph."""
+        """Compile nothing, and count the graphs of layers within a graph."""
         regions.append(sum(name.startswith("subgraph") for name, _ in graph.named_children()))
         return graph.forward
 
@@ -50,7 +52,7 @@ def measure(family: str) -> dict[str, object]:
         "graphs": counts[-2] - counts[-3],
         "added": counts[-1] - counts[-2],
         "equal": answers[0] == answers[1],
-        "layer_graphs": min(regions),  # of a round with one pass; those of drafts have several
+        "layer_graphs": min(regions),  # of a round with a single pass; rounds of drafts have several
     }
 
 

@@ -1,8 +1,8 @@
-"""Counts what tests/system/test_compiled.py promises, in a process of its own; prints it as JSON.
+"""Count graphs and reads for tests/system/test_compiled.py in a separate process; print them as JSON.
 
     python -m tests.support.runs.compiled_run inductor 16 chain dynamic
 
-A fresh process has compiled nothing yet, and returns the memory of its graphs.
+A fresh process has no compiled graphs yet, and frees their memory at its end.
 """
 
 import json
@@ -29,9 +29,9 @@ from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, mixed, new_draft, sampled_texts, tiny_target
 
-LENGTHS = [*range(5, 15), 17, 20, 23, 26, 29, 32, 33, 41, 50, 60]  # twenty; sixteen of the first bucket
+LENGTHS = [*range(5, 15), 17, 20, 23, 26, 29, 32, 33, 41, 50, 60]  # twenty lengths; sixteen are in the first bucket
 NEW = 10
-REQUESTS = "requests"  # the name of a run that is no shape and no method
+REQUESTS = "requests"  # the name of a run that is neither a shape nor a method
 SHAPES = {
     "none": NO_TREE,
     "ngram": chain(3),
@@ -51,14 +51,14 @@ def prompts() -> list[list[int]]:
 
 @contextmanager
 def counted_reads() -> Iterator[list[str]]:
-    """Every way of Python to look at a tensor's values."""
+    """Record every read of a tensor's values by Python."""
     seen: list[str] = []
-    kept = {name: getattr(torch.Tensor, name) for name in READS}
+    methods = {name: getattr(torch.Tensor, name) for name in READS}
 
     def counting(name: str):
         def read(self, *args):
             seen.append(name)
-            return kept[name](self, *args)
+            return methods[name](self, *args)
 
         return read
 
@@ -67,7 +67,7 @@ def counted_reads() -> Iterator[list[str]]:
     try:
         yield seen
     finally:
-        for name, method in kept.items():
+        for name, method in methods.items():
             setattr(torch.Tensor, name, method)
 
 
@@ -76,14 +76,14 @@ def decode(decoder: Decoder, texts: list[list[int]]) -> list:
 
 
 def drafts_of(target: Target) -> list[Draft]:
-    """Before and after some training: of one shape."""
+    """Build a draft before and after some training, with the same shape."""
     untrained, trained = new_draft(target, ttt_steps=3), new_draft(target, ttt_steps=3)
     learn(trained, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60)
     return [untrained, trained]
 
 
 def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
-    """A method's draft as it comes from a checkpoint, itself before training, and who verifies."""
+    """Return the verifying target, a method's draft before training, and the draft loaded from a checkpoint."""
     case = CASES[name]
     draft = case.build(target)
     learn(draft, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60, lr=case.lr)
@@ -95,8 +95,8 @@ def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
     return again.get_verifying_target(target), [untrained, again]
 
 
-def compiled_loss_apart(name: str, target: Target) -> float:
-    """How far gradients of the loss as one traced graph are from those of the eager one."""
+def compare_compiled_loss(name: str, target: Target) -> float:
+    """Return the largest difference between gradients of the loss as a single traced graph and as eager code."""
     draft = CASES[name].build(target).eval()  # without noise
     batch = batch_of(sampled_texts(target, count=4, length=24))
     seen = target.forward_hidden(
@@ -110,7 +110,7 @@ def compiled_loss_apart(name: str, target: Target) -> float:
 
 
 def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
-    some: list[Draft | None] = {"none": [None], "ngram": [NgramDraft()]}.get(name, drafts)
+    chosen: list[Draft | None] = {"none": [None], "ngram": [NgramDraft()]}.get(name, drafts)
     typical = name == "typical"
     return [
         Decoder(
@@ -122,7 +122,7 @@ def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
             layers=drafts[0].needs.layers,
             acceptance_rule=TypicalRule() if typical else None,
         )
-        for draft in some
+        for draft in chosen
     ]
 
 
@@ -133,30 +133,30 @@ def measure(name: str, backend: str, texts: list[list[int]], target: Target, dra
     warm = Device.count_graphs()
     target.model(torch.tensor(texts[:1]))  # another user of the layers, as `generate` is
     with counted_reads() as reads:
-        done = [row for decoder in (first, *others) for row in decode(decoder, texts)]
+        answers = [row for decoder in (first, *others) for row in decode(decoder, texts)]
     added = Device.count_graphs() - warm
     target.device = CPU
     eager = [row for decoder in decoders(name, target, drafts) for row in decode(decoder, texts)]
-    rounds = sum(len(row.round_s) for row in done)
+    rounds = sum(len(row.round_s) for row in answers)
     return {
         "graphs": warm,
         "added": added,
-        "accepted": sum(sum(row.accepted) for row in done),
+        "accepted": sum(sum(row.accepted) for row in answers),
         "reads": len(reads),
-        "rounds_and_first_tokens": rounds + len(done),
-        "equal": [(r.ids, r.accepted) for r in done] == [(r.ids, r.accepted) for r in eager],
+        "rounds_and_first_tokens": rounds + len(answers),
+        "equal": [(r.ids, r.accepted) for r in answers] == [(r.ids, r.accepted) for r in eager],
     }
 
 
 def mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, object]:
-    """200 requests of every length through four slots, refilled as they end: does any graph come?
+    """Decode 200 requests of every length in four slots that are refilled as they end; count added graphs.
 
-    The warm-up is one request of each bucket into an empty decoder and one into a busy one.
+    The warm-up decodes six requests in each bucket: four start in an empty decoder, two in a busy one.
     """
     numbers = torch.Generator().manual_seed(8)
     lengths, limits = (torch.randint(1, n, (200,), generator=numbers).tolist() for n in (120, 9))
     texts = [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in lengths]
-    stop, found = {"eos_ids": [7, 11], "stop": ["21 5"]}, []
+    stop, outputs = {"eos_ids": [7, 11], "stop": ["21 5"]}, []
     warm = added = 0
     for device in (replace(CPU, compiles=True, backend=backend), CPU):
         target.device = device
@@ -167,21 +167,21 @@ def mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, obje
             decoder.decode(first, row_ids=range(6), max_new_tokens=[5, 2, 5, 5, 2, 3])
         warm = max(warm, Device.count_graphs() - before)
         before = Device.count_graphs()
-        done = decoder.decode(texts, row_ids=range(200), max_new_tokens=limits, **stop)
+        answers = decoder.decode(texts, row_ids=range(200), max_new_tokens=limits, **stop)
         added = max(added, Device.count_graphs() - before)
-        found.append([(row.ids, row.accepted) for row in done])
+        outputs.append([(row.ids, row.accepted) for row in answers])
     return {
         "graphs": warm,
         "added": added,
-        "equal": found[0] == found[1],
+        "equal": outputs[0] == outputs[1],
         "buckets": sorted({bucket_length(n) for n in lengths}),
-        "accepted": sum(sum(counts) for _, counts in found[0]),
-        "early": sum(len(ids) < n for (ids, _), n in zip(found[0], limits, strict=True)),
+        "accepted": sum(sum(counts) for _, counts in outputs[0]),
+        "early": sum(len(ids) < n for (ids, _), n in zip(outputs[0], limits, strict=True)),
     }
 
 
 def keeps_apart(backend: str, texts: list[list[int]]) -> bool:
-    """Whether a target that differs by a constant alone is decoded by graphs of its own."""
+    """Return whether targets that differ only by a constant are decoded by separate graphs."""
     compiled = replace(CPU, compiles=True, backend=backend)
     targets = [tiny_target(seed=0, device=compiled, eps=eps) for eps in (1e-6, 1.0)]
     answers = []
@@ -198,20 +198,20 @@ def main(backend: str, count: str, *names: str) -> None:
     torch.set_num_threads(1)
     target = tiny_target(seed=0)
     drafts = drafts_of(target)
-    found, requests = {}, None
+    modes, requests = {}, None
     for name in names:
         if name == REQUESTS:
             requests = mixed_requests(backend, target, drafts[1])
             continue
-        some = method_drafts(name, target) if name in CASES else (target, drafts)
-        found[name] = measure(name, backend, prompts()[: int(count)], *some)
+        models = method_drafts(name, target) if name in CASES else (target, drafts)
+        modes[name] = measure(name, backend, prompts()[: int(count)], *models)
         if name in CASES:
-            found[name]["loss_apart"] = compiled_loss_apart(name, target)
+            modes[name]["loss_apart"] = compare_compiled_loss(name, target)
     breaks = dict(counters["graph_break"])
-    told = {"modes": found, "breaks": breaks, "mixed": requests}
-    if "none" in names:  # once is enough, it needs no draft
-        told["keeps_apart"] = keeps_apart(backend, prompts()[:4])
-    print(json.dumps(told))  # noqa: T201
+    results = {"modes": modes, "breaks": breaks, "mixed": requests}
+    if "none" in names:  # it needs no draft, so that once is enough
+        results["keeps_apart"] = keeps_apart(backend, prompts()[:4])
+    print(json.dumps(results))  # noqa: T201
 
 
 if __name__ == "__main__":

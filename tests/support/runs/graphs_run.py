@@ -1,6 +1,6 @@
-"""Announced and compiled graphs of training runs and an evaluation, in a process; prints JSON.
+"""Count announced and compiled graphs of training and an evaluation in a separate process; print JSON.
 
-A fresh process has compiled nothing yet, and returns the memory of its graphs.
+A fresh process has no compiled graphs yet, and frees their memory at its end.
 """
 
 import json
@@ -43,7 +43,7 @@ def rows() -> Packed:
 
 
 def train(name: str, target: Target, device: Device, **data) -> dict[str, dict[str, int]]:
-    """Ten rows, four a step: the last group of kept features is not full."""
+    """Train on ten rows, four a step: the last group of features in memory is not full."""
     case = CASES[name]
     conf = toy_conf(draft=case.conf, optim={"steps": 4})
     conf.data = replace(conf.data, row_length=LENGTH, **data)
@@ -89,24 +89,24 @@ def prompt_file(folder: Path) -> Path:
     return file
 
 
-def judged(target: Target) -> dict:
+def run_evaluation(target: Target) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = prompt_file(Path(folder))
         conf = EvaluationConf(prompts=str(file), max_new_tokens=4, batch_sizes=[2])
         drafts = [new_draft(target), new_draft(target)]
-        one = DraftUnderTest(name="one", draft=drafts[0], untrained=drafts[1])
-        return evaluate_drafts(target, [one], tree=TREE, conf=conf)
+        tested = DraftUnderTest(name="trained", draft=drafts[0], untrained=drafts[1])
+        return evaluate_drafts(target, [tested], tree=TREE, conf=conf)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    device = replace(CPU, compiles=True, backend="eager")  # lowers to nothing, which is quick
+    device = replace(CPU, compiles=True, backend="eager")  # compiles nothing, which is quick
     target = tiny_target(seed=0, device=device)
-    found = {"training": train("eagle1", target, device, keep_features=True)}
-    report = judged(target)
-    found["evaluation"] = report.setup.graphs
+    graphs = {"training": train("eagle1", target, device, keep_features=True)}
+    report = run_evaluation(target)
+    graphs["evaluation"] = report.setup.graphs
     late = report.setup.graphs_after_warmup
-    print(json.dumps({"graphs": found, "late": late}))  # noqa: T201
+    print(json.dumps({"graphs": graphs, "late": late}))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from models.io.files import PARTIAL_SUFFIX
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300
-FORKS = multiprocessing.get_context("forkserver")  # processes that find all of this imported:
+FORKS = multiprocessing.get_context("forkserver")  # its processes have these modules imported:
 FORKS.set_forkserver_preload(["data.preparation", "tests.support.data.openai_server"])
 
 
@@ -29,9 +29,9 @@ def toy_process(
     signal_at: tuple[signal.Signals, str] | None = None,
     **environment: str,
 ) -> subprocess.Popen:
-    """`toy_run.py` in a process of its own, on one thread.
+    """Start `toy_run.py` in a separate process with a single thread.
 
-    `signal_at`: a signal that it gets before it gives a file of this pattern its name.
+    `signal_at`: a signal that it gets before it renames a file to a name that matches this pattern.
     """
     signaled = ["tests.support.runs.signaled", *map(str, signal_at)] if signal_at else []
     return subprocess.Popen(
@@ -44,7 +44,7 @@ def toy_process(
 
 
 def partials(folder: Path) -> list[Path]:
-    """What is being written, of the state or of the checkpoint."""
+    """List partial files of the state and of the checkpoint."""
     return [*folder.glob(f"state/*{PARTIAL_SUFFIX}"), *folder.glob(f"checkpoint/*{PARTIAL_SUFFIX}")]
 
 
@@ -61,7 +61,7 @@ def kill_while_saving(folder: Path, changes: dict, *, step: int) -> None:
 
 
 def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> bool:
-    """Start or continue a run and kill it as soon as `when` holds; was a partial file left?"""
+    """Start or continue a run and kill it as soon as `when` holds; return whether a partial file is left."""
     run = toy_process(folder, changes)
     deadline = time.monotonic() + TIMEOUT_S
     while not when():
@@ -88,7 +88,7 @@ def launcher(
     node: int = 0,
     **environment: str,
 ) -> Iterator[subprocess.Popen]:
-    """`toy_run.py` by torchrun, which must finish well. Launchers of several nodes need a place."""
+    """Run `toy_run.py` by torchrun, which must succeed. Launchers of several nodes need a `meeting` point."""
     command = [
         sys.executable,
         "-m",
@@ -103,8 +103,8 @@ def launcher(
     ]
     given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     log = folder.with_suffix(f".{node}.log")
-    with log.open("w") as said:
-        run = subprocess.Popen(command, env=given, stdout=said, stderr=said)
+    with log.open("w") as output:
+        run = subprocess.Popen(command, env=given, stdout=output, stderr=output)
         try:
             yield run
             assert run.wait(timeout=2 * TIMEOUT_S) == 0, log.read_text()
@@ -114,7 +114,7 @@ def launcher(
 
 
 def kill_worker(run: subprocess.Popen, rank: int, *, when: Callable[[], bool]) -> None:
-    """Kill one worker of a launcher as soon as `when` holds, and wait until it ended the others."""
+    """Kill a worker of a launcher as soon as `when` holds; wait until the launcher has ended the others."""
     deadline = time.monotonic() + TIMEOUT_S
     while not when():
         assert run.poll() is None, "the run ended before its moment came"

@@ -1,6 +1,6 @@
-"""Runs of every method, one after the other: layout_run.py FOLDER ROWS_AT_A_TIME.
+"""Train every method in turn: layout_run.py FOLDER ROWS_AT_A_TIME.
 
-By itself it is one process; under a launcher each process learns from its share of every step.
+By itself it is a single process; under a launcher each process learns from its share of every step.
 """
 
 import sys
@@ -34,7 +34,7 @@ ROWS, STEPS = 8, 20  # of a run; the rows of a step
 
 @dataclass(kw_only=True)
 class Learner:
-    """A method with whatever of it is random, or counts steps, switched on."""
+    """A method with everything switched on that is random or depends on the step."""
 
     draft: DraftConf
     data: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ LEARNERS = {
     "medusa": Learner(draft=MedusaConf(heads=2)),
     "medusa2, ramp": Learner(draft=Medusa2Conf(heads=2, lora=LoraConf(rank=4), heads_warmup=12), loss=BY_TOKEN),
     "hydra, dropout": Learner(draft=HydraConf(heads=2, dropout=0.3)),
-    "draft model, own words": Learner(
+    "draft model, own answers": Learner(
         draft=CausalLMConf(init_from=InitFrom.pruned, layers=[0, 2]),
         loss=BY_TOKEN,
         data={"on_policy": OnPolicyConf(share=0.5, interval=5)},
@@ -58,7 +58,7 @@ LEARNERS = {
 
 
 def layout_target(device: Device = CPU) -> Target:
-    """Of four layers, with logits sharp enough that its hidden states matter."""
+    """Build a target of four layers with logits sharp enough that its hidden states matter."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -79,7 +79,7 @@ def layout_target(device: Device = CPU) -> Target:
 
 
 def train(name: str, folder: Path, *, at_a_time: int) -> None:
-    """A run of 20 steps of eight rows, `at_a_time` of which a process learns from together."""
+    """Train 20 steps of eight rows; `at_a_time` of them are a micro-batch."""
     learner = LEARNERS[name]
     conf = toy_conf(
         draft=learner.draft,
@@ -90,7 +90,7 @@ def train(name: str, folder: Path, *, at_a_time: int) -> None:
             "rows_per_step": ROWS,
             "micro_batch_size": at_a_time,
             "lr": 1e-3,
-            "max_grad_norm": 1e3,  # a clipped gradient has one size, however it was scaled
+            "max_grad_norm": 1e3,  # a clipped gradient has the same norm at every scale
         },
         eval_every=STEPS,
         save_every=STEPS,

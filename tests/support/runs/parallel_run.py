@@ -1,7 +1,6 @@
-"""Runs of several processes, one after the other: parallel_run.py TARGET RUNS, RUNS in JSON.
+"""Run several processes, a run after the other: parallel_run.py TARGET RUNS, RUNS in JSON.
 
-A run is the arguments of `run` below; each process leaves what it knows at its end in
-FOLDER/rank-N.json.
+A run is the arguments of `run` below; each process writes its final state to FOLDER/rank-N.json.
 """
 
 import json
@@ -45,7 +44,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 
 
 def save_target(folder: Path, *, tied: bool = False) -> None:
-    """Four attention heads over two key-value heads, so that two processes can share them."""
+    """Save a target of four attention heads over two key-value heads, which two processes can share."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -63,7 +62,7 @@ def save_target(folder: Path, *, tied: bool = False) -> None:
     tiny_tokenizer(VOCAB).save_pretrained(folder)
 
 
-class Stopped(Exception):  # noqa: N818  # it is no error
+class Stopped(Exception):  # noqa: N818  # it is not an error
     pass
 
 
@@ -77,7 +76,7 @@ def run(
     stop: int | None = None,
     **optim: Any,
 ) -> None:
-    """One training run, from the state of the run `after` on, up to the state of step `stop`."""
+    """Train from the state of the run `after` on, up to the state of step `stop`."""
     torch.set_num_threads(1)
     if "name" in optim:
         optim["name"] = OptimName(optim["name"])
@@ -91,12 +90,12 @@ def run(
     conf.log.interval = conf.save_every = 1
     device = open_device(conf.device)
     spread = build_parallel(conf.parallel, device, trackers=[])
-    place = Path(folder)
+    run_dir = Path(folder)
     if spread.is_main and after is not None:
-        shutil.copytree(after, place, dirs_exist_ok=True)
-    place.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(after, run_dir, dirs_exist_ok=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     spread.barrier()
-    state = RunState(place, flatten_config(conf))
+    state = RunState(run_dir, flatten_config(conf))
     state.load_progress()
     own = spread.build_target(conf.target)
     learner = build_draft(conf.draft, own, loss=conf.loss, seed=conf.seed)
@@ -133,14 +132,14 @@ def run(
         "logits": full_tensor(logits).flatten().tolist(),
         "progress": asdict(state.progress),
     }
-    (place / f"rank-{spread.accelerator.process_index}.json").write_text(json.dumps(left))
+    (run_dir / f"rank-{spread.accelerator.process_index}.json").write_text(json.dumps(left))
 
 
 def held(module: nn.Module) -> int:
-    """Numbers that this process keeps of the weights."""
+    """Count the numbers of the weights that this process holds."""
     return sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters())
 
 
 if __name__ == "__main__":
-    for one in json.loads(sys.argv[2]):
-        run(Path(sys.argv[1]), **one)
+    for arguments in json.loads(sys.argv[2]):
+        run(Path(sys.argv[1]), **arguments)

@@ -1,4 +1,4 @@
-"""Training runs from a store, or live; as a command one process of several: FOLDER STORE NAME."""
+"""Train from a store, or live; as a command it is a rank of several processes: FOLDER STORE NAME."""
 
 import json
 import os
@@ -34,7 +34,7 @@ BF16, ROOT = "bfloat16", Path(__file__).parents[3]
 
 
 def documents(folder: Path) -> Path:
-    """Documents that fill a row each: however they are packed, the rows are alike."""
+    """Write documents that fill a row each, so that every packing gives the same rows."""
     draw = random.Random(0)
     with (folder / "documents.jsonl").open("w") as file:
         for _ in range(24):
@@ -48,7 +48,7 @@ def documents(folder: Path) -> Path:
 def training(
     folder: Path, draft: DraftConf, *, name: str, store: Path | None = None, loss: LossConf | None = None
 ) -> TrainConf:
-    """A run of six steps over the documents, or over a store of them."""
+    """Configure a run of six steps over the documents, or over a store of them."""
     source = DataSource.jsonl if store is None else DataSource.captured
     path = folder / "documents.jsonl" if store is None else store
     return TrainConf(
@@ -68,7 +68,7 @@ def training(
 
 
 def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
-    """What `python -m train` does before its evaluation."""
+    """Train as `python -m train` does before its evaluation."""
     torch.set_num_threads(1)
     parallel = build_run_parallel(conf, trackers=[])
     state = open_run(conf, parallel)
@@ -94,7 +94,7 @@ def losses(folder: Path, name: str) -> list[float]:
 
 
 def ranks(folder: Path, store: Path, name: str, *, processes: int) -> None:
-    """The run of so many processes."""
+    """Run the training in several processes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -120,5 +120,5 @@ def ranks(folder: Path, store: Path, name: str, *, processes: int) -> None:
 
 
 if __name__ == "__main__":
-    given, kept, called = sys.argv[1:]
-    learned(training(Path(given), Eagle3Conf(layers=LAYERS, ttt_steps=2), name=called, store=Path(kept)))
+    folder, store, name = sys.argv[1:]
+    learned(training(Path(folder), Eagle3Conf(layers=LAYERS, ttt_steps=2), name=name, store=Path(store)))

@@ -1,4 +1,4 @@
-"""A small draft, target and run, for tests of the loop; as a command: toy_run.py FOLDER CHANGES."""
+"""Run a small draft and target, for tests of the loop; as a command: toy_run.py FOLDER CHANGES."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
 
 @dataclass(kw_only=True)
 class ToyConf(DraftConf):
-    """Guesses the next token from one captured layer and an embedding."""
+    """Options of a draft that predicts the next token from a captured layer and an embedding."""
 
     method: ClassVar[str] = "toy"
     draft_class: ClassVar[str] = "tests.support.runs.toy_run:ToyDraft"
@@ -73,11 +73,11 @@ class ToyDraft(Draft):
     def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         shape = (batch.input_ids.shape[1], WIDTH)
         drawn = np.stack([numbers.random(shape, dtype=np.float32) for numbers in generators])
-        return {"kept": torch.from_numpy(drawn >= self.dropout) / (1 - self.dropout)}
+        return {"mask": torch.from_numpy(drawn >= self.dropout) / (1 - self.dropout)}
 
-    def loss(self, batch: Batch, target_output: TargetOutput, kept: Tensor) -> Loss:
+    def loss(self, batch: Batch, target_output: TargetOutput, mask: Tensor) -> Loss:
         both = torch.cat([self.embed(batch.input_ids), target_output.captured.float()], -1)
-        mixed = self.norm((self.mix(both).tanh() * kept).float())
+        mixed = self.norm((self.mix(both).tanh() * mask).float())
         logits = self.lm_head(mixed)[:, :-1]
         each = F.cross_entropy(logits.float().mT, batch.input_ids[:, 1:], reduction="none")
         counted = batch.answer_mask[:, 1:] & (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])
@@ -109,12 +109,12 @@ def toy_target() -> Target:
 
 
 def toy_rows() -> Packed:
-    """Counting sequences of unequal answers: what the split of a batch could weigh wrongly."""
+    """Build counting sequences with answers of unequal lengths, which a split of a batch could weigh wrongly."""
     start = torch.arange(ROWS)[:, None] * 5
     ids = (start + torch.arange(LENGTH)) % VOCAB
     answer = torch.arange(LENGTH) >= 1 + torch.arange(ROWS)[:, None] % 9
-    place = torch.arange(LENGTH).expand(ROWS, -1)
-    return packed_of(Batch(input_ids=ids, answer_mask=answer, document_ids=place // 6, positions=place % 6))
+    positions = torch.arange(LENGTH).expand(ROWS, -1)
+    return packed_of(Batch(input_ids=ids, answer_mask=answer, document_ids=positions // 6, positions=positions % 6))
 
 
 def toy_conf(**changes) -> TrainConf:
@@ -140,7 +140,7 @@ def toy_run(
     interrupt_at: int | None = None,
     device: Device | None = None,
 ) -> tuple[Draft, RunProgress]:
-    """The part of a training run that the tests are about."""
+    """Train with the parts of a run that the tests are about."""
     torch.set_num_threads(1)
     device = device or open_device(conf.device)
     parallel = build_parallel(conf.parallel, device, trackers=conf.log.list_trackers())
@@ -179,7 +179,7 @@ def toy_run(
 
 
 def toy_length(draft: Draft) -> dict[str, float]:
-    """Stands for decoding: a figure of the weights, which also uses random numbers."""
+    """Compute a figure of the weights instead of decoding; use random numbers as decoding does."""
     torch.rand(3)
     size = sum(float(p.detach().abs().mean()) for p in draft.parameters() if p.requires_grad)
     return {"delivered_per_round": size}
@@ -190,7 +190,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def load_saved_tensors(state: Path, part: str = "weights") -> dict[str, Tensor]:
-    """The tensors of one part of a state, without a module to load them into."""
+    """Load the tensors of a part of a state, without a module to load them into."""
     reader = dcp.FileSystemReader(state)
     metadata = reader.read_metadata().state_dict_metadata
     tensors = {
@@ -205,7 +205,7 @@ def load_saved_tensors(state: Path, part: str = "weights") -> dict[str, Tensor]:
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    """Of the newest state."""
+    """Load the weights of the newest state."""
     newest = RunState(folder, {}).newest_state()
     assert newest is not None
     return load_saved_tensors(newest)

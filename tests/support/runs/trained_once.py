@@ -1,4 +1,4 @@
-"""Weights that fixtures train once and keep, under a hash of everything that made them."""
+"""Store weights that fixtures train, under a hash of everything that they depend on."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ class TrainedOnce:
         self.fingerprint = fingerprint_sources()
 
     def train(self, name: str, module: nn.Module, train: Callable[[], None]) -> None:
-        """Load the weights of `module`, or train it and keep them."""
+        """Load the weights of `module`, or train it and save them."""
         file = self.folder / f"{name}-{self.fingerprint}.pt"
         if file.exists():
             module.load_state_dict(torch.load(file, weights_only=True))
@@ -38,7 +38,7 @@ class TrainedOnce:
 
 
 def fingerprint_sources() -> str:
-    """Hash what weights depend on: sources, packages, the width of vectors and the threads."""
+    """Hash the sources, packages, vector width and threads that weights depend on."""
     versions = (torch.__version__, transformers.__version__)
     machine = (torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
     digest = hashlib.sha256(repr((versions, machine)).encode())

@@ -1,4 +1,4 @@
-"""An evaluation or its warm-up, in a process: how often the compiler's cache had what was wanted.
+"""Run an evaluation or its warm-up; print how often the compiler's cache had the graph.
 
 TORCHINDUCTOR_CACHE_DIR=DIR python -m tests.support.runs.warmup_run warm|judge FOLDER
 """
@@ -28,12 +28,12 @@ def main(what: str, folder: str) -> None:
     target = tiny_target(seed=0, device=replace(CPU, compiles=True))
     conf = EvaluationConf(prompts=str(prompt_file(Path(folder))), max_new_tokens=4, batch_sizes=[])
     draft = new_draft(target)
-    one = DraftUnderTest(name="one", draft=draft, untrained=draft)
+    tested = DraftUnderTest(name="trained", draft=draft, untrained=draft)
     run = {"warm": compile_eval_graphs, "judge": evaluate_drafts}[what]
-    run(target, [one], tree=CHAIN, conf=conf, print_line=lambda _: None)
-    found = counters["inductor"]
-    told = {name: found[f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
-    print(json.dumps(told | {"graphs": counters["stats"]["unique_graphs"]}))  # noqa: T201
+    run(target, [tested], tree=CHAIN, conf=conf, print_line=lambda _: None)
+    lookups = counters["inductor"]
+    counts = {name: lookups[f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
+    print(json.dumps(counts | {"graphs": counters["stats"]["unique_graphs"]}))  # noqa: T201
 
 
 if __name__ == "__main__":
