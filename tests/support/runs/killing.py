@@ -97,7 +97,7 @@ def launcher(
         f"--nproc_per_node={processes}",
         f"--max-restarts={restarts}",
         "--monitor-interval=0.1",
-        ROOT / "tests" / "support" / "toy_run.py",
+        ROOT / "tests/support/runs/toy_run.py",
         folder,
         json.dumps(changes),
     ]
