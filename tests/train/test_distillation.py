@@ -1,4 +1,4 @@
-"""Promises of `python -m train`, on a target built here: from a data file to a report."""
+"""`python -m train` on a small target goes from a data file to a report."""
 
 import json
 import tempfile
@@ -33,7 +33,7 @@ from train.run.folder import open_run
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target):
-    """A target on disk, texts of its own to learn from, and prompts to judge by."""
+    """Save a target, texts of its own to learn from, and prompts for the evaluation."""
     folder = tmp_path_factory.mktemp("command")
     target.model.save_pretrained(folder / "target")
     target.tokenizer.save_pretrained(folder / "target")
@@ -79,20 +79,20 @@ def conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> TrainC
         "run_name": "run",
         "output_dir": folder / "out",
     }
-    kept = [f"{key}={value}" for key, value in given.items() if key not in without]
-    return compose("train", TrainConf, [*kept, *overrides])
+    options = [f"{key}={value}" for key, value in given.items() if key not in without]
+    return compose("train", TrainConf, [*options, *overrides])
 
 
 def run(conf: TrainConf):
     main.__wrapped__(conf)
 
 
-def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, capsys):
+def test_a_run_writes_a_checkpoint_and_a_report_and_is_not_repeated(folder, capsys):
     run(conf(folder, "log.wandb=offline"))
-    said = capsys.readouterr().out
-    assert "norm_output" not in said
-    assert "deeper than the 2 steps that the draft is trained for" in said
-    assert "draft: captures what enters layers [1, 3, 5] of 6\n" in said
+    output = capsys.readouterr().out
+    assert "norm_output" not in output
+    assert "deeper than the 2 steps that the draft is trained for" in output
+    assert "draft: captures what enters layers [1, 3, 5] of 6\n" in output
     out = folder / "out" / "run"
     left = {path.name for path in out.iterdir()}
     assert left >= {"config.yaml", "metrics.jsonl", "report.json", "report.md", "report.html"}
@@ -105,7 +105,7 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
         {"tokens": line["train/tokens"], "tau": line["eval/acceptance_length"]} for line in evaluated
     ]
     assert len(evaluated) == 2
-    assert "run: too few evaluations to tell whether tau still rises: 2, and" in said
+    assert "run: too few evaluations to tell whether tau still rises: 2, and" in output
     check_wandb_run(out)
 
     check_card(out / "checkpoint", folder)
@@ -123,7 +123,7 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
 
 
 def check_wandb_run(out: Path):
-    """Its curves have axes that may repeat, and later results of the draft continue it."""
+    """Check that its curves have axes that may repeat, and that later results of the draft continue it."""
     assert axes(out) == {"train/*": "step", "eval/*": "train/tokens"}
     values = logged(out)
     evaluated = [line for line in values if "eval/acceptance_length" in line]
@@ -137,7 +137,7 @@ def check_wandb_run(out: Path):
 
 
 def check_card(checkpoint: Path, folder: Path) -> None:
-    """It tells how to serve the draft and what was measured (tests/train/run/test_model_card.py)."""
+    """Check that the card has the serving command and the figures (see tests/train/run/test_model_card.py)."""
     card = read_card(checkpoint)
     assert card.data.tags == ["speculative-decoding", "draft", "eagle3"]
     assert read_serve_line(card)[0] == str(folder / "target")
@@ -148,7 +148,7 @@ def check_card(checkpoint: Path, folder: Path) -> None:
 
 @pytest.mark.system
 def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
-    """In one command, which does not repeat it; here the second stage trains the target alone."""
+    """A single command trains both stages and does not repeat the first; here the second trains only the target."""
     overrides = [
         "draft=demo-medusa2",
         "draft.heads=2",
@@ -181,7 +181,7 @@ def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     ],
     ids=["two stages", "two optimizers", "features in memory"],
 )
-def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(folder, monkeypatch, tmp_path, overrides):
+def test_memory_of_training_is_free_before_a_next_stage_and_before_the_report(folder, monkeypatch, tmp_path, overrides):
     taken: list[weakref.ref] = []
     build, evaluate = trainer.build_optimizers, distillation.evaluate_drafts
     keep = TargetFeatures.keep_all
@@ -211,11 +211,11 @@ def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(fo
     run(given)
 
 
-def answer_anew(rows: list[dict]) -> list[dict]:
+def change_answers(rows: list[dict]) -> list[dict]:
     return [row | {"ids": row["ids"][:8] + row["ids"][8:][::-1]} for row in rows]
 
 
-def unmark_one_token(rows: list[dict]) -> list[dict]:
+def unmark_the_last_token(rows: list[dict]) -> list[dict]:
     return [*rows[:-1], rows[-1] | {"answer": [*rows[-1]["answer"][:-1], False]}]
 
 
@@ -223,25 +223,25 @@ def cut_the_last_row(rows: list[dict]) -> list[dict]:
     return [*rows[:-1], {key: values[:20] for key, values in rows[-1].items()}]
 
 
-@pytest.mark.parametrize("change", [answer_anew, unmark_one_token, cut_the_last_row])
+@pytest.mark.parametrize("change", [change_answers, unmark_the_last_token, cut_the_last_row])
 def test_a_run_does_not_continue_on_other_training_rows(folder, tmp_path, target, change):
     rows = read_lines(folder / "rows.jsonl")
     write_lines(tmp_path / "rows.jsonl", rows)
-    train_only(resumable(folder, tmp_path, "optim.steps=1"), target)
+    train_only(configure_resumable(folder, tmp_path, "optim.steps=1"), target)
     report = tmp_path / "run" / "report.json"
     report.touch()
-    train_only(resumable(folder, tmp_path, "optim.steps=2"), target)  # the same rows
-    assert not report.exists()  # it described the draft of the first step
+    train_only(configure_resumable(folder, tmp_path, "optim.steps=2"), target)  # the same rows
+    assert not report.exists()  # it was of the draft of the first step
     write_lines(tmp_path / "rows.jsonl", change(rows))
     with pytest.raises(UserError, match=r"^data: must be the training rows that the run was"):
-        train_only(resumable(folder, tmp_path, "optim.steps=3"), target)
+        train_only(configure_resumable(folder, tmp_path, "optim.steps=3"), target)
 
 
-def resumable(folder: Path, place: Path, *overrides: str) -> TrainConf:
+def configure_resumable(folder: Path, run_dir: Path, *overrides: str) -> TrainConf:
     return conf(
         folder,
-        f"data.path={place / 'rows.jsonl'}",
-        f"output_dir={place}",
+        f"data.path={run_dir / 'rows.jsonl'}",
+        f"output_dir={run_dir}",
         "held_out_prompts=0",
         "optim.schedule=constant",
         "eval_every=1",
@@ -277,15 +277,15 @@ def load_heads(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoint" / "model.safetensors")
 
 
-def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(folder, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with a tuner's lock of its own
+def test_a_run_with_a_tuned_tree_measures_it_beside_the_other_modes(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # so that the tuner's lock is this test's
     monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
     monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
     monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
     auto_tree = ["tree=auto", "tree.depth=2", "tree.nodes=4", "run_name=auto", "optim.steps=1"]
     run(conf(folder, *auto_tree, "evaluation.batch_sizes=[]", "evaluation.prompts_per_category=1"))
     out = capsys.readouterr().out
-    # two chose the checkpoint, and one of them is in the file that judges it
+    # two prompts chose the checkpoint, and the report uses the first of them
     assert "tree=auto: timing trees on 1 of the prompts that the report does not use" in out
     report = json.loads((folder / "out" / "auto" / "report.json").read_text())
     (draft,), mode = report["drafts"], report["overall"]["modes"]["auto/tuned"]
@@ -295,7 +295,7 @@ def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(folder, capsys, m
     assert mode["figures"]["speedup"]["mean"] > 0
 
 
-def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):
+def test_a_missing_compiler_is_reported_and_the_run_goes_on(folder, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))  # no compiler there
     opening.can_compile.cache_clear()
     try:
@@ -303,14 +303,14 @@ def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypa
         run(conf(folder, "device.compile=true", *overrides))
     finally:
         opening.can_compile.cache_clear()
-    said = capsys.readouterr().out
-    assert "no C++ compiler found: compiled parts run eagerly" in said
-    assert "draft.norm_output: vLLM reads it, vLLM Neuron does not" in said
+    output = capsys.readouterr().out
+    assert "no C++ compiler found: compiled parts run eagerly" in output
+    assert "draft.norm_output: vLLM reads it, vLLM Neuron does not" in output
     report = json.loads((folder / "out" / "uncompiled" / "report.json").read_text())
     assert report["setup"]["device"]["compiled"] is False
 
 
-def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, learned):
+def test_quick_evaluation_separates_a_trained_draft_from_an_untrained_draft(target, learned):
     draft, texts = learned
     prompts = [text[:4] for text in texts]
     measured = build_quick_eval(target, prompts, tree(), EvaluationConf(max_new_tokens=20))
@@ -323,7 +323,7 @@ def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, lear
     assert good["teacher_forced_tau"] > 3 > bad["teacher_forced_tau"]
 
 
-def test_a_chain_of_a_learned_text_accepts_what_training_promises(target, learned):
+def test_acceptance_of_a_chain_is_near_its_teacher_forced_estimate(target, learned):
     draft, texts = learned
     prompts = [text[:4] for text in texts]
     conf = EvaluationConf(max_new_tokens=20)
@@ -331,8 +331,8 @@ def test_a_chain_of_a_learned_text_accepts_what_training_promises(target, learne
     assert figures["teacher_forced_tau"] == pytest.approx(figures["acceptance_length"], abs=0.3)
 
 
-def test_what_is_accepted_behind_the_limit_is_not_delivered(target, learned):
-    """Two tokens: the prefill's, and one of a round that accepts more."""
+def test_tokens_accepted_beyond_the_limit_are_not_delivered(target, learned):
+    """The limit is two tokens: the first is the prefill's, the second comes from a round that accepts more."""
     draft, texts = learned
     prompts = [text[:4] for text in texts]
     measured = build_quick_eval(target, prompts, tree(), EvaluationConf(max_new_tokens=2))(draft)

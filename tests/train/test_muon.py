@@ -1,4 +1,4 @@
-"""Muon is PyTorch's, and on a CPU as precise as the weights."""
+"""Muon equals PyTorch's in bf16; on a CPU it is as precise as the weights."""
 
 import math
 
@@ -16,33 +16,33 @@ SHAPES = {"tall": (24, 8), "square": (16, 16), "wide": (8, 40)}
 COEFFICIENTS = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))]).defaults["ns_coefficients"]
 
 
-def weights_of(seed: int) -> list[nn.Parameter]:
+def draw_weights(seed: int) -> list[nn.Parameter]:
     draw = torch.Generator().manual_seed(seed)
     return [nn.Parameter(torch.randn(shape, generator=draw)) for shape in SHAPES.values()]
 
 
-def steps(optimizer: torch.optim.Optimizer, *, first: int, last: int) -> None:
-    """Steps whose gradients are drawn by their number."""
+def take_steps(optimizer: torch.optim.Optimizer, *, first: int, last: int) -> None:
+    """Take steps whose gradients are drawn by the number of the step."""
     for step in range(first, last):
         for group in optimizer.param_groups:
-            for place, weight in enumerate(group["params"]):
-                draw = torch.Generator().manual_seed(100 * step + place)
+            for index, weight in enumerate(group["params"]):
+                draw = torch.Generator().manual_seed(100 * step + index)
                 weight.grad = torch.randn(weight.shape, generator=draw)
         optimizer.step()
 
 
 @pytest.mark.parametrize("scaling", MuonScaling)
 def test_in_bf16_every_weight_is_that_of_pytorch_bit_for_bit(scaling):
-    ours, theirs = weights_of(0), weights_of(0)
+    ours, theirs = draw_weights(0), draw_weights(0)
     settings = {"lr": 0.1, "weight_decay": 0.3}
-    steps(Muon(ours, **settings, dtype=torch.bfloat16, scaling=scaling), first=0, last=4)
-    steps(torch.optim.Muon(theirs, **settings, adjust_lr_fn=scaling.value), first=0, last=4)
+    take_steps(Muon(ours, **settings, dtype=torch.bfloat16, scaling=scaling), first=0, last=4)
+    take_steps(torch.optim.Muon(theirs, **settings, adjust_lr_fn=scaling.value), first=0, last=4)
     assert all(map(torch.equal, ours, theirs))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_in_fp32_a_matrix_is_orthogonalized_as_in_float64(shape):
-    """Singular values follow the polynomial; rounding errors stay below what is derived here.
+    """Singular values follow the polynomial, and rounding errors stay below the bound derived here.
 
     With unit roundoff u, a step's three products of up to n terms each add an error of about
     sqrt(n) * u to values near 1. Later steps magnify an error by the polynomial's slope, which is
@@ -57,8 +57,8 @@ def test_in_fp32_a_matrix_is_orthogonalized_as_in_float64(shape):
     expected = left @ values.diag() @ right
     off = {}
     for dtype in (torch.float32, torch.bfloat16):
-        found = orthogonalize(matrix.to(dtype), COEFFICIENTS, steps=5, eps=1e-7)
-        off[dtype] = torch.linalg.matrix_norm(found.double() - expected, ord=2).item()
+        result = orthogonalize(matrix.to(dtype), COEFFICIENTS, steps=5, eps=1e-7)
+        off[dtype] = torch.linalg.matrix_norm(result.double() - expected, ord=2).item()
     n, u = max(shape), torch.finfo(torch.float32).eps / 2
     bound = 3 * math.sqrt(n) * u * (a**5 - 1) / (a - 1)
     assert off[torch.float32] < bound < off[torch.bfloat16]

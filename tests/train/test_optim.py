@@ -1,4 +1,4 @@
-"""Promises of the optimizers and schedules."""
+"""Optimizers group the weights as promised, and schedules stay within their bounds."""
 
 from itertools import pairwise
 
@@ -25,9 +25,9 @@ class Small(nn.Module):
         self.lm_head = nn.Linear(6, 8, bias=False)
 
 
-def names(module: nn.Module, parameters: list[nn.Parameter]) -> set[str]:
-    found = {id(p): name for name, p in module.named_parameters()}
-    return {found[id(p)] for p in parameters}
+def find_names(module: nn.Module, parameters: list[nn.Parameter]) -> set[str]:
+    by_id = {id(p): name for name, p in module.named_parameters()}
+    return {by_id[id(p)] for p in parameters}
 
 
 def test_muon_takes_hidden_matrices_and_adamw_the_rest():
@@ -36,16 +36,18 @@ def test_muon_takes_hidden_matrices_and_adamw_the_rest():
     adamw, muon = optimizers
     assert isinstance(adamw, AdamW)
     assert isinstance(muon, Muon)
-    assert names(small, muon.param_groups[0]["params"]) == {"hidden.weight"}
+    assert find_names(small, muon.param_groups[0]["params"]) == {"hidden.weight"}
     rest = [p for group in adamw.param_groups for p in group["params"]]
-    assert names(small, rest) == {"embed.weight", "hidden.bias", "norm.weight", "norm.bias", "lm_head.weight"}
+    assert find_names(small, rest) == {"embed.weight", "hidden.bias", "norm.weight", "norm.bias", "lm_head.weight"}
     assert muon.param_groups[0]["initial_lr"] == pytest.approx(1e-2)
 
 
 def test_norms_biases_and_embeddings_do_not_decay():
     small = Small()
     (adamw,), _ = build_optimizers(OptimConf(weight_decay=0.1), small)
-    decays = {name: group["weight_decay"] for group in adamw.param_groups for name in names(small, group["params"])}
+    decays = {
+        name: group["weight_decay"] for group in adamw.param_groups for name in find_names(small, group["params"])
+    }
     assert {name for name, decay in decays.items() if decay} == {"hidden.weight", "lm_head.weight"}
 
 
@@ -101,21 +103,21 @@ def test_muon_is_refused_where_operations_are_recorded():
 @pytest.mark.parametrize(
     ("overrides", "steps", "epochs"),
     [
-        (["optim.epochs=null", "optim.steps=5"], 5, None),  # a trial
+        (["optim.epochs=null", "optim.steps=5"], 5, None),  # a short trial
         (["optim.epochs=null"], None, None),  # the default number of steps
         (["optim.epochs=3"], None, 2),
         (["draft.heads_epochs=null", "draft.heads_steps=7"], 7, None),
         (["optim.epochs=null", "optim.steps=5", "draft.heads_epochs=null", "draft.heads_steps=7"], 7, None),
     ],
 )
-def test_a_first_stage_counts_as_its_run_does(overrides, steps, epochs):
+def test_a_first_stage_takes_steps_or_epochs_as_its_run_does(overrides, steps, epochs):
     stage = compose("train", TrainConf, ["draft=qwen3-8b-medusa2", *overrides]).first_stage()
     assert (stage.optim.steps, stage.optim.epochs) == (steps, epochs)
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0])
 def test_a_first_stage_scales_every_rate(scale):
-    """Both are rates of the adapters."""
+    """Both learning rates are scaled."""
     rates = ["optim=muon", "optim.lr=1e-3", "optim.muon_lr=0.02", f"draft.heads_lr_scale={scale}"]
     stage = compose("train", TrainConf, ["draft=qwen3-8b-medusa2", *rates]).first_stage()
     assert (stage.optim.lr, stage.optim.muon_lr) == (scale * 1e-3, scale * 0.02)

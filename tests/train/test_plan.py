@@ -1,4 +1,4 @@
-"""A plan says what a run takes: held to what PyTorch's allocator saw of a real step."""
+"""A plan states the memory of a run, as PyTorch's allocator measures it in a real step."""
 
 import gc
 from collections.abc import Sequence
@@ -80,8 +80,8 @@ def conf(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, [*small, *overrides])
 
 
-def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
-    """A real run of random weights, every token of its rows an answer."""
+def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
+    """Build a real run of random weights in which every token of the rows is an answer."""
     torch.manual_seed(0)
     target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
@@ -101,8 +101,8 @@ def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     )
 
 
-def allocated(work) -> int:
-    """Most bytes that the allocator held at a time beyond those of the beginning."""
+def measure_peak_bytes(work) -> int:
+    """Run `work`; return the most bytes that the allocator held beyond those at the beginning."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
@@ -119,11 +119,11 @@ def allocated(work) -> int:
     [(kind, CPU, 1) for kind in KINDS] + [("eagle3", HALF, 2)],
     ids=lambda value: value.dtype if isinstance(value, Device) else value,
 )
-def test_a_step_takes_the_memory_that_was_planned(kind, device, micro_batches, tmp_path):
+def test_a_step_takes_the_planned_memory(kind, device, micro_batches, tmp_path):
     compare_step_with_plan(kind, device, micro_batches, tmp_path)
 
 
-def test_a_step_with_attention_in_chunks_takes_the_memory_that_was_planned(monkeypatch, tmp_path):
+def test_a_step_with_attention_in_chunks_takes_the_planned_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(unrolled_attention, "CHUNK", LENGTH // 4)
     with without_kernel():
         compare_step_with_plan("eagle3", CPU, 1, tmp_path)
@@ -132,13 +132,13 @@ def test_a_step_with_attention_in_chunks_takes_the_memory_that_was_planned(monke
 def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_path: Path) -> None:
     rows = [f"optim.rows_per_step={2 * micro_batches}", "optim.micro_batch_size=2"]
     run = conf(*KINDS[kind], *rows)
-    loop = prepared(run, device, tmp_path)
-    loop._train_step()  # makes the moments
-    taken = allocated(loop._train_step)
+    loop = build_trainer(run, device, tmp_path)
+    loop._train_step()  # creates the moments
+    taken = measure_peak_bytes(loop._train_step)
 
     target = model_outline(device)
-    found = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
-    held = found.pop(EVALUATION).peak_bytes
+    phases = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
+    held = phases.pop(EVALUATION).peak_bytes
     moments = [m for o in loop.training_state.optimizers for s in o.state.values() for m in s.values()]
     assert held[TARGET] == sum(t.nbytes for t in loop.target.model.state_dict().values()) + sum(
         b.nbytes for n, b in loop.target.model.named_buffers() if n not in loop.target.model.state_dict()
@@ -152,7 +152,7 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
     stays = persistent_memory(run, target, draft).peak_bytes
     assert {part: stays[part] for part in PERSISTENT_PARTS} == {part: held[part] for part in PERSISTENT_PARTS}
     planned = max(
-        phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS) for phase in found.values()
+        phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS) for phase in phases.values()
     )
     assert planned == pytest.approx(taken, rel=0.1)
 
@@ -179,24 +179,24 @@ def test_random_numbers_of_a_batch_are_in_the_plan(kind, switch, bytes_per_posit
     assert with_numbers - without >= 2 * LENGTH * bytes_per_position
 
 
-def test_random_numbers_of_a_batch_move_to_the_device_with_its_own_pass(tmp_path):
+def test_random_numbers_of_a_micro_batch_move_to_the_device_only_for_its_pass(tmp_path):
     run = conf(*KINDS["eagle1"], "optim.rows_per_step=4", "optim.micro_batch_size=2")
-    micro_batches = next(prepared(run, CPU, tmp_path).micro_batches)
+    micro_batches = next(build_trainer(run, CPU, tmp_path).micro_batches)
     moved = [micro_batch.to(torch.device("meta")) for micro_batch in micro_batches]
     assert len(moved) == 2
     assert {micro_batch.batch.input_ids.device.type for micro_batch in moved} == {"meta"}
     assert {micro_batch.extras["noise"].device.type for micro_batch in moved} == {"cpu"}
 
 
-def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
+def test_an_evaluation_takes_the_planned_memory(tmp_path):
     run = conf(*KINDS["eagle3"])
-    loop = prepared(run, CPU, tmp_path)
+    loop = build_trainer(run, CPU, tmp_path)
     prompts = torch.randint(1, VOCAB, (run.num_eval_prompts, PROMPT)).tolist()
     judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation)
-    taken = allocated(lambda: judge(loop.draft.eval()))
+    taken = measure_peak_bytes(lambda: judge(loop.draft.eval()))
     target = model_outline(CPU)
-    found = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
-    phase = found[EVALUATION]
+    phases = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
+    phase = phases[EVALUATION]
     assert phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS) == pytest.approx(
         taken, rel=0.1
     )
@@ -219,7 +219,7 @@ def test_shipped_shapes_have_the_published_number_of_parameters(name, parameters
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_a_core_holds_its_share_of_the_target(ranks):
-    """With eight, two cores have the same key-value head."""
+    """With eight cores, two cores have the same key-value head."""
     target = model_outline(CPU)
     parts = tensor_parallel.plan_shards(target.model, ranks, replicated=["lm_head"])
     state = target.model.state_dict()
@@ -232,7 +232,7 @@ def test_a_core_holds_its_share_of_the_target(ranks):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", ["qwen2", "phi", "llama", "gemma3"])
 def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):
-    """Biases of cut features are cut too; one of gathered features, as of Phi's head, is not."""
+    """Biases of cut features are cut too; the bias of gathered features, as of Phi's head, is not."""
     biased = {"qwen2": transformers.Qwen2Config(**SHAPE | HEADED), "phi": transformers.PhiConfig(**SHAPE | HEADED)}
     with torch.device("meta"):
         model = model_of(biased[name] if name in biased else CUT[name]())
@@ -253,7 +253,7 @@ def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with a target's config.json and nothing else of it."""
+    """Return a folder that has of a target only its config.json."""
     config().save_pretrained(tmp_path / "target")
     return tmp_path
 
@@ -268,18 +268,18 @@ def plan_conf(folder, *overrides: str, machine: MachineConf = GENEROUS) -> Train
         "tree.depth=3",
         "device=cpu",
     ]
-    found = compose("train_plan", TrainPlanConf, [*base, *overrides])
-    found.machine = machine
-    return found
+    planned = compose("train_plan", TrainPlanConf, [*base, *overrides])
+    planned.machine = machine
+    return planned
 
 
-def test_a_plan_that_does_not_fit_names_overrides_with_which_it_does(folder):
+def test_a_plan_that_does_not_fit_names_overrides_that_fit(folder):
     small = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 1, "memory_gib": 0.09})
     before = plan_run(plan_conf(folder, machine=small))
     assert not before.fits(before.best)
     overrides = suggest_overrides(before)
     assert overrides
-    assert not [override for override in overrides if override.startswith("parallel")]  # one core
+    assert not [override for override in overrides if override.startswith("parallel")]  # there is a single core
     after = plan_run(plan_conf(folder, *overrides, machine=small))
     assert after.fits(after.best)
 
@@ -292,7 +292,7 @@ def suggest_for(folder, *overrides: str, gib_per_core: float) -> list[str]:
 
 
 def test_the_layout_with_the_longest_rows_is_suggested(folder):
-    """One core would do with rows of 128 tokens, two fit with rows of 256."""
+    """A single core could train on rows of 128 tokens, two cores on rows of 256."""
     machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.061})
     tight = [
         "draft=demo",
@@ -311,18 +311,18 @@ def test_the_layout_with_the_longest_rows_is_suggested(folder):
 
 
 def test_no_override_is_named_that_training_refuses(folder):
-    """Muon needs whole matrices where ZeRO-1 would shard them, on the XLA route."""
+    """On the XLA route Muon needs full matrices, which ZeRO-1 would shard."""
     assert "parallel.draft=sharded" in suggest_for(folder, gib_per_core=0.06)
     assert suggest_for(folder, "device=xla", gib_per_core=0.06) == []
     with pytest.raises(UserError, match=r"^parallel\.target: must be replicated with device=xla"):
         plan_run(plan_conf(folder, "device=xla", "parallel=sharded"))
 
 
-def test_every_layout_does_all_rows_on_the_cores_there_are(folder):
+def test_every_layout_trains_on_all_rows_with_the_cores_of_the_machine(folder):
     run = plan_conf(folder, "optim.rows_per_step=6", "optim.micro_batch_size=3")
-    found = list_layouts(run, GENEROUS, model_outline(CPU))
-    assert [layout.tensor for layout in found] == [1, 2, 4, 8]
-    for layout in found:
+    layouts = list_layouts(run, GENEROUS, model_outline(CPU))
+    assert [layout.tensor for layout in layouts] == [1, 2, 4, 8]
+    for layout in layouts:
         assert layout.data * layout.rows * layout.micros == 6
         assert layout.processes <= 8
 
@@ -343,11 +343,11 @@ def test_the_command_prints_a_plan(folder, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "It fits" in printed
     assert "4 cores of 24.00 GiB" in printed
-    assert "256 bytes per token" in printed  # of bf16 of the final hidden state
+    assert "256 bytes per token" in printed  # the final hidden state in bf16
 
 
-def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(folder):
-    """Of 40 full rows of data, 4 a step."""
+def test_a_plan_of_epochs_states_its_steps_where_the_tokens_are_known(folder):
+    """The data are 40 full rows, and a step takes 4."""
     epochs = ["optim.steps=null", "optim.epochs=2"]
     known = plan_run(plan_conf(folder, *epochs, f"tokens={40 * LENGTH}"))
     assert planned_steps(known) == 20
@@ -366,7 +366,7 @@ def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(folder):
         (["target.path=null", "target.name=nobody/nothing"], "target.name: must be a reachable"),
     ],
 )
-def test_mistakes_are_refused_in_a_line(folder, overrides, line):
+def test_mistakes_are_refused_in_a_single_line(folder, overrides, line):
     with pytest.raises(UserError) as refused:
         plan_run(plan_conf(folder, *overrides))
     assert str(refused.value).startswith(line)
@@ -386,7 +386,7 @@ def test_mistakes_are_refused_in_a_line(folder, overrides, line):
     ],
     ids=["heads", "repeated heads", "precision"],
 )
-def test_what_the_machine_cannot_do_is_refused(folder, machine, override, line):
+def test_a_run_that_the_machine_cannot_do_is_refused(folder, machine, override, line):
     with pytest.raises(UserError, match=line):
         plan_run(plan_conf(folder, override, machine=MachineConf(**vars(GENEROUS) | machine)))
 
@@ -394,9 +394,9 @@ def test_what_the_machine_cannot_do_is_refused(folder, machine, override, line):
 @pytest.mark.parametrize("seconds", [machine_specs.MEASURE_SECONDS, 0.0])
 def test_this_machine_is_measured_however_busy_it_is(monkeypatch, seconds):
     monkeypatch.setattr(machine_specs, "MEASURE_SECONDS", seconds)
-    found = measure_machine(CPU)
-    assert found.chips == found.cores == 1
-    assert found.memory_gib > 0.5
-    assert found.bandwidth_gb_s > 0
-    assert set(found.tflops) == {"float32"}
-    check_dtype(found, torch.float32)
+    machine = measure_machine(CPU)
+    assert machine.chips == machine.cores == 1
+    assert machine.memory_gib > 0.5
+    assert machine.bandwidth_gb_s > 0
+    assert set(machine.tflops) == {"float32"}
+    check_dtype(machine, torch.float32)

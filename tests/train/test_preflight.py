@@ -1,4 +1,4 @@
-"""A first run on a target of one's own: its data, what it says of them, what it refuses before."""
+"""A first run on a user's own target describes its data, and refuses mistakes before weights are read."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ from train.checks import check_inputs
 from train.config.run import TrainConf, TrainPlanConf
 from train.first_lines import describe_data, prepare_command
 
-LAPTOP = "smollm2-135m"  # its drafts bring no public data: they learn from answers of the target
+LAPTOP = "smollm2-135m"  # its drafts have no public data: they learn from answers of the target
 REAL = sorted(
     path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if not path.stem.startswith(("demo", LAPTOP))
 )
@@ -53,7 +53,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A target with Qwen3's template, ones that no command may load, and one without a template."""
+    """Save a target with Qwen3's template, targets that no command may load, and a target without a template."""
     folder = tmp_path_factory.mktemp("own")
     save_target(folder / "target")
     save_target(folder / "unread", weights=False)
@@ -66,7 +66,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder, monkeypatch, capfd):
-    """Run a command in that folder: its exit code, and what it wrote."""
+    """Return a function that runs a command in the folder and returns exit code and output."""
     monkeypatch.chdir(folder)
 
     def run(main, *arguments: str) -> tuple[int, str]:
@@ -87,18 +87,18 @@ def conf(*overrides: str) -> TrainConf:
 
 
 @pytest.mark.parametrize("draft", REAL)
-def test_every_real_draft_brings_public_data_that_the_command_line_overrides(draft):
-    brought = conf(f"draft={draft}").data
-    assert brought.path == "HuggingFaceH4/ultrachat_200k"
-    assert (brought.row_length, brought.turns) == (2048, TurnSelection.auto)
+def test_every_real_draft_has_public_data_that_the_command_line_overrides(draft):
+    public = conf(f"draft={draft}").data
+    assert public.path == "HuggingFaceH4/ultrachat_200k"
+    assert (public.row_length, public.turns) == (2048, TurnSelection.auto)
     for order in ([f"draft={draft}", "data=jsonl"], ["data=jsonl", f"draft={draft}"]):
         assert conf(*order, "data.path=rows.jsonl").data.source is DataSource.jsonl
     assert conf(f"draft={draft}", "data=sharegpt").data.path.startswith("Aeala/")
-    assert conf(f"draft={draft}", "experiment=demo-long").data.path == brought.path
+    assert conf(f"draft={draft}", "experiment=demo-long").data.path == public.path
 
 
 def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(run, folder):
-    code, said = run(
+    code, output = run(
         train.__main__.main,
         "draft=qwen3-8b-eagle3",
         "target.path=target",
@@ -111,7 +111,7 @@ def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(ru
         *SMALL,
     )
     assert code == 0
-    first = said.splitlines()
+    first = output.splitlines()
     assert first[0] == (
         "training data: rows.jsonl; conversations; one document per turn, because the "
         "chat template rewrites earlier turns; packed into rows of 128 tokens"
@@ -128,7 +128,7 @@ def test_the_printed_command_composes_to_this_target_and_these_prompts():
         "draft=qwen3-1.7b",
         "data=jsonl",
         'data.path="my rows,1.jsonl"',
-        "data.column=said",
+        "data.column=chat",
         "data.limit=50",
         "+data.template.enable_thinking=false",
         "target.path=/models/mine",
@@ -138,7 +138,7 @@ def test_the_printed_command_composes_to_this_target_and_these_prompts():
     prepared = compose("prepare", PrepareConf, shlex.split(prepare_command(mine))[3:])
     (source,) = prepared.mixture.sources.values()
     assert (source.path, source.limit) == ("my rows,1.jsonl", 50)
-    assert source.columns == {"messages": "said"}
+    assert source.columns == {"messages": "chat"}
     assert source.template == {"enable_thinking": False}
     assert prepared.answers.source.value == "target"
     assert prepared.target == mine.target
@@ -161,18 +161,18 @@ def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
 
 
 @pytest.mark.parametrize(("target", "documents"), [("unread", 48), ("llama", 24)])
-def test_automatic_turns_are_those_that_the_template_can_do(folder, target, documents):
-    """Qwen3's rewrites earlier turns; Llama's keeps them, and each is learned once either way."""
+def test_automatic_turns_are_those_that_the_template_can_render(folder, target, documents):
+    """Qwen3's template rewrites earlier turns, Llama's keeps them; either way each turn is learned once."""
     rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}")
-    place = TargetConf(path=str(folder / target))
-    found = read_documents(rows.data, load_tokenizer(place))
-    assert len(found) == documents
-    said = preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
-    assert ("rewrites" in said) == (target == "unread")
+    source = TargetConf(path=str(folder / target))
+    documents_read = read_documents(rows.data, load_tokenizer(source))
+    assert len(documents_read) == documents
+    description = preview_rows(rows.data, source, check_and_read_first_rows(rows.data)).turns
+    assert ("rewrites" in description) == (target == "unread")
     rows.data.turns = TurnSelection.each
-    assert preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns == "one document per turn"
-    each = read_documents(rows.data, load_tokenizer(place))
-    assert found.answer.sum() == each.answer.sum()
+    assert preview_rows(rows.data, source, check_and_read_first_rows(rows.data)).turns == "one document per turn"
+    each = read_documents(rows.data, load_tokenizer(source))
+    assert documents_read.answer.sum() == each.answer.sum()
 
 
 @pytest.mark.parametrize("fault", ["raise_exception('no')", "messages[0].content.index('zz')"])
@@ -205,8 +205,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("main", [train.__main__.main, data.capture.main])
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_what_the_data_cannot_do_is_refused_before_weights_are_read(mistake, main, run):
-    """A target that was loaded would be refused for its weights, which are NaN."""
+def test_data_that_do_not_fit_are_refused_before_weights_are_read(mistake, main, run):
+    """Loading the target would be refused for its weights, which are NaN."""
     given = ["draft=qwen3-8b-eagle3", *SMALL[:1], "device=cpu"]
     path = [] if "data" in mistake.replace("data.turns", "") else ["data.path=rows.jsonl"]
     code, error = run(main, *given, *path, *mistake.split())
@@ -227,7 +227,7 @@ def test_prepare_refuses_a_target_without_a_template_before_weights_are_read(run
     assert (code, error.splitlines()[-1][:45]) == (2, "error: target.name: must have a chat template")
 
 
-def test_prepare_refuses_a_target_that_is_not_whole_before_rows_are_read(run, folder):
+def test_prepare_refuses_an_incomplete_target_before_rows_are_read(run, folder):
     shutil.copytree(folder / "target", folder / "headless")
     weights = folder / "headless" / "model.safetensors"
     tensors = load_file(weights)
@@ -248,7 +248,7 @@ def test_prepare_refuses_a_target_that_is_not_whole_before_rows_are_read(run, fo
 
 
 @pytest.mark.parametrize("main", [train.__main__.main, data.capture.main])
-def test_without_a_hub_one_line_names_all_that_is_missing(main, run, monkeypatch):
+def test_without_a_hub_a_single_line_names_every_missing_file(main, run, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     code, error = run(main, "draft=qwen3-1.7b")
     assert (code, error.count("\n")) == (2, 1)
@@ -256,13 +256,13 @@ def test_without_a_hub_one_line_names_all_that_is_missing(main, run, monkeypatch
         assert remedy in error
 
 
-def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, monkeypatch):
+def test_a_data_set_is_loaded_once_and_not_before_the_target(folder, monkeypatch):
     import datasets
 
     loaded, lines = [], (folder / "rows.jsonl").read_text().splitlines()
 
-    def load(place, **_):
-        loaded.append(place)
+    def load(path, **_):
+        loaded.append(path)
         return datasets.Dataset.from_list([json.loads(line) for line in lines])
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
@@ -295,7 +295,7 @@ def test_a_store_of_the_demos_prompts_is_refused_with_the_command_that_answers_t
 
 @pytest.mark.parametrize("choice", ["data=prepared", "data=captured data.path=none"])
 def test_a_plan_needs_no_data(choice, run):
-    code, said = run(
+    code, output = run(
         train.plan.main,
         "draft=qwen3-8b-medusa",
         "machine=trn2.3xlarge",
@@ -303,8 +303,8 @@ def test_a_plan_needs_no_data(choice, run):
         "data.row_length=128",
         *choice.split(),
     )
-    assert code == 0, said
-    assert ("no feature store there" in said) == ("captured" in choice)
+    assert code == 0, output
+    assert ("no feature store there" in output) == ("captured" in choice)
 
 
 @pytest.mark.parametrize("data", ["ultrachat", "sharegpt", "jsonl", "prepared", "captured"])
@@ -314,14 +314,14 @@ def test_a_plan_takes_rows_of_2048_tokens_where_nothing_names_another_length(dat
 
 
 def test_a_draft_is_planned_for_decoding_whatever_its_data(run):
-    code, said = run(infer.plan.main, "draft=qwen3-8b-eagle3", "target.path=unread", "machine=trn2.3xlarge")
+    code, output = run(infer.plan.main, "draft=qwen3-8b-eagle3", "target.path=unread", "machine=trn2.3xlarge")
     assert code == 0
-    assert "eagle3 on trn2.3xlarge" in said
+    assert "eagle3 on trn2.3xlarge" in output
 
 
 @pytest.mark.parametrize("mixture", ["mixture=one mixture.sources.rows.path=x", "mixture=chat"])
 def test_prepare_takes_the_path_of_a_target_alone(mixture):
-    found = compose("prepare", PrepareConf, [*mixture.split(), "target.path=/models/mine"])
-    assert found.target is not None
-    assert found.target.location == found.target.name == "/models/mine"
+    prepared = compose("prepare", PrepareConf, [*mixture.split(), "target.path=/models/mine"])
+    assert prepared.target is not None
+    assert prepared.target.location == prepared.target.name == "/models/mine"
     assert not compose("prepare", PrepareConf, mixture.split()).has_target

@@ -1,4 +1,4 @@
-"""A user's mistake is one line and exit code 2, before a model is loaded where that can be."""
+"""A user's mistake gives a single line and exit code 2, before a model is loaded if possible."""
 
 import shutil
 import sys
@@ -29,7 +29,7 @@ from train.config.run import TrainConf
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target):
-    """A target and a draft of it on disk, one of them cut, and a file where a folder should be."""
+    """Save a target, its draft, a truncated copy of the draft, and a file where a folder should be."""
     folder = tmp_path_factory.mktemp("refusals")
     target.model.save_pretrained(folder / "target")
     target.tokenizer.save_pretrained(folder / "target")
@@ -48,12 +48,12 @@ def folder(tmp_path_factory, target):
 
 @pytest.fixture
 def refused(folder, monkeypatch, capfd):
-    """Run a command that must be refused: its one line, and whether a target was loaded before."""
+    """Return a function that runs a refused command and returns its line and whether a target was loaded."""
     monkeypatch.chdir(folder)
     loaded = []
 
     def init(self, *args, name, honest=Target.__init__, **options):
-        loaded.extend([name] if type(self) is Target else [])  # a plan builds an outline of one
+        loaded.extend([name] if type(self) is Target else [])  # a plan builds only an outline
         honest(self, *args, name=name, **options)
 
     monkeypatch.setattr(Target, "__init__", init)
@@ -65,7 +65,7 @@ def refused(folder, monkeypatch, capfd):
         assert stop.value.code == 2
         *before, line = capfd.readouterr().err.splitlines()
         assert "Traceback" not in str(before)
-        assert not before or loaded  # one line; behind the progress bar of a model that was loaded
+        assert not before or loaded  # a single line, after the progress bar of a loaded model
         assert line.startswith("error: ")
         return line.removeprefix("error: "), bool(loaded)
 
@@ -102,7 +102,7 @@ def test_eval_refuses_before_a_model_is_loaded(mistake, refused):
     assert not loaded
 
 
-def test_eval_refuses_a_device_that_is_not_there(refused, monkeypatch):
+def test_eval_refuses_a_missing_device(refused, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     given = ["checkpoint=draft", "target.name=target", "evaluation.prompts=prompts.jsonl"]
     line, loaded = refused(infer.eval.main, *given, "device=cuda")
@@ -118,7 +118,7 @@ LATER = {
 
 
 @pytest.mark.parametrize("mistake", LATER)
-def test_eval_refuses_what_only_the_model_shows(mistake, refused):
+def test_eval_refuses_mistakes_that_only_the_model_shows(mistake, refused):
     given = {
         "checkpoint": "draft",
         "target.name": "target",
@@ -209,7 +209,7 @@ def test_the_target_of_a_draft_with_another_tokenizer_is_not_loaded(refused, fol
 
 
 def test_a_published_draft_of_another_hidden_size_is_refused(folder, tmp_path):
-    """It has no hashes: only its shapes tell."""
+    """It has no hashes: only its shapes differ."""
     published = tmp_path / "published"
     shutil.copytree(folder / "draft", published)
     weights = published / checkpoint_files.WEIGHTS_FILE
@@ -222,7 +222,7 @@ def test_a_published_draft_of_another_hidden_size_is_refused(folder, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs an always full device")
-def test_a_full_disk_is_one_line(refused, folder):
+def test_a_full_disk_is_refused_in_a_single_line(refused, folder):
     run = folder / "full" / "eval"
     run.mkdir(parents=True)
     (run / f"report.json{PARTIAL_SUFFIX}").symlink_to("/dev/full")

@@ -1,4 +1,4 @@
-"""Promises of the training loop, with a toy draft: it must not matter how a batch is split."""
+"""The training loop learns the same weights however a batch is split; tested with a toy draft."""
 
 import socket
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tests.support.runs.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_ru
 from train.config.optim import OptimName
 from train.run.state import RunState
 
-UNCLIPPED = {"max_grad_norm": 1e3}  # a clipped gradient has one size, however it was scaled
+UNCLIPPED = {"max_grad_norm": 1e3}  # a clipped gradient has the same norm at every scale
 
 
 def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]):
@@ -28,21 +28,21 @@ def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]):
         torch.testing.assert_close(a[name], b[name], atol=1e-6, rtol=0, msg=name)
 
 
-def test_accumulation_changes_nothing(tmp_path):
-    for folder, micro_batch_size in (("whole", 4), ("split", 2)):
+def test_accumulation_changes_no_weight(tmp_path):
+    for folder, micro_batch_size in (("full", 4), ("split", 2)):
         optim = {"rows_per_step": 4, "micro_batch_size": micro_batch_size, **UNCLIPPED}
         toy_run(tmp_path / folder, toy_conf(dropout=0.0, optim=optim))
-    assert_close(weights(tmp_path / "whole"), weights(tmp_path / "split"))
+    assert_close(weights(tmp_path / "full"), weights(tmp_path / "split"))
 
 
-def test_keeping_features_changes_nothing_and_asks_the_target_once(tmp_path, monkeypatch):
-    looks, see = [], Target.forward_hidden
-    monkeypatch.setattr(Target, "forward_hidden", lambda *a, **kw: looks.append(1) or see(*a, **kw))
-    for keep, passes in ((False, 12), (True, ROWS // 4)):  # 12 steps; one pass over the rows
-        looks.clear()
+def test_features_in_memory_change_no_weight_and_are_computed_once(tmp_path, monkeypatch):
+    calls, forward_hidden = [], Target.forward_hidden
+    monkeypatch.setattr(Target, "forward_hidden", lambda *a, **kw: calls.append(1) or forward_hidden(*a, **kw))
+    for keep, passes in ((False, 12), (True, ROWS // 4)):  # 12 steps; a single pass over the rows
+        calls.clear()
         data = DataConf(seed=1, keep_features=keep)
         toy_run(tmp_path / str(keep), toy_conf(dropout=0.0, data=data))
-        assert len(looks) == passes
+        assert len(calls) == passes
     assert_close(weights(tmp_path / "False"), weights(tmp_path / "True"))
 
 
@@ -52,7 +52,7 @@ def test_features_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         toy_run(tmp_path, toy_conf(data=DataConf(keep_features=True)))
 
 
-def two_processes(*folders: Path, changes: dict) -> list[Popen]:
+def start_two_ranks(*folders: Path, changes: dict) -> list[Popen]:
     """Start both ranks of a run, the first in the first folder and the second in the last."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -74,30 +74,30 @@ def two_processes(*folders: Path, changes: dict) -> list[Popen]:
 
 @pytest.mark.system
 def test_processes_that_see_other_states_are_refused(tmp_path):
-    """As where a network file system shows a node what was there a while ago."""
-    toy_run(tmp_path / "done", toy_conf())
-    ranks = two_processes(tmp_path / "done", tmp_path / "none", changes={})
+    """A network file system may show a node the files of a while ago."""
+    toy_run(tmp_path / "finished", toy_conf())
+    ranks = start_two_ranks(tmp_path / "finished", tmp_path / "none", changes={})
     for rank, step in zip(ranks, (12, 0), strict=True):
-        _, said = rank.communicate(timeout=TIMEOUT_S)
-        assert f"must show every process the same states, got step {step} here" in said
+        _, errors = rank.communicate(timeout=TIMEOUT_S)
+        assert f"must show every process the same states, got step {step} here" in errors
 
 
 @pytest.mark.system
-def test_processes_change_nothing(tmp_path):
+def test_the_number_of_processes_changes_no_weight(tmp_path):
     changes = {"dropout": 0.0, "optim": {"rows_per_step": 4, "micro_batch_size": 1, **UNCLIPPED}}
-    ranks = two_processes(tmp_path / "two", changes=changes)
+    ranks = start_two_ranks(tmp_path / "two", changes=changes)
     assert [rank.communicate(timeout=TIMEOUT_S) and rank.returncode for rank in ranks] == [0, 0]
-    toy_run(tmp_path / "one", toy_conf(dropout=0.0, optim=UNCLIPPED))
-    assert_close(weights(tmp_path / "one"), weights(tmp_path / "two"))
+    toy_run(tmp_path / "single", toy_conf(dropout=0.0, optim=UNCLIPPED))
+    assert_close(weights(tmp_path / "single"), weights(tmp_path / "two"))
     counts = ("step", "train/rows", "train/epochs", "train/tokens", "train/answer_tokens")
-    one, two = ([[m[k] for k in counts] for m in metrics(tmp_path / name)] for name in ("one", "two"))
-    assert one == two
+    single, two = ([[m[k] for k in counts] for m in metrics(tmp_path / name)] for name in ("single", "two"))
+    assert single == two
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])
 @pytest.mark.parametrize("name", OptimName)
-def test_what_should_move_moves_and_the_rest_does_not(tmp_path, precision, name):
-    """Norms and biases too: in bf16 weights their updates would be rounded away."""
+def test_trained_weights_move_and_frozen_weights_do_not(tmp_path, precision, name):
+    """Norms and biases move too; in bf16 weights, their updates would be rounded away."""
     target = toy_target()
     target.model.to(torch.bfloat16 if precision is Precision.bfloat16 else torch.float32)
     frozen = [p.clone() for p in target.model.parameters()]
@@ -121,7 +121,7 @@ def test_the_loss_falls(tmp_path):
 
 
 def test_the_best_checkpoint_is_chosen_by_delivered_tokens(tmp_path, monkeypatch):
-    """Not by the loss or by tau, and not the last."""
+    """It is chosen neither by the loss nor by tau, and need not be the last."""
     lengths = iter([1.5, 2.5, 2.0])
     monkeypatch.setattr(
         "tests.support.runs.toy_run.toy_length",
@@ -133,23 +133,23 @@ def test_the_best_checkpoint_is_chosen_by_delivered_tokens(tmp_path, monkeypatch
     assert [length for length in logged if length] == [1.5, 2.5, 2.0]
 
 
-def test_measuring_leaves_training_alone(tmp_path, monkeypatch):
+def test_an_evaluation_changes_no_trained_weight(tmp_path, monkeypatch):
     toy_run(tmp_path / "drawing", toy_conf())
     monkeypatch.setattr("tests.support.runs.toy_run.toy_length", lambda draft: {"delivered_per_round": 1.0})
     toy_run(tmp_path / "quiet", toy_conf())
-    one, two = weights(tmp_path / "drawing"), weights(tmp_path / "quiet")
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    drawing, quiet = weights(tmp_path / "drawing"), weights(tmp_path / "quiet")
+    assert all(torch.equal(drawing[name], quiet[name]) for name in drawing)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_not_its_state(tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_ends_the_run_and_spoils_no_state(tmp_path, monkeypatch):
     """Step 7 is read together with step 8, before a state of step 8 is saved."""
     called = []
 
     def spoiled(self, batch, seen, loss=ToyDraft.loss, **extras):
         called.append(batch)
-        found = loss(self, batch, seen, **extras)
-        found.total = found.total * (torch.nan if len(called) == 7 else 1)
-        return found
+        result = loss(self, batch, seen, **extras)
+        result.total = result.total * (torch.nan if len(called) == 7 else 1)
+        return result
 
     monkeypatch.setattr(ToyDraft, "loss", spoiled)
     with pytest.raises(UserError, match=r"optim\.lr: the loss must stay finite, got nan at step 7"):

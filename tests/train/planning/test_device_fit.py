@@ -1,4 +1,4 @@
-"""A run asks the plan before it loads weights: it is refused, or `auto` takes what fits."""
+"""A run asks the plan before it loads weights: it is refused, or `auto` takes the rows that fit."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target):
-    """A target on disk, and texts to learn from."""
+    """Save a target, and texts to learn from."""
     folder = tmp_path_factory.mktemp("fit")
     target.tokenizer.save_pretrained(folder / "target")
     target.model.save_pretrained(folder / "target")
@@ -43,7 +43,7 @@ def folder(tmp_path_factory, target):
 
 @pytest.fixture
 def no_weights(monkeypatch):
-    """Loading a model fails, until it is undone."""
+    """Let every loading of a model fail until the patch is undone."""
     with monkeypatch.context() as patch:
         patch.delattr(transformers.AutoModelForCausalLM, "from_pretrained")
         yield patch
@@ -81,14 +81,14 @@ def conf(folder, *overrides: str) -> TrainConf:
 
 
 @functools.cache
-def planned_gib(folder, rows: int) -> float:
-    """What a run with that many rows per pass needs; a tenth of the memory stays free."""
+def compute_planned_gib(folder, rows: int) -> float:
+    """Compute the memory that a run with `rows` rows a pass needs; a tenth of the memory stays free."""
     fitted = fit_run(conf(folder, f"optim.micro_batch_size={rows}"), PARALLEL)
     return fitted.planned_bytes / GIB / 0.9
 
 
-def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_that_fit(folder, no_weights):
-    between = (planned_gib(folder, 1) + planned_gib(folder, ROWS)) / 2
+def test_a_run_that_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_that_fit(folder, no_weights):
+    between = (compute_planned_gib(folder, 1) + compute_planned_gib(folder, ROWS)) / 2
     memory = [f"device.memory_gib={between}", f"optim.micro_batch_size={ROWS}"]
     rule = (
         r"^device\.memory_gib: must hold the run, which needs [\d.]+ GiB per process by its plan, "
@@ -111,7 +111,7 @@ def test_the_key_of_the_memory_is_named_only_if_it_is_set(folder, monkeypatch):
         fit_run(conf(folder, "device.memory_gib=1e-6"), PARALLEL)
 
 
-def test_a_plan_is_of_the_memory_that_is_set():
+def test_a_plan_takes_the_configured_memory():
     machine = MachineConf(name="two", chips=2, cores=2, memory_gib=80.0)
     planned, _ = resolve_machine(machine, DeviceConf(memory_gib=3.0), TargetConf())
     assert planned.core_bytes == 3 * GIB
@@ -120,21 +120,21 @@ def test_a_plan_is_of_the_memory_that_is_set():
 def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(folder):
     size = ["optim.micro_batch_size=1", "device.memory_gib=1"]
     gpu = replace(PARALLEL, device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
-    plans = [plan_on_device(conf(folder, *size), place, float(GIB)) for place in (PARALLEL, gpu)]
+    plans = [plan_on_device(conf(folder, *size), parallel, float(GIB)) for parallel in (PARALLEL, gpu)]
     in_turn, at_once = (plan.best.phases[OPTIMIZER_STEP].peak_bytes for plan in plans)
     assert at_once[ACTIVATIONS] >= in_turn[TRAINED] > in_turn[ACTIVATIONS]
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_what_no_override_fits_needs_a_larger_device(folder):
+def test_a_run_that_no_override_fits_needs_a_larger_device(folder):
     with pytest.raises(UserError, match=r"needs more than [\d.]+ GiB .*; take a larger device$"):
         main.__wrapped__(conf(folder, "device.memory_gib=1e-6"))
 
 
 @pytest.mark.system
-def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder, capsys):
+def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_takes_the_same(folder, capsys):
     auto = ["optim.micro_batch_size=auto", "run_name=auto"]
-    between = (planned_gib(folder, 2) + planned_gib(folder, 3)) / 2
+    between = (compute_planned_gib(folder, 2) + compute_planned_gib(folder, 3)) / 2
     main.__wrapped__(conf(folder, *auto, "optim.schedule=constant", f"device.memory_gib={between}"))
     printed = capsys.readouterr().out
     assert "optim.micro_batch_size: auto takes 2, the most rows of a pass that fit" in printed
@@ -159,7 +159,7 @@ def test_a_run_continues_on_a_smaller_device_with_fewer_rows(folder, saved, fitt
     state.mkdir(parents=True)
     (state / "progress.json").write_text(json.dumps({"config": {"optim.micro_batch_size": saved}}))
     continued = [f"run_name=less{saved}", "optim.micro_batch_size=auto"]
-    memory = f"device.memory_gib={(planned_gib(folder, fitting) * 1.001)}"
+    memory = f"device.memory_gib={(compute_planned_gib(folder, fitting) * 1.001)}"
     assert fit_run(conf(folder, *continued), PARALLEL).conf.optim.micro_batch_size == saved
     fitted = fit_run(conf(folder, *continued, memory), PARALLEL)
     assert fitted.conf.optim.micro_batch_size == fitting
@@ -168,8 +168,8 @@ def test_a_run_continues_on_a_smaller_device_with_fewer_rows(folder, saved, fitt
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
 def test_overrides_have_rows_that_divide_those_of_a_process(folder, share):
-    """So that a pass has as many as the override says."""
-    fewest, most = planned_gib(folder, 1), planned_gib(folder, ROWS)
+    """Then a pass has as many rows as the override says."""
+    fewest, most = compute_planned_gib(folder, 1), compute_planned_gib(folder, ROWS)
     memory = f"device.memory_gib={fewest + share * (most - fewest)}"
     with pytest.raises(UserError) as refused:
         fit_run(conf(folder, memory, f"optim.micro_batch_size={ROWS}"), PARALLEL)

@@ -33,33 +33,35 @@ METHODS = {
     "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
 }
 EAGLE3, MEDUSA = METHODS["eagle3"], METHODS["medusa"]
-# rounding makes another token the likeliest here and there: which a small vocabulary may lack
-WHOLE = replace(EAGLE3, vocab_size=None)
+# rounding changes the likeliest token of some positions, which a small vocabulary may lack
+FULL = replace(EAGLE3, vocab_size=None)
 MACHINE = MachineConf(
-    name="made", chips=1, cores=1, memory_gib=64.0, bandwidth_gb_s=100.0, tflops={"float32": 1.0, "bfloat16": 4.0}
+    name="sample", chips=1, cores=1, memory_gib=64.0, bandwidth_gb_s=100.0, tflops={"float32": 1.0, "bfloat16": 4.0}
 )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target):
-    """A target on disk, and its documents."""
+    """Save a target and its documents."""
     return documents(captured.written(tmp_path_factory.mktemp("stored"), target))
 
 
 @pytest.fixture(scope="module")
 def store(folder):
-    """Of EAGLE-3 in bf16, of a target in bf16."""
-    wanted = captured.conf(folder, draft=EAGLE3, precision=BF16, dtype=Dtype.bf16, run_name="eagle3")
-    return captured.captured(wanted)
+    """Capture a store of EAGLE-3 in bf16, from a target in bf16."""
+    conf = captured.conf(folder, draft=EAGLE3, precision=BF16, dtype=Dtype.bf16, run_name="eagle3")
+    return captured.captured(conf)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_step_has_the_loss_that_it_has_live(folder, method):
-    """Bit for bit, of a target in bf16 and its store in bf16."""
+    """The losses are bit-equal for a target in bf16 and its store in bf16."""
     draft = METHODS[method]
-    kept = captured.captured(captured.conf(folder, draft=draft, precision=BF16, dtype=Dtype.bf16, run_name=method))
+    store_path = captured.captured(
+        captured.conf(folder, draft=draft, precision=BF16, dtype=Dtype.bf16, run_name=method)
+    )
     learned(training(folder, draft, name=f"{method} live"))
-    learned(training(folder, draft, name=f"{method} stored", store=kept))
+    learned(training(folder, draft, name=f"{method} stored", store=store_path))
     live, stored = losses(folder, f"{method} live"), losses(folder, f"{method} stored")
     assert len(set(live)) == len(live) == 6
     assert stored == live
@@ -68,41 +70,41 @@ def test_every_step_has_the_loss_that_it_has_live(folder, method):
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(Dtype.int8, 0.01), (Dtype.fp8, 0.03)])
-@pytest.mark.parametrize("draft", [WHOLE, MEDUSA], ids=lambda draft: draft.method)
+@pytest.mark.parametrize("draft", [FULL, MEDUSA], ids=lambda draft: draft.method)
 def test_smaller_stores_are_close(folder, draft, dtype, close):
     name = f"{draft.method} {dtype.value}"
-    kept = captured.captured(captured.conf(folder, draft=draft, precision=BF16, dtype=dtype, run_name=name))
-    learned(training(folder, draft, name=name, store=kept))
+    store_path = captured.captured(captured.conf(folder, draft=draft, precision=BF16, dtype=dtype, run_name=name))
+    learned(training(folder, draft, name=name, store=store_path))
     learned(training(folder, draft, name=f"{name} live"))
-    found, live = losses(folder, name), losses(folder, f"{name} live")
-    assert found != live
-    assert found == pytest.approx(live, rel=close)
+    stored, live = losses(folder, name), losses(folder, f"{name} live")
+    assert stored != live
+    assert stored == pytest.approx(live, rel=close)
 
 
 @pytest.mark.parametrize("loss", [LossName.lk_hybrid, LossName.ce])
 def test_the_likeliest_tokens_teach_as_the_head_does(folder, loss):
-    """All of them the same, but for log-probabilities in fp16; half of them nearly.
+    """With all tokens the loss differs only by fp16 log-probabilities; with half of them it is close.
 
-    Log-probabilities of -8 to -16 are 2^-7 apart in fp16. Rounding moves one by half of that, and
+    Log-probabilities of -8 to -16 are 2^-7 apart in fp16. Rounding moves each by half of that, and
     a probability, like the sums over them, by a share of 2^-8.
     """
     conf = LossConf(name=loss)
-    learned(training(folder, WHOLE, name=f"head {loss.value}", loss=conf))
+    learned(training(folder, FULL, name=f"head {loss.value}", loss=conf))
     live = losses(folder, f"head {loss.value}")
     for top_k, close in ((VOCAB, 2**-8), (VOCAB // 2, 0.1)):
         name = f"{loss.value} of {top_k}"
-        wanted = captured.conf(
-            folder, draft=WHOLE, precision=BF16, dtype=Dtype.bf16, run_name=name, teacher=TeacherKind.topk, top_k=top_k
+        capture = captured.conf(
+            folder, draft=FULL, precision=BF16, dtype=Dtype.bf16, run_name=name, teacher=TeacherKind.topk, top_k=top_k
         )
-        learned(training(folder, WHOLE, name=name, store=captured.captured(wanted), loss=conf))
+        learned(training(folder, FULL, name=name, store=captured.captured(capture), loss=conf))
         assert losses(folder, name) == pytest.approx(live, rel=close)
 
 
 def test_a_run_may_read_the_first_documents_alone(folder, store):
     """`data.limit` counts documents of a store as it counts rows of a file."""
     few = {}
-    for name, kept in (("few live", None), ("few stored", store)):
-        conf = training(folder, EAGLE3, name=name, store=kept)
+    for name, store_path in (("few live", None), ("few stored", store)):
+        conf = training(folder, EAGLE3, name=name, store=store_path)
         learned(replace(conf, data=replace(conf.data, limit=8)))
         few[name] = losses(folder, name)
     assert few["few stored"] == few["few live"]
@@ -110,49 +112,49 @@ def test_a_run_may_read_the_first_documents_alone(folder, store):
     assert few["few stored"] != losses(folder, "all of them")
 
 
-def interrupt(_):
+def interrupt_run(_):
     raise KeyboardInterrupt
 
 
 def test_a_continued_run_ends_in_the_same_weights(folder, store):
-    learned(training(folder, EAGLE3, name="whole", store=store))
-    with pytest.raises(KeyboardInterrupt):  # while it measures, behind step 3; saved was step 2
-        learned(training(folder, EAGLE3, name="broken", store=store), evaluate=interrupt)
+    learned(training(folder, EAGLE3, name="unbroken", store=store))
+    with pytest.raises(KeyboardInterrupt):  # in the evaluation after step 3; the last saved state is of step 2
+        learned(training(folder, EAGLE3, name="broken", store=store), evaluate=interrupt_run)
     learned(training(folder, EAGLE3, name="broken", store=store))
-    whole, broken = (weights(folder / "train" / name) for name in ("whole", "broken"))
-    assert whole.keys() == broken.keys()
-    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    unbroken, broken = (weights(folder / "train" / name) for name in ("unbroken", "broken"))
+    assert unbroken.keys() == broken.keys()
+    assert all(torch.equal(unbroken[key], broken[key]) for key in unbroken)
 
 
-# --- a plan of such a run ----------------------------------------------------------------------
+# --- plans of runs from a store ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("teacher", TeacherKind)
 @pytest.mark.parametrize("method", ["eagle3", "draft model"])
 def test_a_plan_reads_rows_of_the_shapes_that_a_store_gives(folder, target, method, teacher):
-    wanted = captured.conf(folder, draft=METHODS[method], teacher=teacher, top_k=4, run_name=f"{method} {teacher}")
-    place = captured.captured(wanted)
+    capture = captured.conf(folder, draft=METHODS[method], teacher=teacher, top_k=4, run_name=f"{method} {teacher}")
+    path = captured.captured(capture)
     needs = Needs(layers=LAYERS if method == "eagle3" else [], hidden=False, context=False)
-    given = captured.opened(place, target, needs)
+    given = captured.opened(path, target, needs)
     rows, _ = pack_documents(given.documents, captured.LENGTH)
     real = given.read_target_output(rows.pieces([0, 1]), rows.length)
-    layout = read_manifest(place).spec.schema
-    made = fake_stored_output(layout, needs, torch.Size([2, rows.length]), torch.float32)
-    assert kinds(made) == kinds(real)
+    layout = read_manifest(path).spec.schema
+    fake = fake_stored_output(layout, needs, torch.Size([2, rows.length]), torch.float32)
+    assert describe_tensors(fake) == describe_tensors(real)
 
 
-def kinds(seen):
-    """Shape and type of whatever is seen."""
-    teacher = vars(seen.topk) if seen.topk else {}
-    found = {"captured": seen.captured, "hidden": seen.hidden} | teacher
-    return {name: (one.shape, one.dtype) if isinstance(one, torch.Tensor) else one for name, one in found.items()}
+def describe_tensors(output):
+    """Return shape and type of each tensor that the target's output has."""
+    teacher = vars(output.topk) if output.topk else {}
+    parts = {"captured": output.captured, "hidden": output.hidden} | teacher
+    return {name: (part.shape, part.dtype) if isinstance(part, torch.Tensor) else part for name, part in parts.items()}
 
 
 def test_a_plan_of_a_stored_run_has_no_pass_of_the_target(folder, store):
-    """What the draft learns costs the same; features are those on disk."""
+    """The pass of the draft costs the same; the features are those on disk."""
     live, stored = (
-        plan_run(TrainPlanConf(**vars(training(folder, EAGLE3, name="plan", store=kept)), machine=MACHINE))
-        for kept in (None, store)
+        plan_run(TrainPlanConf(**vars(training(folder, EAGLE3, name="plan", store=store_path)), machine=MACHINE))
+        for store_path in (None, store)
     )
     before, now = live.best.phases, stored.best.phases
     assert before.keys() - now.keys() == {TARGET_PASS}
@@ -169,10 +171,10 @@ def test_a_plan_of_a_stored_run_has_no_pass_of_the_target(folder, store):
 # --- refused before a weight of the target is read --------------------------------------------
 
 
-def refused(folder, draft, store, name, **changes):
+def get_refusal(folder, draft, store, name, **changes):
     conf = training(folder, draft, name=name, store=store)
     data = replace(conf.data, **changes.pop("data", {}))
-    target = replace(conf.target, path=str(with_nan_weights(folder)))
+    target = replace(conf.target, path=str(save_nan_weights(folder)))
     conf = replace(conf, target=target, data=data, **changes)
     with pytest.raises(UserError) as error:
         check_inputs(conf)
@@ -180,15 +182,15 @@ def refused(folder, draft, store, name, **changes):
     return str(error.value)
 
 
-def with_nan_weights(folder):
-    """Return a target that is refused when its weights are loaded."""
-    place = folder / "NaN weights"
-    if not place.exists():
-        shutil.copytree(folder / "target", place)
-        weights = load_file(place / "model.safetensors")
+def save_nan_weights(folder):
+    """Save a target that is refused when its weights are loaded."""
+    copy = folder / "NaN weights"
+    if not copy.exists():
+        shutil.copytree(folder / "target", copy)
+        weights = load_file(copy / "model.safetensors")
         nan = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
-        save_file(nan, place / "model.safetensors", metadata={"format": "pt"})
-    return place
+        save_file(nan, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
 
 
 @pytest.mark.parametrize(
@@ -205,29 +207,29 @@ def with_nan_weights(folder):
     ],
     ids=["trained target", "rows of the draft", "features in memory", "other layers"],
 )
-def test_what_a_store_cannot_serve_is_refused(folder, store, draft, data, line):
-    assert refused(folder, draft, store, "refused", data=data).startswith(line)
+def test_a_run_that_a_store_cannot_serve_is_refused(folder, store, draft, data, line):
+    assert get_refusal(folder, draft, store, "refused", data=data).startswith(line)
 
 
 def test_a_missing_shard_is_named_before_the_target_is_read(folder, store, tmp_path):
     spoilt = shutil.copytree(store, tmp_path / "spoilt")
     (spoilt / "shard-00001.safetensors").unlink()
-    said = refused(folder, EAGLE3, spoilt, "missing")
-    assert said.startswith("data.path: every file must be as it was written, got ")
-    assert "shard-00001.safetensors, which is missing; `python -m data.capture " in said
+    line = get_refusal(folder, EAGLE3, spoilt, "missing")
+    assert line.startswith("data.path: every file must be as it was written, got ")
+    assert "shard-00001.safetensors, which is missing; `python -m data.capture " in line
 
 
-def test_likeliest_tokens_are_known_at_one_temperature(folder):
-    wanted = captured.conf(folder, draft=EAGLE3, run_name="topk", teacher=TeacherKind.topk, top_k=4)
-    said = refused(folder, EAGLE3, captured.captured(wanted), "warm", loss=LossConf(temperature=0.7))
-    assert said.startswith("loss.temperature: must be 1 with a store of teacher=topk, got 0.7")
+def test_a_store_of_likeliest_tokens_serves_temperature_1_alone(folder):
+    capture = captured.conf(folder, draft=EAGLE3, run_name="topk", teacher=TeacherKind.topk, top_k=4)
+    line = get_refusal(folder, EAGLE3, captured.captured(capture), "warm", loss=LossConf(temperature=0.7))
+    assert line.startswith("loss.temperature: must be 1 with a store of teacher=topk, got 0.7")
 
 
 def test_a_folder_that_is_no_store_is_refused(folder):
-    said = refused(folder, EAGLE3, folder, "none")
-    assert said.startswith("data.path: must be a feature store, got ")
+    line = get_refusal(folder, EAGLE3, folder, "none")
+    assert line.startswith("data.path: must be a feature store, got ")
 
 
-def test_a_store_is_all_the_data_there_is(folder):
+def test_a_store_must_be_named_by_its_path(folder):
     with pytest.raises(UserError, match=r"^data\.path: must be set for data\.source=captured"):
         DataConf(source=DataSource.captured).check_path()

@@ -1,4 +1,4 @@
-"""A draft of a real target is judged, chosen and tuned on prompts of its own data."""
+"""A draft of a real target is evaluated, chosen and tuned on prompts held out of its own data."""
 
 import json
 import random
@@ -50,14 +50,14 @@ TREE = ["tree=chain", "tree.depth=2"]
 
 
 def conversations(count: int) -> list[dict]:
-    """One to three turns of two categories; three of them begin with the same question."""
+    """Build conversations of up to three turns in two categories; three begin with the same question."""
     draw, rows = random.Random(0), []
     for number in range(count):
         messages = []
         for turn in range(1 + number % 3):
             topic = "the weather" if turn == 0 and number % 9 == 4 else f"thing {number}.{turn}"
-            said = " ".join(draw.choices(["it", "is", "cold", "well", "there"], k=6))
-            messages += [{"role": "user", "content": f"Tell me of {topic}."}, {"role": "assistant", "content": said}]
+            answer = " ".join(draw.choices(["it", "is", "cold", "well", "there"], k=6))
+            messages += [{"role": "user", "content": f"Tell me of {topic}."}, {"role": "assistant", "content": answer}]
         rows.append({"messages": messages, "category": ("chat", "code")[number % 5 == 0]})
     return rows
 
@@ -71,7 +71,7 @@ def lines(file: Path) -> list[dict]:
 
 
 def save_target(folder: Path) -> None:
-    """A small Qwen3 with the template of the published one."""
+    """Save a small Qwen3 with the published template."""
     torch.manual_seed(0)
     tokenizer = FAMILY.tokenizer("qwen3")
     config = Qwen3Config(
@@ -117,7 +117,7 @@ def conf(folder: Path, *overrides: str) -> TrainConf:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A finished run on conversations of several turns, one document per turn."""
+    """Finish a run on conversations of several turns, with a document per turn."""
     folder = tmp_path_factory.mktemp("own")
     save_target(folder / "target")
     write_lines(folder / "rows.jsonl", conversations(27))
@@ -137,7 +137,7 @@ def tokenizer():
 
 @pytest.fixture
 def command(folder, monkeypatch, capfd):
-    """A command in the folder of the run, and the error of one that is refused."""
+    """Return a function that runs a command in the folder of the run and returns its error output."""
     monkeypatch.chdir(folder)
 
     def call(main, *arguments: str, refused: bool = False) -> str:
@@ -149,23 +149,23 @@ def command(folder, monkeypatch, capfd):
     return call
 
 
-def report_of(folder: Path) -> dict:
+def read_report(folder: Path) -> dict:
     return json.loads((folder / "report.json").read_text())
 
 
-def test_the_report_is_of_prompts_held_out_of_the_runs_own_data(folder, run, tokenizer):
+def test_the_report_uses_prompts_held_out_of_the_runs_own_data(folder, run, tokenizer):
     prompts = load_eval_prompts(tokenizer, str(run / FINAL_FILE), limit=None)
-    found = report_of(run)["setup"]["prompts"]
-    assert (found["count"], found["chat_template"]) == (6, 6)
-    assert set(found["by_category"]) == {"chat", "code"}
-    assert found["source"] == f"held out from {folder / 'rows.jsonl'}"
-    assert found["sha256"] == fingerprint_prompts(prompts)
+    described = read_report(run)["setup"]["prompts"]
+    assert (described["count"], described["chat_template"]) == (6, 6)
+    assert set(described["by_category"]) == {"chat", "code"}
+    assert described["source"] == f"held out from {folder / 'rows.jsonl'}"
+    assert described["sha256"] == fingerprint_prompts(prompts)
     _, _verdict, first, *_ = (run / "report.md").read_text().split("\n\n")
     assert f"held out from {folder / 'rows.jsonl'}; through the chat template" in first
 
 
-def test_held_out_prompts_are_what_serving_would_send(folder, run, tokenizer):
-    """The template's own rendering of some turn of a conversation, with the history before it."""
+def test_held_out_prompts_are_the_prompts_that_serving_would_send(folder, run, tokenizer):
+    """Each is the template's rendering of a turn with the history before it."""
     rendered = {
         tuple(
             tokenizer.apply_chat_template(
@@ -181,9 +181,9 @@ def test_held_out_prompts_are_what_serving_would_send(folder, run, tokenizer):
 
 
 def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer):
-    """By the hashes that the run keeps of every prompt that it learned."""
+    """The run stores hashes of every prompt that it learned."""
     learned = set(np.load(run / "training_prompts.npy").tolist())
-    kept, gone = 0, 0
+    num_trained, num_held = 0, 0
     held = {
         tokenizer.decode(row["ids"]).partition("<|im_end|>")[0]
         for name in (FINAL_FILE, SELECTION_FILE)
@@ -194,43 +194,43 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
         known = bool(learned & set(prompt_hashes(tokenizer.decode(ids, skip_special_tokens=True), "")))
         first = tokenizer.decode(ids).partition("<|im_end|>")[0]
         assert known == (first not in held)
-        kept, gone = kept + known, gone + (not known)
-    assert gone > 9  # other turns too, and all three of one question or none
-    assert kept
-    checked = report_of(run)["setup"]["prompts"]["contamination"]["run"]
+        num_trained, num_held = num_trained + known, num_held + (not known)
+    assert num_held > 9  # with other turns of the same conversations, and with all three of a question or none
+    assert num_trained
+    checked = read_report(run)["setup"]["prompts"]["contamination"]["run"]
     assert (checked["checked"], checked["count"]) == (True, 0)
     judged, choosing = ({tuple(r["ids"]) for r in lines(run / name)} for name in (FINAL_FILE, SELECTION_FILE))
     assert not judged & choosing
 
 
-def test_a_run_that_is_trained_already_is_judged_on_the_same(folder, run, capsys):
-    before = report_of(run)["setup"]["prompts"]
+def test_a_finished_run_is_evaluated_on_the_same_prompts_again(folder, run, capsys):
+    before = read_report(run)["setup"]["prompts"]
     (run / "report.json").unlink()
     main.__wrapped__(conf(folder))
     assert "is trained already" in capsys.readouterr().out
-    assert report_of(run)["setup"]["prompts"] == before
+    assert read_report(run)["setup"]["prompts"] == before
 
 
 def test_eval_takes_the_prompts_of_the_run(run, command, folder):
     command(infer.eval.main, "evaluation.max_new_tokens=2", "evaluation.batch_sizes=[]")
-    ours = report_of(folder / "outputs/infer.eval/eval")
-    assert ours["setup"]["prompts"]["sha256"] == report_of(run)["setup"]["prompts"]["sha256"]
-    assert ours["setup"]["prompts"]["source"] == report_of(run)["setup"]["prompts"]["source"]
+    ours = read_report(folder / "outputs/infer.eval/eval")
+    assert ours["setup"]["prompts"]["sha256"] == read_report(run)["setup"]["prompts"]["sha256"]
+    assert ours["setup"]["prompts"]["source"] == read_report(run)["setup"]["prompts"]["source"]
     assert ours["drafts"][0]["longest_row"] == 256
 
 
-def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, tokenizer):
+def test_trees_are_tuned_on_the_prompts_that_chose_the_checkpoint(run, command, folder, tokenizer):
     selection = fingerprint_prompts(load_eval_prompts(tokenizer, str(run / SELECTION_FILE), limit=None))
     few = ["depth=1", "max_new_tokens=2", "ranks=2"]
     command(infer.tune.main, *few, "nodes=[2]", "batch=[1]", "repeats=1", "ngram_tokens=0")
-    told = json.loads((folder / "outputs/infer.tune/tune/tune.json").read_text())
-    assert told["prompts"] == {"count": 3, "sha256": selection}
-    assert selection != report_of(run)["setup"]["prompts"]["sha256"]
+    tuned = json.loads((folder / "outputs/infer.tune/tune/tune.json").read_text())
+    assert tuned["prompts"] == {"count": 3, "sha256": selection}
+    assert selection != read_report(run)["setup"]["prompts"]["sha256"]
 
 
 @pytest.mark.parametrize(("module", "key"), [(infer.eval, "evaluation.prompts"), (infer.tune, "prompts")])
 def test_a_checkpoint_that_came_without_prompts_is_refused(run, command, folder, module, key):
-    """It is not judged on the demo's in silence."""
+    """The demo's prompts are not a silent default."""
     shutil.copytree(run / "checkpoint", folder / "foreign" / "draft", dirs_exist_ok=True)
     refused = command(module.main, "checkpoint=foreign/draft", refused=True).splitlines()[-1]
     assert refused.startswith(f"error: {key}: must be named for a draft whose run kept no prompts of its own, got null")
@@ -240,9 +240,9 @@ def test_a_checkpoint_that_came_without_prompts_is_refused(run, command, folder,
 def test_drafts_side_by_side_must_share_their_prompts(tmp_path):
     target = TargetConf(name="some/target")
     runs = [tmp_path / name / "checkpoint" for name in "ab"]
-    for one in runs:
-        one.mkdir(parents=True)
-        write_lines(one.parent / FINAL_FILE, [{"ids": [1, 2]}])
+    for checkpoint in runs:
+        checkpoint.mkdir(parents=True)
+        write_lines(checkpoint.parent / FINAL_FILE, [{"ids": [1, 2]}])
     assert find_held_out_file(runs, target, FINAL_FILE, key="k") == str(tmp_path / "a" / FINAL_FILE)
     write_lines(tmp_path / "b" / FINAL_FILE, [{"ids": [1, 3]}])
     with pytest.raises(UserError, match=r"^k: must be named for drafts .* different prompts"):
@@ -252,10 +252,10 @@ def test_drafts_side_by_side_must_share_their_prompts(tmp_path):
         find_held_out_file(runs, target, FINAL_FILE, key="k")
 
 
-def test_the_demo_keeps_its_own_prompts(tmp_path):
+def test_the_demo_has_its_own_prompts(tmp_path):
     checkpoint = tmp_path / "run" / "checkpoint"
     assert find_held_out_file([checkpoint], TargetConf(), FINAL_FILE, key="k") == "demo"
-    copy = TargetConf(path=str(tmp_path))  # of another model, under the name that a bare command has
+    copy = TargetConf(path=str(tmp_path))  # another model under the name of the default
     with pytest.raises(UserError, match="must be named"):
         find_held_out_file([checkpoint], copy, FINAL_FILE, key="k")
     (tmp_path / "run").mkdir()
@@ -270,28 +270,28 @@ def test_answers_are_long_where_the_target_is_real_and_has_room(context, demo, t
     assert max_answer_tokens(EvaluationConf(max_new_tokens=9), context, demo=demo) == 9
 
 
-# --- what data.prepare held out, and stores ----------------------------------------------------
+# --- prompts that data.prepare held out, and stores ----------------------------------------------------
 
 
-def prepared(folder: Path, *, held: int) -> Path:
-    """As data.prepare leaves it: the template's arguments stand in the rows."""
+def write_prepared(folder: Path, *, held: int) -> Path:
+    """Write rows as data.prepare does, with the template's arguments in the rows."""
     rows = [replace(row, template={"enable_thinking": False}) for row in asked(30)]
-    for split, some in (("held_out", rows[:held]), ("train", rows[held:])):
+    for split, part in (("held_out", rows[:held]), ("train", rows[held:])):
         folder.mkdir(exist_ok=True)
-        write_prepared_rows(folder / f"{split}-00000-of-00001.parquet", iter(some), dict)
+        write_prepared_rows(folder / f"{split}-00000-of-00001.parquet", iter(part), dict)
     return folder
 
 
-def held_of(folder: Path, data: Path, *overrides: str):
-    wanted = conf(folder, "data=prepared", f"data.path={data}", "data.row_length=256", *overrides)
-    target = load_target(wanted.target, CPU)
-    learned, held = hold_out(wanted, target, read_documents(wanted.data, target.tokenizer))
+def run_hold_out(folder: Path, data: Path, *overrides: str):
+    settings = conf(folder, "data=prepared", f"data.path={data}", "data.row_length=256", *overrides)
+    target = load_target(settings.target, CPU)
+    learned, held = hold_out(settings, target, read_documents(settings.data, target.tokenizer))
     return learned, held, target.tokenizer
 
 
-def test_what_data_prepare_held_out_is_what_the_draft_is_judged_by(folder, tmp_path):
-    data = prepared(tmp_path / "data", held=10)
-    learned, held, tokenizer = held_of(folder, data)
+def test_prompts_that_data_prepare_held_out_evaluate_the_draft(folder, tmp_path):
+    data = write_prepared(tmp_path / "data", held=10)
+    learned, held, tokenizer = run_hold_out(folder, data)
     assert {row["held_out_of"] for row in held.final} == {f"{data} by data.prepare"}
     assert {row["id"] for row in held.final} <= {f"row-{number}" for number in range(10)}
     assert len(held.final) == 6
@@ -305,42 +305,42 @@ def test_what_data_prepare_held_out_is_what_the_draft_is_judged_by(folder, tmp_p
     )
 
 
-def test_too_few_of_them_are_added_to_from_the_data(folder, tmp_path):
-    data = prepared(tmp_path / "data", held=2)
-    _, held, _ = held_of(folder, data)
+def test_too_few_prompts_of_data_prepare_are_filled_up_from_the_data(folder, tmp_path):
+    data = write_prepared(tmp_path / "data", held=2)
+    _, held, _ = run_hold_out(folder, data)
     assert [row["held_out_of"] for row in held.final] == [f"{data} by data.prepare"] * 2 + [str(data)] * 4
 
 
 def test_prompts_without_room_for_an_answer_are_left_out_and_counted(folder, tmp_path, caplog):
     caplog.set_level("INFO")
-    data = prepared(tmp_path / "data", held=10)
-    _, held, _ = held_of(folder, data, "evaluation.max_new_tokens=483")
+    data = write_prepared(tmp_path / "data", held=10)
+    _, held, _ = run_hold_out(folder, data, "evaluation.max_new_tokens=483")
     assert "prompts held out from" in caplog.text
     assert "a prompt of more than 29 tokens" in caplog.text
     assert all("ids" not in row or len(row["ids"]) <= 29 for row in held.final)
 
 
-def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path):
-    write_lines(tmp_path / "one.jsonl", conversations(1))
-    with pytest.raises(UserError, match=r"^held_out_prompts: must leave as many .* got 1 in .*one"):
-        held_of(folder, tmp_path, "data=jsonl", f"data.path={tmp_path / 'one.jsonl'}")
+def test_data_without_prompts_to_hold_out_are_refused_in_a_single_line(folder, tmp_path):
+    write_lines(tmp_path / "single.jsonl", conversations(1))
+    with pytest.raises(UserError, match=r"^held_out_prompts: must leave as many .* got 1 in .*single"):
+        run_hold_out(folder, tmp_path, "data=jsonl", f"data.path={tmp_path / 'single.jsonl'}")
     named = ["evaluation.prompts=demo", "data.overlap=8", "data.row_length=16"]
     long = tmp_path / "long.jsonl"
     write_lines(long, [{"prompt": "word " * 40, "completion": "end"} for _ in range(9)])
     with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
-        held_of(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
+        run_hold_out(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
     with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 if evaluation"):
         conf(folder, "held_out_prompts=0").check_settings()
 
 
-def test_a_store_tells_which_documents_are_of_one_conversation(folder, tmp_path):
+def test_a_store_knows_the_conversation_of_each_document(folder, tmp_path):
     shutil.copytree(folder / "target", tmp_path / "target")
-    wanted = captured.conf(tmp_path, draft=conf(folder).draft)
-    wanted = replace(wanted, data=replace(conf(folder).data, turns=TurnSelection.each))
+    capture = captured.conf(tmp_path, draft=conf(folder).draft)
+    capture = replace(capture, data=replace(conf(folder).data, turns=TurnSelection.each))
     target = load_target(TargetConf(name="tiny", path=str(tmp_path / "target")), CPU)
     needs = replace(captured.EAGLE3, layers=[0, 1, 2])
-    store = captured.opened(captured.captured(wanted), target, needs)
-    live = read_documents(wanted.data, target.tokenizer)
+    store = captured.opened(captured.captured(capture), target, needs)
+    live = read_documents(capture.data, target.tokenizer)
     assert store.documents.conversation.tolist() == live.conversation.tolist()
     assert len(set(live.conversation.tolist())) == 27 < len(live)
 
@@ -355,5 +355,5 @@ def test_names_say_where_prompts_are_from():
 def test_only_conversations_have_a_number(tmp_path):
     write_lines(tmp_path / "rows.jsonl", [*conversations(2), {"text": "plain"}])
     data = DataConf(source=DataSource.jsonl, path=str(tmp_path / "rows.jsonl"))
-    found = [(isinstance(r, Conversation), r.conversation) for r in rows_of(data, Counter())]
-    assert found == [(True, 0), (True, 1), (False, None)]
+    numbered = [(isinstance(r, Conversation), r.conversation) for r in rows_of(data, Counter())]
+    assert numbered == [(True, 0), (True, 1), (False, None)]

@@ -1,4 +1,4 @@
-"""Promises of the rows of a step: ready while the step before is taken."""
+"""The rows of a step are built while the step before is taken."""
 
 import threading
 from contextlib import closing
@@ -16,7 +16,7 @@ def test_every_step_is_built_once_and_in_turn_by_another_thread():
     assert here not in {thread for _, thread in built}
 
 
-def test_the_next_step_is_built_while_one_is_taken():
+def test_the_next_step_is_built_while_a_step_is_taken():
     begun = [threading.Event() for _ in range(3)]
     with closing(build_ahead(lambda n: begun[n].set(), range(3))) as steps:
         next(steps)

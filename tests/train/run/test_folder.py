@@ -1,4 +1,4 @@
-"""Promises of a run's folder: claimed or refused, started over, and continued to another length."""
+"""A run's folder is claimed or refused, started over, and continued to another length."""
 
 import logging
 import resource
@@ -55,8 +55,8 @@ def test_a_run_goes_on_with_more_steps_before_its_decay(tmp_path):
     assert rates[6] == rates[14] == 3e-3 > rates[16] > rates[20]
 
 
-def test_a_longer_run_writes_its_rows_anew_where_it_goes_on(tmp_path):
-    """Its last step is not one at which they are renewed."""
+def test_a_longer_run_rewrites_its_rows_where_it_goes_on(tmp_path):
+    """Its last step is not a step at which rows are rewritten."""
     data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, interval=5))
     for steps in (12, 20):
         conf = toy_conf(optim={"steps": steps, **CONSTANT}, data=data, save_every=None)
@@ -72,7 +72,7 @@ def test_a_longer_run_writes_its_rows_anew_where_it_goes_on(tmp_path):
         ({"steps": 12} | CONSTANT, {"steps": 4} | CONSTANT, 7, r"steps: .* got 4 steps"),
         ({"steps": 12} | WSD, {"steps": 20} | WSD, 11, r"steps: .* once 10 steps .* got 20 steps"),
     ],
-    ids=["cosine", "cosine by epochs", "fewer than done", "in the decay"],
+    ids=["cosine", "cosine by epochs", "fewer than taken", "in the decay"],
 )
 def test_other_changes_of_length_are_refused_before_a_model_is_loaded(tmp_path, started, now, stop, line):
     interrupt_run(tmp_path, conf_of(**{"steps": None} | started), at=stop)
@@ -84,7 +84,7 @@ def test_other_changes_of_length_are_refused_before_a_model_is_loaded(tmp_path, 
 
 
 def test_epochs_become_steps_and_can_be_raised(tmp_path, caplog):
-    """24 rows, 4 a step: an epoch and a half are 9 steps, three are 18."""
+    """With 24 rows and 4 a step, 1.5 epochs are 9 steps and 3 epochs are 18."""
     caplog.set_level(logging.INFO)
     for epochs, steps in ((1.5, 9), (1.5, 9), (3.0, 18)):
         _, progress = toy_run(tmp_path, conf_of(None, epochs=epochs, **CONSTANT))
@@ -111,15 +111,15 @@ def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
     rows = toy_rows()
     order = RowOrder(seed=1, num_rows=ROWS, rows_per_step=4)
     tokens, answers = 0, 0
-    found = {int(line["step"]): line for line in metrics(tmp_path)}
+    lines = {int(line["step"]): line for line in metrics(tmp_path)}
     for step in range(12):
         batch = rows.batch(order.batch_rows(step))
         tokens += int((batch.document_ids >= 0).sum())
         answers += int((batch.answer_mask & (batch.document_ids >= 0)).sum())
-        if line := found.get(step + 1):
+        if line := lines.get(step + 1):
             assert (line["train/rows"], line["train/epochs"]) == (4 * (step + 1), (step + 1) / 6)
             assert (line["train/tokens"], line["train/answer_tokens"]) == (tokens, answers)
-    assert list(found) == [2, 3, 4, 6, 8, 9, 10, 12]
+    assert list(lines) == [2, 3, 4, 6, 8, 9, 10, 12]
     assert "step 12/12  rows 48  epochs 2  tokens 576  loss" in caplog.text
 
 
@@ -129,7 +129,7 @@ def test_disk_space_is_that_of_two_states_and_two_checkpoints(tmp_path):
     assert disk_bytes_needed(draft) == 2 * (sum(p.nbytes for p in weights) + 3 * sum(p.nbytes for p in trained))
 
 
-def test_starting_over_forgets_the_state(tmp_path):
+def test_starting_over_removes_the_state(tmp_path):
     folder = tmp_path
     toy_run(folder, toy_conf())
     reset_run_dir(folder)
@@ -154,7 +154,7 @@ def test_too_little_room_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["medusa", "medusa2"])
-def test_an_adapted_target_needs_room_for_the_old_and_the_new_one(name, target, tmp_path):
+def test_an_adapted_target_needs_room_for_its_old_and_its_new_files(name, target, tmp_path):
     draft = CASES[name].build(target)
     draft.save(tmp_path, target)
     adapted = [load_file(file) for file in tmp_path.glob("target-*/*.safetensors")]
@@ -164,8 +164,8 @@ def test_an_adapted_target_needs_room_for_the_old_and_the_new_one(name, target, 
 
 
 @pytest.mark.parametrize("room", [0, 1500, 3000, 5000])
-def test_a_disk_that_fills_up_is_one_line_and_the_last_state_is_kept(tmp_path, monkeypatch, room):
-    """A limit on the size of files fails their writes as a full disk does, wherever they are."""
+def test_a_disk_that_fills_up_is_a_single_line_and_the_last_state_stays(tmp_path, monkeypatch, room):
+    """A limit on the size of files makes writes fail as a full disk does."""
     measured = []
 
     def shrink(draft):

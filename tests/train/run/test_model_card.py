@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: enough to serve the draft, and nothing that the report denies."""
+"""The model card of a checkpoint tells how to serve the draft, and agrees with the report."""
 
 import json
 from dataclasses import replace
@@ -21,8 +21,8 @@ from train.run.model_card import write_model_card
 OWN = "Answers stay the target's own"
 
 
-def card_of(folder: Path, *overrides: str, report=None, adapted=None, target=None, data=None):
-    """The card of a run with these settings and this report."""
+def write_card(folder: Path, *overrides: str, report=None, adapted=None, target=None, data=None):
+    """Write and read the card of a run with these settings and this report."""
     checkpoint = folder / "checkpoint"
     (checkpoint / (adapted or "")).mkdir(parents=True)
     (folder / "metrics.jsonl").write_text(
@@ -35,27 +35,27 @@ def card_of(folder: Path, *overrides: str, report=None, adapted=None, target=Non
     return read_card(checkpoint)
 
 
-def only(report, index: int, **fields):
-    """The report of one of its drafts alone."""
+def select_draft(report, index: int, **fields):
+    """Return the report with only the draft of this index."""
     return replace(report, drafts=[replace(report.drafts[index], **fields)])
 
 
 @pytest.fixture(scope="module")
 def exact():
-    """A draft whose answers are all those of the target."""
+    """Build the report of a draft whose answers are all those of the target."""
     return with_mode(build_draft_report(), "eagle3-demo/tree", lossless=LosslessVerdict.yes, mismatched_prompts=0)
 
 
 def test_a_draft_of_a_public_target_names_it_and_its_data(tmp_path, exact):
-    card = card_of(tmp_path, report=exact)
+    card = write_card(tmp_path, report=exact)
     assert card.data.base_model == read_serve_line(card)[0] == "Qwen/Qwen3-8B"
     assert card.data.datasets == ["HuggingFaceH4/ultrachat_200k"]
     assert "verifies. eagle3-demo, tree: " in card.text
     assert OWN in card.text
 
 
-def test_the_card_of_the_demo_tells_no_path_of_its_machine_but_to_serve(tmp_path, exact):
-    card = card_of(tmp_path, "draft=demo", report=exact)
+def test_the_card_of_the_demo_shows_a_path_of_its_machine_only_in_the_command(tmp_path, exact):
+    card = write_card(tmp_path, "draft=demo", report=exact)
     assert "verifies" in card.text
     assert "draft for demo" in card.text
     assert card.text.count(str(DEMO_TARGET)) == 1  # in the command
@@ -65,19 +65,19 @@ def test_the_card_of_the_demo_tells_no_path_of_its_machine_but_to_serve(tmp_path
     ("draft", "of"), [("qwen3-8b-eagle3", "Qwen/Qwen3-8B"), ("qwen3-32b-eagle3", "Qwen/Qwen3-32B"), ("demo", None)]
 )
 def test_a_draft_of_a_fine_tune_is_served_with_it(tmp_path, draft, of):
-    """Not with the public model that it was made from."""
+    """It is not served with the public model that the fine-tune starts from."""
     mine = tmp_path / "my target"
     mine.mkdir()
     overrides = [f"draft={draft}", "data=jsonl"]
-    card = card_of(tmp_path / "run", *overrides, target=str(mine), data="rows.jsonl")
+    card = write_card(tmp_path / "run", *overrides, target=str(mine), data="rows.jsonl")
     assert read_serve_line(card)[0] == str(mine)
     assert card.data.base_model is None
     assert card.data.datasets is None
     assert (f"`{mine}` (a local copy or fine-tune of {of})" in card.text) == (of is not None)
 
 
-def test_what_it_was_trained_on_is_a_table_with_a_row_for_each_fact(tmp_path):
-    card = card_of(tmp_path, "data=jsonl", data="a|b.jsonl")
+def test_the_training_is_a_table_with_a_row_for_each_fact(tmp_path):
+    card = write_card(tmp_path, "data=jsonl", data="a|b.jsonl")
     html = MarkdownIt("commonmark").enable("table").render(card.text)
     trained = html.split("<h2>Trained</h2>")[1].split("</table>")[0]
     assert trained.count("<tr>") == 9
@@ -86,39 +86,39 @@ def test_what_it_was_trained_on_is_a_table_with_a_row_for_each_fact(tmp_path):
 
 
 @pytest.mark.parametrize("licenses", [["MIT"], ["MIT", "Apache-2.0"], [""]])
-def test_the_license_of_the_data_is_the_one_that_the_mixture_recorded(tmp_path, licenses):
+def test_the_license_of_the_data_is_that_recorded_by_the_mixture(tmp_path, licenses):
     rows = [PreparedRow(id=str(n), source="mine", license=name, text="a text") for n, name in enumerate(licenses)]
     (tmp_path / "rows").mkdir()
     write_prepared_rows(
         tmp_path / "rows" / "train-00000.parquet", rows, lambda: {"licenses": {"mine": dict.fromkeys(licenses, 7)}}
     )
-    card = card_of(tmp_path / "run", "data=prepared", f"data.path={tmp_path / 'rows'}")
-    told = ", ".join(f"{name or 'not recorded'} (7 rows)" for name in licenses)
-    assert f"| license of the data | {told} |" in card.text
+    card = write_card(tmp_path / "run", "data=prepared", f"data.path={tmp_path / 'rows'}")
+    license_line = ", ".join(f"{name or 'not recorded'} (7 rows)" for name in licenses)
+    assert f"| license of the data | {license_line} |" in card.text
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "license_name"),
     [
         ([], "MIT"),
         (["data=jsonl", "data.path=a.jsonl"], "not recorded"),
         (["data=jsonl", "data.path=a.jsonl", "data.license=CC-BY-4.0"], "CC-BY-4.0"),
     ],
 )
-def test_data_that_was_not_prepared_has_the_license_of_its_settings(tmp_path, overrides, told):
-    assert f"| license of the data | {told} |" in card_of(tmp_path, *overrides).text
+def test_data_that_was_not_prepared_has_the_license_of_its_settings(tmp_path, overrides, license_name):
+    assert f"| license of the data | {license_name} |" in write_card(tmp_path, *overrides).text
 
 
-def test_the_serve_line_and_what_is_said_of_it_are_of_the_same_chain(tmp_path, exact):
+def test_the_serving_command_and_its_figures_are_of_the_same_chain(tmp_path, exact):
     chain = exact.overall.modes["eagle3-demo/chain"].figures
-    card = card_of(tmp_path, report=exact)
+    card = write_card(tmp_path, report=exact)
     assert read_serve_line(card)[1]["num_speculative_tokens"] == chain.depth
     assert f"One of {chain.depth} tokens was {chain.speedup.mean:.2f} [" in card.text
     assert "does not pay" not in card.text
 
 
 @pytest.mark.parametrize("tuned_tree", ["n-gram lookup alone, 8 tokens", "no speculation"])
-def test_where_the_tuner_chose_none_of_the_draft_the_serving_section_says_so(tmp_path, exact, tuned_tree):
+def test_the_serving_section_says_if_the_tuner_chose_not_to_use_the_draft(tmp_path, exact, tuned_tree):
     modes = exact.overall.modes
     chain = modes["eagle3-demo/chain"].figures
     report = with_mode(
@@ -126,7 +126,7 @@ def test_where_the_tuner_chose_none_of_the_draft_the_serving_section_says_so(tmp
         "eagle3-demo/chain",
         speedup=replace(chain.speedup, mean=0.6),
     )
-    card = card_of(tmp_path, report=only(report, 0, tuned_tree=tuned_tree))
+    card = write_card(tmp_path, report=select_draft(report, 0, tuned_tree=tuned_tree))
     serving = card.text.split("## Serve")[1].split("vllm serve")[0]
     assert "0.60 [" in serving
     assert "there it does not pay" in serving
@@ -135,10 +135,10 @@ def test_where_the_tuner_chose_none_of_the_draft_the_serving_section_says_so(tmp
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_answers_are_called_the_targets_own_only_where_the_report_does(tmp_path, index):
-    """Of a usual draft, one with a target of its own, one with a lossy rule."""
-    report = only(build_comparison_report(), index)
+    """The drafts are a usual draft, a draft with an adapted target, and a draft with a lossy rule."""
+    report = select_draft(build_comparison_report(), index)
     adapted = "target-0123abcd" if index == 1 else None
-    card = card_of(tmp_path, report=report, adapted=adapted)
+    card = write_card(tmp_path, report=report, adapted=adapted)
     assert (OWN in card.text) == (index == 0)
     if adapted:
         assert f"answers are those of `{adapted}` in this folder, which differ from" in card.text

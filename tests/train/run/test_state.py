@@ -1,4 +1,4 @@
-"""Promises of saved states: whole or absent, the same run or refused."""
+"""Saved states are complete or absent; they continue the same run, and others are refused."""
 
 import json
 from contextlib import suppress
@@ -21,15 +21,15 @@ from train.run.state import RunState, SaveSchedule, flatten_config
 PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 
 
-@pytest.fixture(params=[False, True], ids=["live", "kept"])
+@pytest.fixture(params=[False, True], ids=["live", "in memory"])
 def started(tmp_path, request):
-    """A run of twelve steps that was stopped after step 8, with live and with kept features."""
+    """Stop a run of twelve steps after step 8, with features computed live and stored in memory."""
     conf = toy_conf(data=DataConf(seed=1, keep_features=request.param))
     toy_run_until(tmp_path, conf, stop=8)
     return tmp_path, conf
 
 
-class Stopped(Exception):  # noqa: N818  # it is no error
+class Stopped(Exception):  # noqa: N818  # it is not an error
     pass
 
 
@@ -47,10 +47,10 @@ def toy_run_until(folder, conf, *, stop: int):
 def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(started, tmp_path_factory):
     folder, conf = started
     _, progress = toy_run(folder, conf)
-    whole = tmp_path_factory.mktemp("whole")
-    _, unbroken = toy_run(whole, conf)
-    assert progress == unbroken
-    assert_equal(weights(folder), weights(whole))
+    unbroken = tmp_path_factory.mktemp("unbroken")
+    _, expected = toy_run(unbroken, conf)
+    assert progress == expected
+    assert_equal(weights(folder), weights(unbroken))
 
 
 @pytest.mark.system
@@ -59,9 +59,9 @@ def test_a_run_killed_twice_ends_in_the_same_weights_bit_for_bit(tmp_path):
     kill(killed, changes, when=lambda: newest_step(killed) >= 10)
     kill_while_saving(killed, changes, step=30)
     finish(killed, changes)
-    toy_run(tmp_path / "whole", toy_conf(**changes))
-    assert_equal(weights(killed), weights(tmp_path / "whole"))
-    assert [m["step"] for m in metrics(killed)] == [m["step"] for m in metrics(tmp_path / "whole")]
+    toy_run(tmp_path / "unbroken", toy_conf(**changes))
+    assert_equal(weights(killed), weights(tmp_path / "unbroken"))
+    assert [m["step"] for m in metrics(killed)] == [m["step"] for m in metrics(tmp_path / "unbroken")]
 
 
 def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]):
@@ -79,7 +79,7 @@ def test_no_step_appears_twice_in_the_metrics(started):
     assert steps[-1] == 12
 
 
-def test_one_state_is_kept_and_leftovers_are_swept(started):
+def test_a_single_state_stays_and_leftovers_are_removed(started):
     folder, conf = started
     (folder / "state" / f"00000010{PARTIAL_SUFFIX}").mkdir()
     (folder / "state" / "00000002").mkdir()
@@ -103,7 +103,7 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     )
 
 
-def test_what_changes_at_most_the_rounding_may_change(started):
+def test_settings_that_change_at_most_the_rounding_may_change(started):
     folder, conf = started
     changed = replace(
         conf,
@@ -140,40 +140,40 @@ def test_a_finished_run_is_not_trained_further(started):
     assert torch.equal(draft.lm_head.weight, before["draft.lm_head.weight"])
 
 
-def test_a_state_holds_what_is_trained_alone(tmp_path):
+def test_a_state_holds_trained_weights_alone(tmp_path):
     draft, _ = toy_run(tmp_path, toy_conf())
     trained = {f"draft.{name}" for name, p in draft.named_parameters() if p.requires_grad}
     assert set(weights(tmp_path)) == trained
     assert "draft.frozen.weight" not in trained
 
 
-def saved_steps(folder: Path, conf: TrainConf) -> list[int]:
+def list_saved_steps(folder: Path, conf: TrainConf) -> list[int]:
     saved = []
 
-    def noting(self, learning, parallel, save=RunState.save):
+    def record_step(self, learning, parallel, save=RunState.save):
         saved.append(self.progress.step)
         save(self, learning, parallel)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunState, "save", noting)
+        patch.setattr(RunState, "save", record_step)
         toy_run(folder, conf)
     return saved
 
 
 def test_states_are_saved_by_time_at_log_lines_and_always_at_the_end(tmp_path):
     quick, slow = {"save_every": None, "save_minutes": 1e-9}, {"save_every": None}
-    assert saved_steps(tmp_path / "quick", toy_conf(**quick)) == [3, 4, 6, 8, 9, 12]
-    assert saved_steps(tmp_path / "slow", toy_conf(**slow)) == [12]
+    assert list_saved_steps(tmp_path / "quick", toy_conf(**quick)) == [3, 4, 6, 8, 9, 12]
+    assert list_saved_steps(tmp_path / "slow", toy_conf(**slow)) == [12]
     with pytest.raises(UserError, match=r"save_minutes: must be positive, got 0"):
         toy_conf(save_minutes=0.0)
 
 
-def test_a_draft_that_writes_rows_saves_a_state_where_it_renews_them(tmp_path):
+def test_a_draft_that_writes_rows_saves_a_state_where_it_rewrites_them(tmp_path):
     data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, interval=5))
-    assert saved_steps(tmp_path, toy_conf(data=data, save_every=None)) == [5, 10, 12]
+    assert list_saved_steps(tmp_path, toy_conf(data=data, save_every=None)) == [5, 10, 12]
 
 
-def test_the_clock_starts_anew_at_every_state():
+def test_the_clock_restarts_at_every_state():
     saves = SaveSchedule(parallel=PARALLEL, minutes=60.0, every_steps=None)
     saves.read_clock()
     assert not saves.is_due(3)
