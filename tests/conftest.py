@@ -45,7 +45,7 @@ def _reset_global_state():
 
 @pytest.fixture
 def fresh_compiler():
-    """Forget the graphs of earlier tests: torch.compile allows eight of one function."""
+    """Forget the graphs of earlier tests: torch.compile allows eight for each function."""
     torch.compiler.reset()
 
 

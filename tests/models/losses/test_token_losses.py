@@ -116,7 +116,7 @@ def avoid_kinks(args):
 @pytest.mark.parametrize("size", [None, 32_000], ids=["full", "reduced"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_vocabulary_of_152_thousand_costs_no_precision(name, size, form):
-    """Logits of ordinary spread: sums over the vocabulary have errors of their own.
+    """At an ordinary spread of logits, only the rounding of sums over the vocabulary adds errors.
 
     A sum of n terms in fp32 whose partial sums stay below its result is rounded n times by at most
     u = 2**-24 of it. The errors have either sign and add up as a random walk, to sqrt(n) * u at
@@ -140,7 +140,7 @@ def test_a_vocabulary_of_152_thousand_costs_no_precision(name, size, form):
 @each_loss
 @each_vocabulary
 def test_sharp_distributions_neither_underflow_nor_overflow(name, draft_ids):
-    """Logits hundreds apart: most probabilities are 0 in fp32, their logarithms are not."""
+    """Logits lie hundreds apart: most probabilities are 0 in fp32, but their logarithms are finite."""
     args = draw_inputs(tokens=9, draft_ids=draft_ids)
     args["target_head"], args["weight"] = 15 * args["target_head"], args["weight"] + 0.1
     args["draft_heads"] = [(12 * head.detach()).requires_grad_() for head in args["draft_heads"]]
