@@ -11,7 +11,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
-from tests.support.models.agreeing import small_drafts, small_target
+from tests.support.models.agreeing import build_small_drafts, build_small_target
 from tests.support.models.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
 from tests.support.reports.sample_reports import build_comparison_report, build_draft_report
 from tests.support.runs.trained_once import TrainedOnce
@@ -74,13 +74,13 @@ def learned(target, trained_once):
 @pytest.fixture(scope="session")
 def small():
     """Build a target of sixteen words, cheap enough to sample thousands of texts."""
-    return small_target()
+    return build_small_target()
 
 
 @pytest.fixture(scope="session")
 def drafts(small, trained_once):
     """Return drafts that partly agree with `small`, by name."""
-    return small_drafts(small, trained_once)
+    return build_small_drafts(small, trained_once)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from models.trees.config import SamplingConf, TreeConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, chain, mixed, new_draft, tiny_target
-from tests.support.runs.graphs_run import LENGTH, LENGTHS, TREE, loop_in, loop_over, prompt_file, texts
+from tests.support.runs.graphs_run import LENGTH, LENGTHS, TREE, draw_texts, run_loop, run_loop_in, write_prompt_file
 from tests.support.runs.toy_run import metrics, toy_conf
 from train.distributed.build import build_parallel
 from train.graph_warmup import compile_training_graphs
@@ -173,7 +173,7 @@ def test_a_warm_up_compiles_the_announced_graphs_and_the_evaluation_no_further_g
     draft = new_draft(target, layers=[0, 1])
     tree = {"chain": CHAIN, "static": STATIC, "product": PRODUCT, "mixed": TREE}[name]
     tested = DraftUnderTest(name="trained", draft=draft, untrained="there is none")
-    conf = EvaluationConf(prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2, 8], phases=False)
+    conf = EvaluationConf(prompts=str(write_prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2, 8], phases=False)
     lines = []
     compile_eval_graphs(target, [tested], tree=tree, conf=conf, print_line=lines.append)
     announced, compiled = lines[0], lines[-1]
@@ -195,14 +195,14 @@ def test_ngram_lookup_in_batches_needs_the_announced_graphs(backend):
     graphs = {g for decoder in decoders for g in list_graphs(decoder.session, LENGTHS[:1])}
     with device.ledger.expect_graphs(graphs, strict=True) as run:
         for decoder in decoders:
-            decoder.decode(texts(*[LENGTHS[0]] * 9), row_ids=range(9), max_new_tokens=8)
+            decoder.decode(draw_texts(*[LENGTHS[0]] * 9), row_ids=range(9), max_new_tokens=8)
     assert all(count["compiled"] == count["announced"] for count in run.counts().values())
 
 
 def count_eval_graphs(folder, names, *, tree, tuned=None, **conf):
     """Evaluate eagerly with counted shapes; return announced and called graphs by function."""
     target = tiny_target(seed=0, device=build_counting_device())
-    few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batch_sizes": [2]}
+    few = {"prompts": str(write_prompt_file(folder)), "max_new_tokens": 4, "batch_sizes": [2]}
     drafts = [CASES[name].build(target) for name in names]
     tested = [
         DraftUnderTest(
@@ -262,7 +262,7 @@ def test_own_answers_and_features_in_memory_have_the_announced_shapes():
     ):
         conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
         conf.data = DataConf(row_length=LENGTH, **data)
-        counted = loop_over(conf, CASES[case].build(target), target, device)
+        counted = run_loop(conf, CASES[case].build(target), target, device)
         assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in ("features", "loss")}
 
 
@@ -292,7 +292,7 @@ def test_a_lazy_device_compiles_full_steps_as_announced(monkeypatch):
         called.clear()
         conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
         conf.data = DataConf(row_length=LENGTH, **data)
-        counted = loop_over(conf, CASES[case].build(target), target, device)
+        counted = run_loop(conf, CASES[case].build(target), target, device)
         names = {graph.function for graph in graph_plan.list_graphs(conf, lazy=True)}
         assert called == names
         assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in names}
@@ -313,7 +313,7 @@ def test_unannounced_graphs_of_training_stand_in_its_metrics(tmp_path):
     conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
     conf.data, conf.log.interval = DataConf(row_length=LENGTH), 1
     draft = Growing(conf.draft, Growing.engine_config(conf.draft, target), target)
-    counted = loop_in(tmp_path, conf, draft, target, device)
+    counted = run_loop_in(tmp_path, conf, draft, target, device)
     assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}
     assert [line["train/graphs_unannounced"] for line in metrics(tmp_path)] == [0, 0, 1, 1]
 
@@ -323,7 +323,7 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     target = tiny_target(seed=0)
     target.model.save_pretrained(tmp_path / "target")
     target.tokenizer.save_pretrained(tmp_path / "target")
-    evaluation = EvaluationConf(prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2])
+    evaluation = EvaluationConf(prompts=str(write_prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2])
     conf = toy_conf(
         draft=CASES["eagle3"].conf,
         optim={"steps": 4},

@@ -22,10 +22,10 @@ from models.trees.config import SamplingConf, TreeConf
 from models.trees.tree import NO_TREE
 from models.unrolled_attention import attend_unrolled
 from tests.support.models.methods import CASES, QUICK
-from tests.support.models.recorded import GRAPHS, find_forbidden, named_operators, recording_device
+from tests.support.models.recorded import GRAPHS, build_recording_device, find_forbidden, list_operators
 from tests.support.models.tiny import CPU, batch_of, chain, mixed, static, tiny_target, tree
 from tests.support.runs.compiled_run import counted_reads
-from tests.support.runs.graphs_run import LENGTH, ROWS, loop_over, texts
+from tests.support.runs.graphs_run import LENGTH, ROWS, draw_texts, run_loop
 from tests.support.runs.toy_run import toy_conf
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
@@ -49,7 +49,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_draws_no_numbers_reads_no_values_and_has_shapes_that_no_value_changes(target, name):
     draft = CASES[name].build(target)
-    batch = batch_of(texts(*[LENGTH] * ROWS))
+    batch = batch_of(draw_texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
     extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
     weights = draft.term_weights(batch)
@@ -67,7 +67,7 @@ def build_generators(rows):
 
 def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(target):
     draft = build_draft(Eagle1Conf(feature_noise=0.5), target, loss=LossConf(), seed=0)
-    batch = batch_of(texts(*[LENGTH] * ROWS))
+    batch = batch_of(draw_texts(*[LENGTH] * ROWS))
     batch.document_ids[:, LENGTH // 4 :] = 1  # a short document and a long one
     seen = features(target, draft.needs.layers, batch)
     with Operations() as operations:
@@ -92,7 +92,7 @@ def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
         conf.data, conf.log.interval, conf.eval_every = DataConf(row_length=LENGTH), steps, 99
         draft = CASES["medusa"].build(target)
         with counted_reads() as read, Operations() as operations:
-            loop_over(conf, draft, target, CPU)
+            run_loop(conf, draft, target, CPU)
         counts = steps * sum(p.requires_grad for p in draft.parameters())
         scalars = sum(name == "_local_scalar_dense" for name in operations.names)
         return len(read) - counts, scalars - counts
@@ -140,7 +140,7 @@ DECODING = build_decoding_modes()
 @pytest.mark.parametrize("mode", DECODING)
 def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mode):
     name, shape, sampling = DECODING[mode]
-    target = tiny_target(seed=0, device=recording_device())
+    target = tiny_target(seed=0, device=build_recording_device())
     drafts = {None: lambda: None, "ngram": NgramDraft}
     draft = drafts.get(name, lambda: CASES[name].build(target))()
     decoder = Decoder(target, draft, shape, sampling=sampling, slots=40)
@@ -148,18 +148,18 @@ def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mod
     if mode in ("autoregressive", "chain", "dynamic"):  # timed phases are graphs with their own outputs
         timer = PhaseTimer(synchronize=target.device.synchronize)
         decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4, phase_timer=timer)
-    assert "embedding" in named_operators()
+    assert "embedding" in list_operators()
     assert not find_forbidden()
 
 
 @recorded_graphs
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_of_training_hold_only_operators_that_every_compiler_supports(name):
-    target = tiny_target(seed=0, device=recording_device())
+    target = tiny_target(seed=0, device=build_recording_device())
     draft = CASES[name].build(target)
-    record_training(draft, target, batch_of(texts(*[LENGTH] * ROWS)))
+    record_training(draft, target, batch_of(draw_texts(*[LENGTH] * ROWS)))
     assert len(GRAPHS) == 3  # features, loss and its gradient
-    assert {"embedding", "mm"} <= named_operators()
+    assert {"embedding", "mm"} <= list_operators()
     assert not find_forbidden()
 
 
@@ -167,9 +167,9 @@ def test_graphs_of_training_hold_only_operators_that_every_compiler_supports(nam
 @pytest.mark.parametrize("loss", LossName)
 def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_supports(loss):
     """This includes the likeliest tokens as teacher, and features that the draft does not read."""
-    target = tiny_target(seed=0, device=recording_device())
+    target = tiny_target(seed=0, device=build_recording_device())
     draft = CASES["eagle3"].build(target, loss=loss)
-    batch = batch_of(texts(*[LENGTH] * ROWS))
+    batch = batch_of(draw_texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
     top = TopKLogits.from_logits(target.logits(seen.hidden), 4)
     unread = torch.zeros_like(seen.hidden[..., :1])
@@ -201,7 +201,7 @@ def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
         "float64 in _to_copy": lambda: values.double(),
     }
     for rule, function in cases.items():
-        recording_device().compile(function)()
+        build_recording_device().compile(function)()
         assert rule in find_forbidden(), rule
 
 

@@ -22,7 +22,7 @@ from models.targets.cache import StaticCache
 from models.targets.target import Target
 from models.trees.config import SamplingConf
 from models.trees.sampling import Sampler
-from tests.support.models.methods import CASES, DEPTH, EVERY_CASE, eventful_text, share_of_maximum
+from tests.support.models.methods import CASES, DEPTH, EVERY_CASE, choose_varied_text, measure_share_of_maximum
 from tests.support.models.tiny import (
     CPU,
     batch_of,
@@ -57,7 +57,7 @@ class Learned:
 @pytest.fixture(scope="module", params=EVERY_CASE)
 def learned(request, target, tmp_path_factory):
     case = CASES[request.param]
-    text = eventful_text(target)
+    text = choose_varied_text(target)
     draft = case.build(target)
     before = [p.clone() for p in target.model.parameters()]
     learn(draft, target, batch_of([text]), steps=500, lr=case.lr)
@@ -77,7 +77,7 @@ def test_every_method_has_a_case():
 
 def test_a_learned_text_is_accepted(learned):
     """Exact output cannot show a broken draft: verification repairs it."""
-    assert share_of_maximum(learned.verifier, learned.draft, learned.text) >= 0.9
+    assert measure_share_of_maximum(learned.verifier, learned.draft, learned.text) >= 0.9
 
 
 def test_the_checkpoint_round_trips(learned, target):
@@ -100,7 +100,7 @@ def test_the_checkpoint_round_trips(learned, target):
         assert (first.ids, first.accepted) == (second.ids, second.accepted)
     untrained = again.rebuild_untrained(target)
     assert isinstance(untrained, Draft)
-    assert share_of_maximum(verifier, untrained, learned.text) < 0.6
+    assert measure_share_of_maximum(verifier, untrained, learned.text) < 0.6
 
 
 @pytest.mark.parametrize("case", EVERY_CASE)

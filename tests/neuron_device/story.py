@@ -38,7 +38,7 @@ PROMPTS = [[5, 9, 2, 7, 11, 3], [8, 1, 4]]
 GREEDY, SAMPLED = SamplingConf(), SamplingConf(temperature=0.8, seed=3)
 
 
-def conf_of(name: str, *, compiles: bool = False) -> DeviceConf:
+def build_device_conf(name: str, *, compiles: bool = False) -> DeviceConf:
     """Compose the options of a device as the command line does."""
     words = [f"device={name}", "device.precision=float32", f"device.compile={compiles}"]
     return compose("train", TrainConf, words).device
@@ -88,7 +88,7 @@ def random_state(folder: Path) -> dict[str, Any]:
 
 def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
     """Train a draft, then decode with trees; return its losses and its texts."""
-    device = conf_of(where)
+    device = build_device_conf(where)
     target = tiny_target(seed=0, device=open_device(device))
     conf = toy_conf(draft=DRAFTS[name], device=device, optim=FEW)
     draft, _ = toy_run(folder / name, conf, target=target)
@@ -100,7 +100,7 @@ def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
     }
     return {
         "on": sorted({p.device.type for p in draft.parameters()}),
-        "losses": losses_in(folder / name),
+        "losses": read_losses(folder / name),
         **{kind: [[row.ids, row.accepted] for row in rows] for kind, rows in decoded.items()},
     }
 
@@ -110,7 +110,7 @@ FEW = {"steps": 3, "rows_per_step": 2}
 
 def compiled(folder: Path) -> dict[str, Any]:
     """Compile a fused round and a loss by the device's own compiler, which is selected by its name."""
-    setting = conf_of("neuron", compiles=True)
+    setting = build_device_conf("neuron", compiles=True)
     device = open_device(setting)
     target = tiny_target(seed=0, device=device)
     draft = build_draft(DRAFTS["eagle3"], target, loss=toy_conf().loss, seed=0).eval()
@@ -130,11 +130,11 @@ def compiled(folder: Path) -> dict[str, Any]:
         "compiled": run.compiled,
         "graphs": [after - before, device.count_graphs() - after],
         "ids": ids,
-        "losses": losses_in(folder / "compiled"),
+        "losses": read_losses(folder / "compiled"),
     }
 
 
-def losses_in(folder: Path) -> list[float]:
+def read_losses(folder: Path) -> list[float]:
     return [line["train/loss"] for line in metrics(folder) if "train/loss" in line]
 
 

@@ -19,7 +19,7 @@ from models.io.tracking import TrackedRun
 from models.targets.target import Target
 from tests.support.models.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.reports.cards import read_card, read_serve_line
-from tests.support.reports.wandb_files import axes, logged, run_ids
+from tests.support.reports.wandb_files import logged, read_axes, run_ids
 from tests.support.runs.toy_run import metrics, weights
 from train import distillation, trainer
 from train.__main__ import main
@@ -40,7 +40,7 @@ def folder(tmp_path_factory, target):
     texts = sampled_texts(target, count=12, length=32)
     rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in texts]
     write_lines(folder / "rows.jsonl", rows)
-    prompts = [{"id": str(i), "category": "abc"[i % 3], "text": words(ids[:4])} for i, ids in enumerate(texts[:3])]
+    prompts = [{"id": str(i), "category": "abc"[i % 3], "text": join_words(ids[:4])} for i, ids in enumerate(texts[:3])]
     write_lines(folder / "prompts.jsonl", prompts)
     return folder
 
@@ -53,11 +53,11 @@ def read_lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def words(ids: list[int]) -> str:
+def join_words(ids: list[int]) -> str:
     return " ".join(map(str, ids))
 
 
-def conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> TrainConf:
+def build_conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> TrainConf:
     given = {
         "target.name": folder / "target",
         "data": "jsonl",
@@ -83,12 +83,12 @@ def conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> TrainC
     return compose("train", TrainConf, [*options, *overrides])
 
 
-def run(conf: TrainConf):
+def run_training(conf: TrainConf):
     main.__wrapped__(conf)
 
 
 def test_a_run_writes_a_checkpoint_and_a_report_and_is_not_repeated(folder, capsys):
-    run(conf(folder, "log.wandb=offline"))
+    run_training(build_conf(folder, "log.wandb=offline"))
     output = capsys.readouterr().out
     assert "norm_output" not in output
     assert "deeper than the 2 steps that the draft is trained for" in output
@@ -111,20 +111,20 @@ def test_a_run_writes_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     check_card(out / "checkpoint", folder)
 
     trained = weights(out)
-    run(conf(folder))
+    run_training(build_conf(folder))
     assert "is trained already" in capsys.readouterr().out
     assert all(torch.equal(trained[name], tensor) for name, tensor in weights(out).items())
 
     with pytest.raises(UserError, match=r"optim\.lr: the run was started with 0\.001, got 0\.01"):
-        run(conf(folder, "optim.lr=0.01"))
-    again = conf(folder, "optim.lr=0.01", "resume=false")
+        run_training(build_conf(folder, "optim.lr=0.01"))
+    again = build_conf(folder, "optim.lr=0.01", "resume=false")
     assert open_run(again, build_parallel(ParallelConf(), CPU, trackers=[])).progress.step == 0
     assert {path.name for path in out.iterdir()} == {"config.yaml", "lock", "wandb"}
 
 
 def check_wandb_run(out: Path):
     """Check that its curves have axes that may repeat, and that later results of the draft continue it."""
-    assert axes(out) == {"train/*": "step", "eval/*": "train/tokens"}
+    assert read_axes(out) == {"train/*": "step", "eval/*": "train/tokens"}
     values = logged(out)
     evaluated = [line for line in values if "eval/acceptance_length" in line]
     assert [line["train/tokens"] for line in evaluated] == [
@@ -159,16 +159,16 @@ def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
         "tree.depth=2",
         "run_name=medusa2",
     ]
-    staged = conf(folder, *overrides, without=("draft.ttt_steps", "draft.vocab_size"))
+    staged = build_conf(folder, *overrides, without=("draft.ttt_steps", "draft.vocab_size"))
     out = folder / "out" / "medusa2"
-    run(staged)
+    run_training(staged)
     assert f"first stage: medusa, in {out / 'first_stage'}" in capsys.readouterr().out
     assert metrics(out / "first_stage")[-1]["step"] == 4
     assert metrics(out)[-1]["step"] == 2
     first, last = (load_heads(path) for path in (out / "first_stage", out))
     assert first["blocks.0.layers.0.weight"].abs().max() > 0  # they start as zeros
     assert all(torch.equal(first[name], tensor) for name, tensor in last.items())
-    run(staged)
+    run_training(staged)
     assert "first stage" not in capsys.readouterr().out
 
 
@@ -205,10 +205,10 @@ def test_memory_of_training_is_free_before_a_next_stage_and_before_the_report(fo
     monkeypatch.setattr(TargetFeatures, "keep_all", watch_keep)
     monkeypatch.setattr(distillation, "evaluate_drafts", watch_evaluate)
     small = ["tree=chain", "tree.depth=2", "optim.steps=1", "evaluation.batch_sizes=[]"]
-    given = conf(
+    given = build_conf(
         folder, *small, *overrides, f"output_dir={tmp_path}", without=("draft.ttt_steps", "draft.vocab_size", "optim")
     )
-    run(given)
+    run_training(given)
 
 
 def change_answers(rows: list[dict]) -> list[dict]:
@@ -238,7 +238,7 @@ def test_a_run_does_not_continue_on_other_training_rows(folder, tmp_path, target
 
 
 def configure_resumable(folder: Path, run_dir: Path, *overrides: str) -> TrainConf:
-    return conf(
+    return build_conf(
         folder,
         f"data.path={run_dir / 'rows.jsonl'}",
         f"output_dir={run_dir}",
@@ -261,7 +261,7 @@ def train_only(conf: TrainConf, target: Target) -> dict[str, torch.Tensor]:
 
 
 def test_runs_that_write_the_same_answers_do_not_share_an_unfinished_file(folder, tmp_path, target):
-    answered = conf(folder, f"output_dir={tmp_path}", "data.answers.max_new_tokens=4")
+    answered = build_conf(folder, f"output_dir={tmp_path}", "data.answers.max_new_tokens=4")
     parallel = build_parallel(ParallelConf(), CPU, trackers=[])
     answers = _answer_with_target(answered, target, parallel, [[5, 6], [7]])
     (file,) = (tmp_path / "answers").iterdir()
@@ -283,7 +283,7 @@ def test_a_run_with_a_tuned_tree_measures_it_beside_the_other_modes(folder, caps
     monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
     monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
     auto_tree = ["tree=auto", "tree.depth=2", "tree.nodes=4", "run_name=auto", "optim.steps=1"]
-    run(conf(folder, *auto_tree, "evaluation.batch_sizes=[]", "evaluation.prompts_per_category=1"))
+    run_training(build_conf(folder, *auto_tree, "evaluation.batch_sizes=[]", "evaluation.prompts_per_category=1"))
     out = capsys.readouterr().out
     # two prompts chose the checkpoint, and the report uses the first of them
     assert "tree=auto: timing trees on 1 of the prompts that the report does not use" in out
@@ -300,7 +300,7 @@ def test_a_missing_compiler_is_reported_and_the_run_goes_on(folder, capsys, monk
     opening.can_compile.cache_clear()
     try:
         overrides = ["run_name=uncompiled", "optim.steps=1", "draft.norm_output=true"]
-        run(conf(folder, "device.compile=true", *overrides))
+        run_training(build_conf(folder, "device.compile=true", *overrides))
     finally:
         opening.can_compile.cache_clear()
     output = capsys.readouterr().out

@@ -28,7 +28,7 @@ from models.unrolled_attention import without_kernel
 from tests.support.data.packed import packed_of
 from tests.support.models.family_models import SHAPE
 from tests.support.models.parallel_layers import shard_state_dict
-from tests.support.models.sharded import CUT, HEADED, model_of
+from tests.support.models.sharded import CUT, HEADED, build_model
 from tests.support.models.tiny import CPU
 from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config, model_outline
 from train.config.run import TrainConf, TrainPlanConf
@@ -65,7 +65,7 @@ KINDS = {
 }
 
 
-def conf(*overrides: str) -> TrainConf:
+def build_conf(*overrides: str) -> TrainConf:
     small = [
         "optim=adamw",
         "optim.rows_per_step=2",
@@ -131,7 +131,7 @@ def test_a_step_with_attention_in_chunks_takes_the_planned_memory(monkeypatch, t
 
 def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_path: Path) -> None:
     rows = [f"optim.rows_per_step={2 * micro_batches}", "optim.micro_batch_size=2"]
-    run = conf(*KINDS[kind], *rows)
+    run = build_conf(*KINDS[kind], *rows)
     loop = build_trainer(run, device, tmp_path)
     loop._train_step()  # creates the moments
     taken = measure_peak_bytes(loop._train_step)
@@ -158,7 +158,7 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
 
 
 def trace_rows(kind: str, rows: int, device: Device = CPU, overrides: Sequence[str] = ()) -> dict[str, TracedPhase]:
-    run = conf(*KINDS[kind], f"optim.rows_per_step={rows}", "loss.logits_chunk=96", *overrides)
+    run = build_conf(*KINDS[kind], f"optim.rows_per_step={rows}", "loss.logits_chunk=96", *overrides)
     target = model_outline(device)
     draft = build_meta_draft(run.draft, target, loss=run.loss, seed=0)
     return trace_run(run, target, draft, prompt_tokens=PROMPT)
@@ -180,7 +180,7 @@ def test_random_numbers_of_a_batch_are_in_the_plan(kind, switch, bytes_per_posit
 
 
 def test_random_numbers_of_a_micro_batch_move_to_the_device_only_for_its_pass(tmp_path):
-    run = conf(*KINDS["eagle1"], "optim.rows_per_step=4", "optim.micro_batch_size=2")
+    run = build_conf(*KINDS["eagle1"], "optim.rows_per_step=4", "optim.micro_batch_size=2")
     micro_batches = next(build_trainer(run, CPU, tmp_path).micro_batches)
     moved = [micro_batch.to(torch.device("meta")) for micro_batch in micro_batches]
     assert len(moved) == 2
@@ -189,7 +189,7 @@ def test_random_numbers_of_a_micro_batch_move_to_the_device_only_for_its_pass(tm
 
 
 def test_an_evaluation_takes_the_planned_memory(tmp_path):
-    run = conf(*KINDS["eagle3"])
+    run = build_conf(*KINDS["eagle3"])
     loop = build_trainer(run, CPU, tmp_path)
     prompts = torch.randint(1, VOCAB, (run.num_eval_prompts, PROMPT)).tolist()
     judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation)
@@ -235,7 +235,7 @@ def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):
     """Biases of cut features are cut too; the bias of gathered features, as of Phi's head, is not."""
     biased = {"qwen2": transformers.Qwen2Config(**SHAPE | HEADED), "phi": transformers.PhiConfig(**SHAPE | HEADED)}
     with torch.device("meta"):
-        model = model_of(biased[name] if name in biased else CUT[name]())
+        model = build_model(biased[name] if name in biased else CUT[name]())
         target = MetaTarget(model, name="outline", device=CPU)
     parts = tensor_parallel.plan_shards(model, ranks)
     cut = shard_state_dict(model.state_dict(), parts, ranks=ranks, rank=0)
@@ -258,7 +258,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def plan_conf(folder, *overrides: str, machine: MachineConf = GENEROUS) -> TrainPlanConf:
+def build_plan_conf(folder, *overrides: str, machine: MachineConf = GENEROUS) -> TrainPlanConf:
     base = [
         "draft=demo-medusa",
         f"target.path={folder / 'target'}",
@@ -275,18 +275,18 @@ def plan_conf(folder, *overrides: str, machine: MachineConf = GENEROUS) -> Train
 
 def test_a_plan_that_does_not_fit_names_overrides_that_fit(folder):
     small = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 1, "memory_gib": 0.09})
-    before = plan_run(plan_conf(folder, machine=small))
+    before = plan_run(build_plan_conf(folder, machine=small))
     assert not before.fits(before.best)
     overrides = suggest_overrides(before)
     assert overrides
     assert not [override for override in overrides if override.startswith("parallel")]  # there is a single core
-    after = plan_run(plan_conf(folder, *overrides, machine=small))
+    after = plan_run(build_plan_conf(folder, *overrides, machine=small))
     assert after.fits(after.best)
 
 
-def suggest_for(folder, *overrides: str, gib_per_core: float) -> list[str]:
+def suggest_for_memory(folder, *overrides: str, gib_per_core: float) -> list[str]:
     memory = {"memory_gib": GENEROUS.cores * gib_per_core}
-    plan = plan_run(plan_conf(folder, *overrides, machine=MachineConf(**vars(GENEROUS) | memory)))
+    plan = plan_run(build_plan_conf(folder, *overrides, machine=MachineConf(**vars(GENEROUS) | memory)))
     assert not plan.fits(plan.best)
     return suggest_overrides(plan)
 
@@ -303,23 +303,23 @@ def test_the_layout_with_the_longest_rows_is_suggested(folder):
         "num_eval_prompts=1",
         "loss.logits_chunk=64",
     ]
-    short = plan_run(plan_conf(folder, *tight, "data.row_length=128", machine=machine))
+    short = plan_run(build_plan_conf(folder, *tight, "data.row_length=128", machine=machine))
     assert short.fits(short.options[0])
     assert short.options[0].layout.tensor == 1
-    plan = plan_run(plan_conf(folder, *tight, "data.row_length=512", machine=machine))
+    plan = plan_run(build_plan_conf(folder, *tight, "data.row_length=512", machine=machine))
     assert suggest_overrides(plan) == ["parallel.tensor=2", "data.row_length=256"]
 
 
 def test_no_override_is_named_that_training_refuses(folder):
     """On the XLA route Muon needs full matrices, which ZeRO-1 would shard."""
-    assert "parallel.draft=sharded" in suggest_for(folder, gib_per_core=0.06)
-    assert suggest_for(folder, "device=xla", gib_per_core=0.06) == []
+    assert "parallel.draft=sharded" in suggest_for_memory(folder, gib_per_core=0.06)
+    assert suggest_for_memory(folder, "device=xla", gib_per_core=0.06) == []
     with pytest.raises(UserError, match=r"^parallel\.target: must be replicated with device=xla"):
-        plan_run(plan_conf(folder, "device=xla", "parallel=sharded"))
+        plan_run(build_plan_conf(folder, "device=xla", "parallel=sharded"))
 
 
 def test_every_layout_trains_on_all_rows_with_the_cores_of_the_machine(folder):
-    run = plan_conf(folder, "optim.rows_per_step=6", "optim.micro_batch_size=3")
+    run = build_plan_conf(folder, "optim.rows_per_step=6", "optim.micro_batch_size=3")
     layouts = list_layouts(run, GENEROUS, model_outline(CPU))
     assert [layout.tensor for layout in layouts] == [1, 2, 4, 8]
     for layout in layouts:
@@ -349,7 +349,7 @@ def test_the_command_prints_a_plan(folder, capsys, monkeypatch):
 def test_a_plan_of_epochs_states_its_steps_where_the_tokens_are_known(folder):
     """The data are 40 full rows, and a step takes 4."""
     epochs = ["optim.steps=null", "optim.epochs=2"]
-    known = plan_run(plan_conf(folder, *epochs, f"tokens={40 * LENGTH}"))
+    known = plan_run(build_plan_conf(folder, *epochs, f"tokens={40 * LENGTH}"))
     assert planned_steps(known) == 20
     assert ["the run", "20 steps"] in [row[:2] for row in time_table(known).rows]
     unknown = replace(known, conf=replace(known.conf, tokens=None))
@@ -368,7 +368,7 @@ def test_a_plan_of_epochs_states_its_steps_where_the_tokens_are_known(folder):
 )
 def test_mistakes_are_refused_in_a_single_line(folder, overrides, line):
     with pytest.raises(UserError) as refused:
-        plan_run(plan_conf(folder, *overrides))
+        plan_run(build_plan_conf(folder, *overrides))
     assert str(refused.value).startswith(line)
     assert "\n" not in str(refused.value)
 
@@ -388,7 +388,7 @@ def test_mistakes_are_refused_in_a_single_line(folder, overrides, line):
 )
 def test_a_run_that_the_machine_cannot_do_is_refused(folder, machine, override, line):
     with pytest.raises(UserError, match=line):
-        plan_run(plan_conf(folder, override, machine=MachineConf(**vars(GENEROUS) | machine)))
+        plan_run(build_plan_conf(folder, override, machine=MachineConf(**vars(GENEROUS) | machine)))
 
 
 @pytest.mark.parametrize("seconds", [machine_specs.MEASURE_SECONDS, 0.0])

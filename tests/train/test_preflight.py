@@ -82,19 +82,19 @@ def run(folder, monkeypatch, capfd):
     return run
 
 
-def conf(*overrides: str) -> TrainConf:
+def build_conf(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, list(overrides))
 
 
 @pytest.mark.parametrize("draft", REAL)
 def test_every_real_draft_has_public_data_that_the_command_line_overrides(draft):
-    public = conf(f"draft={draft}").data
+    public = build_conf(f"draft={draft}").data
     assert public.path == "HuggingFaceH4/ultrachat_200k"
     assert (public.row_length, public.turns) == (2048, TurnSelection.auto)
     for order in ([f"draft={draft}", "data=jsonl"], ["data=jsonl", f"draft={draft}"]):
-        assert conf(*order, "data.path=rows.jsonl").data.source is DataSource.jsonl
-    assert conf(f"draft={draft}", "data=sharegpt").data.path.startswith("Aeala/")
-    assert conf(f"draft={draft}", "experiment=demo-long").data.path == public.path
+        assert build_conf(*order, "data.path=rows.jsonl").data.source is DataSource.jsonl
+    assert build_conf(f"draft={draft}", "data=sharegpt").data.path.startswith("Aeala/")
+    assert build_conf(f"draft={draft}", "experiment=demo-long").data.path == public.path
 
 
 def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(run, folder):
@@ -134,7 +134,7 @@ def test_the_printed_command_composes_to_this_target_and_these_prompts():
         "target.path=/models/mine",
         "run_name=mine",
     ]
-    mine = conf(*typed)
+    mine = build_conf(*typed)
     prepared = compose("prepare", PrepareConf, shlex.split(prepare_command(mine))[3:])
     (source,) = prepared.mixture.sources.values()
     assert (source.path, source.limit) == ("my rows,1.jsonl", 50)
@@ -156,14 +156,14 @@ def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
     datasets.DatasetDict(train=table).save_to_disk(folder / "splits")
     (folder / "many").mkdir(exist_ok=True)
     table.to_parquet(folder / "many" / "part-0.parquet")
-    given = conf("draft=qwen3-1.7b", f"data.path={folder / name}")
+    given = build_conf("draft=qwen3-1.7b", f"data.path={folder / name}")
     assert len(check_and_read_first_rows(given.data)) == 24
 
 
 @pytest.mark.parametrize(("target", "documents"), [("unread", 48), ("llama", 24)])
 def test_automatic_turns_are_those_that_the_template_can_render(folder, target, documents):
     """Qwen3's template rewrites earlier turns, Llama's keeps them; either way each turn is learned once."""
-    rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}")
+    rows = build_conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}")
     source = TargetConf(path=str(folder / target))
     documents_read = read_documents(rows.data, load_tokenizer(source))
     assert len(documents_read) == documents
@@ -180,7 +180,7 @@ def test_a_template_that_rejects_every_row_is_refused_with_its_message(folder, t
     copy = tmp_path / "target"
     shutil.copytree(folder / "unread", copy)
     (copy / "chat_template.jinja").write_text("{{ " + fault + " }}")
-    rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}").data
+    rows = build_conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}").data
     with pytest.raises(UserError, match=r"rejected by the chat template: .* at .*rows.jsonl:\d"):
         preview_rows(rows, TargetConf(path=str(copy)), check_and_read_first_rows(rows))
 
@@ -189,7 +189,7 @@ def test_ids_of_another_tokenizer_are_refused_before_weights_are_read(folder, tm
     file = tmp_path / "ids.jsonl"
     lines = [{"ids": ids, "answer": [False, True]} for ids in ([1, 2], [1, 10**6])]
     file.write_text("\n".join(map(json.dumps, lines)))
-    rows = conf("data=jsonl", f"data.path={file}").data
+    rows = build_conf("data=jsonl", f"data.path={file}").data
     with pytest.raises(UserError, match=rf"got 1000000 at {file}:2"):
         preview_rows(rows, TargetConf(path=str(folder / "unread")), check_and_read_first_rows(rows))
 
@@ -270,9 +270,9 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target(folder, monkeypatch
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
     given = ["data=ultrachat", "data.path=someone/rows"]
     with pytest.raises(UserError, match=r"^target\.path: must be a reachable model"):
-        check_inputs(conf(*given, f"target.path={folder / 'none'}"))
+        check_inputs(build_conf(*given, f"target.path={folder / 'none'}"))
     assert loaded == []
-    mine = conf(*given, f"target.path={folder / 'unread'}")
+    mine = build_conf(*given, f"target.path={folder / 'unread'}")
     assert "someone/rows (train_sft); conversations" in describe_data(mine.data, check_inputs(mine))
     assert loaded == ["someone/rows"]
 
@@ -280,8 +280,8 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target(folder, monkeypatch
 def test_the_demos_data_are_refused_for_another_target_unless_allowed(folder, monkeypatch, caplog):
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"^data.source: the demo's prompts .* got target target;"):
-        check_inputs(conf("target.path=target"))
-    allowed = conf("target.path=target", "data.for_any_target=true")
+        check_inputs(build_conf("target.path=target"))
+    allowed = build_conf("target.path=target", "data.for_any_target=true")
     with caplog.at_level(logging.INFO, logger="train.first_lines"):
         train.first_lines.announce_data(allowed, check_inputs(allowed))
     assert "these are the demo's prompts, answered by target" in caplog.text

@@ -14,7 +14,7 @@ from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.targets.target import Target
-from tests.support.runs.killing import TIMEOUT_S, toy_process
+from tests.support.runs.killing import TIMEOUT_S, start_toy_process
 from tests.support.runs.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
 from train.config.optim import OptimName
 from train.run.state import RunState
@@ -58,7 +58,7 @@ def start_two_ranks(*folders: Path, changes: dict) -> list[Popen]:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     return [
-        toy_process(
+        start_toy_process(
             folder,
             changes,
             stderr=PIPE,

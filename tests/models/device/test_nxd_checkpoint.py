@@ -12,7 +12,7 @@ from models.parallel.tensor_parallel import plan_shards
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from tests.support.models.parallel_layers import shard_state_dict
-from tests.support.models.sharded import CUT, RANKS, model_of
+from tests.support.models.sharded import CUT, RANKS, build_model
 from tests.support.models.tiny import CPU, tiny_tokenizer
 
 FILE = "dp_rank_00_tp_rank_{:02d}_pp_rank_00.pt"
@@ -39,12 +39,12 @@ def save_shares(folder, shares, *, tag="step_10"):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", CUT)
 def test_shares_that_a_plan_cuts_are_merged(name, ranks):
-    model = model_of(CUT[name]())
+    model = build_model(CUT[name]())
     assert_same(merge_shares(cut_into_shares(model, ranks), model), model)
 
 
 def test_a_target_is_built_from_the_newest_finished_checkpoint(tmp_path):
-    model = model_of(CUT["qwen3"]())
+    model = build_model(CUT["qwen3"]())
     model.config.save_pretrained(tmp_path)
     tiny_tokenizer(64).save_pretrained(tmp_path)
     save_shares(tmp_path, cut_into_shares(model, 4))
@@ -70,7 +70,7 @@ def fuse_layers(share, heads):
 
 def test_reordered_heads_and_fused_layers_are_put_in_order():
     """On Trn1, NxD repeats the row of key-value heads; query heads 0, 2, 1, 3 meet keys 0, 1, 0, 1."""
-    model = model_of(CUT["llama"]())
+    model = build_model(CUT["llama"]())
     ranks, heads, kv_heads, size = 8, 8, 2, 16
     order = [0, 4, 1, 5, 2, 6, 3, 7]  # of eight query heads, of which four belong to a key's
     rows = torch.tensor([size * head + i for head in order for i in range(size)])
@@ -123,7 +123,7 @@ def test_a_folder_without_a_checkpoint_has_no_rank_files(tmp_path):
 
 
 def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
-    model = model_of(CUT["llama"]())
+    model = build_model(CUT["llama"]())
     shares = cut_into_shares(model, 4)
     rank_files = save_shares(tmp_path, shares)
     (rank_files / FILE.format(2)).unlink()

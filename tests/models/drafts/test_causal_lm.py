@@ -27,7 +27,7 @@ from models.losses.config import LossConf
 from models.targets.target import Target
 from models.trees.config import SamplingConf
 from models.trees.tree import NO_TREE
-from tests.support.models.methods import eventful_text, share_of_maximum
+from tests.support.models.methods import choose_varied_text, measure_share_of_maximum
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, sampled_texts, tiny_target, tiny_tokenizer
 from tests.support.runs.toy_run import toy_rows, toy_target
 from train.__main__ import main
@@ -82,9 +82,9 @@ def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_check
     assert (folder / "model.safetensors.index.json").exists() == (shards == "10KB")
     draft = build_from_path(target, folder)
     assert torch.equal(draft.model.model.embed_tokens.weight, model.model.embed_tokens.weight)
-    text = eventful_text(target)
+    text = choose_varied_text(target)
     learn(draft, target, batch_of([text]), steps=300, lr=5e-3)
-    assert share_of_maximum(target, draft, text) >= 0.9
+    assert measure_share_of_maximum(target, draft, text) >= 0.9
 
     draft.save(tmp_path / "checkpoint", target)
     plain, info = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", output_loading_info=True)
@@ -117,7 +117,7 @@ def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, tmp
     """Rows that the draft has beyond the target's are never proposed and never trained."""
     target = tiny_target(seed=0, padding=ours)
     draft = build_from_path(target, save_model(build_qwen3(vocab=VOCAB + theirs), tmp_path / "start"))
-    text = eventful_text(target)
+    text = choose_varied_text(target)
     learn(draft, target, batch_of([text]), steps=300)
     if theirs > ours:
         with torch.no_grad():
@@ -129,7 +129,7 @@ def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, tmp
             for d, grown in [(None, NO_TREE), (draft, chain(4))]
         )
         assert plain.ids == drafted.ids
-    assert share_of_maximum(target, draft, text) >= 0.9
+    assert measure_share_of_maximum(target, draft, text) >= 0.9
 
 
 def test_embeddings_that_end_before_the_tokenizer_are_refused(target, tmp_path):

@@ -15,7 +15,7 @@ from models.layers import RMSNorm, drop_inputs
 from models.losses.config import LossConf
 from models.targets.language_model import TargetOutput
 from models.trees.config import SamplingConf
-from tests.support.models.methods import eventful_text, share_of_maximum
+from tests.support.models.methods import choose_varied_text, measure_share_of_maximum
 from tests.support.models.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
 
 DEPTH = 4
@@ -23,7 +23,7 @@ DEPTH = 4
 
 @pytest.fixture(scope="module")
 def sample(target):
-    return eventful_text(target)
+    return choose_varied_text(target)
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +44,15 @@ def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
     counts = torch.bincount(torch.tensor(sample), minlength=VOCAB)
     assert draft.fit_vocabulary(counts, target=target, required_ids=[0])["coverage"] == 1.0
     learn(draft, target, batch_of([sample]), steps=500)
-    assert share_of_maximum(target, draft, sample) >= 0.9
+    assert measure_share_of_maximum(target, draft, sample) >= 0.9
     draft.d2t += 1  # a map that is off by 1
     draft.d2t[-1] = 0
-    assert share_of_maximum(target, draft, sample) < 0.9
+    assert measure_share_of_maximum(target, draft, sample) < 0.9
 
 
 def test_a_captured_layer_off_by_1_lowers_the_acceptance(target, overfit, sample):
     overfit.needs.layers = [layer - 1 for layer in overfit.needs.layers]
-    assert share_of_maximum(target, overfit, sample) < 0.9
+    assert measure_share_of_maximum(target, overfit, sample) < 0.9
 
 
 def test_rotary_positions_off_by_1_lower_the_acceptance(target, overfit, sample, monkeypatch):
@@ -64,7 +64,7 @@ def test_rotary_positions_off_by_1_lower_the_acceptance(target, overfit, sample,
         return layer(state, tokens, hidden, positions=positions + drafted, **rest)
 
     monkeypatch.setattr(overfit, "forward_step", shifted)
-    assert share_of_maximum(target, overfit, sample) < 0.9
+    assert measure_share_of_maximum(target, overfit, sample) < 0.9
 
 
 def test_unrolled_training_steps_equal_the_steps_of_decoding(target, learned):

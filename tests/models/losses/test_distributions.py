@@ -23,7 +23,7 @@ from tests.support.models.loss_cases import (
 K = 4
 
 
-def with_top(args, k=K):
+def coarsen_target(args, k=K):
     """Replace the target of the rows by its k likeliest tokens and the probability of all others."""
     return args | {
         "target_hidden_or_topk": TopKLogits.from_logits(args["target_hidden_or_topk"] @ args["target_head"].T, k)
@@ -88,7 +88,7 @@ def test_value_and_gradient_are_those_of_the_coarse_distributions(name, draft_id
     total = compute_reference(args, conf)
     learns = [args["draft_hidden"], *args["draft_heads"]]
     expected = [total.float(), *torch.autograd.grad(3 * total, learns)]
-    for results in differentiate_both(with_top(args), conf):
+    for results in differentiate_both(coarsen_target(args), conf):
         assert_all_close([results[0], *results[-2:]], expected)
 
 
@@ -99,14 +99,14 @@ def test_the_likeliest_tokens_are_the_full_target_if_they_are_all_tokens(name, d
     for form in FORMS.values():
         expected = differentiate(form, args, conf)
         for k in (11, 99):
-            assert_all_close(differentiate(form, with_top(args, k), conf), expected)
+            assert_all_close(differentiate(form, coarsen_target(args, k), conf), expected)
 
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 @each_loss
 def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monkeypatch):
     """A store reads as zeros where nothing is stored; a bucket may underflow."""
-    args = with_top(draw_inputs(steps=(2,), draft_ids=DRAFT_IDS, spread=spread))
+    args = coarsen_target(draw_inputs(steps=(2,), draft_ids=DRAFT_IDS, spread=spread))
     empty = torch.arange(23) % 3 == 0
     args["target_hidden_or_topk"] = args["target_hidden_or_topk"].map_tensors(
         lambda t: t.masked_fill(empty.reshape(-1, *[1] * (t.ndim - 1)), 0)
@@ -128,7 +128,7 @@ def test_alpha_is_overestimated_by_at_most_the_probability_of_the_bucket(draft_i
     args["draft_hidden"] = args["draft_hidden"].detach().expand(23, 23, 6)
     args["weight"] = torch.eye(23)  # a step for every row
     _, exact = chunked_distillation_loss(**args, conf=conf)
-    known = with_top(args)
+    known = coarsen_target(args)
     _, metrics = chunked_distillation_loss(**known, conf=conf)
     for name in ("hit", "covered"):
         assert torch.equal(metrics[name], exact[name])
@@ -147,7 +147,7 @@ def test_a_tiny_rest_is_not_lost():
 @each_loss
 def test_the_targets_head_is_not_applied_and_chunks_stay_small(name):
     tokens, vocab, chunk = 256, 500, 32
-    args = with_top(draw_inputs(tokens=tokens, vocab=vocab)) | {"target_head": torch.empty(0, 0)}
+    args = coarsen_target(draw_inputs(tokens=tokens, vocab=vocab)) | {"target_head": torch.empty(0, 0)}
     with Largest() as largest:
         chunked_distillation_loss(**args, conf=build_conf(name, logits_chunk=chunk))[0].backward()
     assert largest.numel <= chunk * (vocab + 1)
@@ -156,7 +156,7 @@ def test_the_targets_head_is_not_applied_and_chunks_stay_small(name):
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 def test_the_loss_compiles_into_a_single_graph():
-    args = with_top(draw_inputs(draft_ids=DRAFT_IDS, steps=(2,)))
+    args = coarsen_target(draw_inputs(draft_ids=DRAFT_IDS, steps=(2,)))
     compiled = torch.compile(chunked_distillation_loss, backend="aot_eager", fullgraph=True)
     for name in ("lk_hybrid", "ce"):
         conf = LossConf(name=LossName[name], logits_chunk=16, top_k=2)

@@ -14,7 +14,7 @@ from models.io.errors import UserError
 from models.parallel.tensor_parallel import plan_shards
 from models.targets.config import TargetConf
 from tests.support.models import sharded
-from tests.support.models.sharded import CUT, RANKS, UNCUT, model_of
+from tests.support.models.sharded import CUT, RANKS, UNCUT, build_model
 from tests.support.models.tiny import CPU, tiny_tokenizer
 from tests.support.runs.toy_run import toy_conf
 from train.config.optim import OptimName
@@ -26,7 +26,7 @@ from train.distributed.build import build_parallel, check_parallel
 def measured(tmp_path_factory):
     """Run eight processes, forked from a server that has imported everything; return their measurements."""
     folder = tmp_path_factory.mktemp("ranks")
-    model_of(CUT["qwen3"]()).save_pretrained(folder / "target")
+    build_model(CUT["qwen3"]()).save_pretrained(folder / "target")
     tiny_tokenizer(64).save_pretrained(folder / "target")
     multiprocessing.set_forkserver_preload(["tests.support.models.sharded"])
     torch.multiprocessing.start_processes(
@@ -113,6 +113,6 @@ def test_a_split_that_the_xla_route_lacks_is_refused_by_the_config_alone(tmp_pat
 def test_a_model_that_cannot_be_cut_is_refused_by_name(name, ranks, rule):
     """The shape alone decides: no weight is read."""
     with torch.device("meta"):
-        model = model_of((CUT | UNCUT)[name]())
+        model = build_model((CUT | UNCUT)[name]())
     with pytest.raises(UserError, match=f"parallel.tensor: a target of {name} needs .*{rule}"):
         plan_shards(model, ranks)

@@ -25,11 +25,11 @@ VOCAB = 5
 GREEDY = Sampler(rule=SamplingConf())
 
 
-def dynamic(**conf):
+def build_dynamic(**conf):
     return TreeConf(**{"depth": 4, "nodes": 9, "beam_width": 3, "children": 3} | conf).build()
 
 
-def scores_of(path, *, ties=False, cut=False):
+def draw_scores(path, *, ties=False, cut=False):
     """Return the scores after a path, the same at every call."""
     numbers = torch.Generator().manual_seed(hash(path) % 2**31)
     scores = torch.randn(VOCAB, generator=numbers)
@@ -41,7 +41,7 @@ def scores_of(path, *, ties=False, cut=False):
     return scores
 
 
-def paths_of(proposal, row, root=()):
+def list_paths(proposal, row, root=()):
     """List the token paths of a row, in the order of the proposal."""
     paths = [root]
     for token, parent in zip(proposal.ids[row].tolist(), proposal.parents[row].tolist(), strict=True):
@@ -57,16 +57,16 @@ def grow_paths(tree, *, root=(0,), **kind):
     def expand(tokens, above, level):
         nonlocal before
         before = [(*before[parent], token) for token, parent in zip(tokens[0].tolist(), above[0].tolist(), strict=True)]
-        return torch.stack([scores_of(path, **kind) for path in before])[None]
+        return torch.stack([draw_scores(path, **kind) for path in before])[None]
 
-    proposal = grow(tree, GREEDY, scores_of(root, **kind)[None], expand)
-    return paths_of(proposal, 0, root)
+    proposal = grow(tree, GREEDY, draw_scores(root, **kind)[None], expand)
+    return list_paths(proposal, 0, root)
 
 
 @pytest.mark.parametrize("kind", [{}, {"ties": True}, {"cut": True}, {"ties": True, "cut": True}])
 def test_dynamic_trees_are_closed_under_prefixes_also_under_ties(kind):
     for number in range(40):
-        paths = grow_paths(dynamic(), root=(number,), **kind)
+        paths = grow_paths(build_dynamic(), root=(number,), **kind)
         assert len(set(paths)) == len(paths) == 9
         assert all(path[:-1] in paths or len(path) == 2 for path in paths)
         assert max(map(len, paths)) <= 5
@@ -79,14 +79,14 @@ def search_best_first(root, nodes, depth):
         negative, path = heapq.heappop(queue)
         paths.append(path)
         if len(path) <= depth:
-            logp = scores_of(path).log_softmax(-1)
+            logp = draw_scores(path).log_softmax(-1)
             for token, value in enumerate(logp.tolist()):
                 heapq.heappush(queue, (negative - value, (*path, token)))
     return paths[1:]
 
 
 def test_dynamic_trees_are_those_of_best_first_search():
-    tree = dynamic(depth=3, nodes=12, beam_width=VOCAB**2, children=VOCAB)  # wide enough to prune nothing
+    tree = build_dynamic(depth=3, nodes=12, beam_width=VOCAB**2, children=VOCAB)  # wide enough to prune nothing
     for number in range(20):
         assert grow_paths(tree, root=(number,)) == search_best_first((number,), nodes=12, depth=3)
 
@@ -104,7 +104,7 @@ def test_a_width_of_all_nodes_prunes_nothing(nodes):
         tokens = np.argsort(-table, axis=1)  # of each rank
         ranks = best_first_paths(np.take_along_axis(table, tokens, 1), nodes)
         expected = [tuple(tokens[d, rank] for d, rank in enumerate(path)) for path in ranks]
-        assert paths_of(proposal, 0) == expected
+        assert list_paths(proposal, 0) == expected
 
 
 def test_medusas_product_tree_is_the_best_of_all_products(target):
@@ -122,7 +122,7 @@ def test_medusas_product_tree_is_the_best_of_all_products(target):
             for tokens in product(*(c[row].topk(8).indices.tolist() for c in chances[:depth]))
         }
         best = sorted(every, key=lambda path: -every[path])[: conf.nodes]
-        assert set(paths_of(proposal, row)) == set(best)
+        assert set(list_paths(proposal, row)) == set(best)
     assert conf.nodes == 24
 
 
@@ -130,7 +130,7 @@ def test_a_chain_takes_the_likeliest_token_each_time():
     tree = TreeConf(kind=TreeKind.chain, depth=3).build()
     path = (7,)
     for _ in range(3):
-        path = (*path, int(scores_of(path).argmax()))
+        path = (*path, int(draw_scores(path).argmax()))
     assert grow_paths(tree, root=(7,)) == [path[:2], path[:3], path]
 
 
@@ -141,7 +141,7 @@ def test_a_static_tree_takes_the_ranks_that_it_names():
     for ranks in sorted(map(tuple, paths), key=lambda path: (len(path), path)):
         path = (3,)
         for rank in ranks:
-            order = scores_of(path).argsort(descending=True).tolist()
+            order = draw_scores(path).argsort(descending=True).tolist()
             path = (*path, order[rank])
         expected.append(path)
     assert grow_paths(tree, root=(3,)) == expected
@@ -186,16 +186,16 @@ def test_impossible_trees_are_refused_by_key(message):
 
 def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
     for depth, width, branch, nodes in [(2, 4, 2, 6), (3, 1, 1, 3), (1, 1, 5, 5), (3, 2, 4, 20)]:
-        tree = dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes)
+        tree = build_dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes)
         assert len(grow_paths(tree)) == nodes
         with pytest.raises(UserError, match=r"tree\.nodes: must be at most"):
-            dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes + 1)
+            build_dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes + 1)
 
 
 # --- operators --------------------------------------------------------------------------------
 
 
-def extreme_scores(number: int) -> torch.Tensor:
+def draw_extreme_scores(number: int) -> torch.Tensor:
     """Draw scores with ties; the bits of `number` add -inf, NaN, the lowest and the smallest number."""
     numbers = torch.Generator().manual_seed(number)
     scores = torch.randint(-3, 4, (3, 1 + 13 * (number % 4)), generator=numbers).float()
@@ -207,7 +207,7 @@ def extreme_scores(number: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("number", range(16))
 def test_the_stable_top_is_the_start_of_a_stable_sort(number):
-    scores = extreme_scores(number)
+    scores = draw_extreme_scores(number)
     ordered, index = scores.sort(dim=-1, descending=True, stable=True)
     for count in {1, scores.shape[1] // 2, scores.shape[1]} - {0}:
         top, top_index = stable_topk(scores, count)

@@ -54,7 +54,7 @@ class Command:
         assert entry, f"python -m {self.module}: no such command"
         name, schema = entry[1], getattr(source, entry[2])
         words = itertools.takewhile(lambda word: word != "--cfg", self.words)
-        choices = sweeps([word for word in words if word not in FLAGS])
+        choices = expand_sweeps([word for word in words if word not in FLAGS])
         return [compose(name, schema, list(choice)) for choice in choices]
 
 
@@ -87,11 +87,11 @@ def commands(text: str) -> Iterator[Command]:
     for match in LAUNCHED.finditer(text):
         processes = 1
         for name in ("nnodes", "nproc-per-node", "num_processes"):
-            processes *= option(match["launcher"], name)
-        yield Command(match["module"], arguments(match["rest"]), processes)
+            processes *= parse_option(match["launcher"], name)
+        yield Command(match["module"], split_arguments(match["rest"]), processes)
     for match in SUBMITTED.finditer(text):
-        processes = option(match["launcher"], "nodes") * SLURM_PROCESSES
-        yield Command("train", arguments(match["rest"]), processes)
+        processes = parse_option(match["launcher"], "nodes") * SLURM_PROCESSES
+        yield Command("train", split_arguments(match["rest"]), processes)
 
 
 def refusals(text: str) -> Iterator[tuple[Command, str]]:
@@ -101,12 +101,12 @@ def refusals(text: str) -> Iterator[tuple[Command, str]]:
         yield parsed, line
 
 
-def option(launcher: str, name: str) -> int:
+def parse_option(launcher: str, name: str) -> int:
     match = re.search(rf"--{name}[= ](\d+)", launcher)
     return int(match[1]) if match else 1
 
 
-def arguments(rest: str) -> tuple[str, ...]:
+def split_arguments(rest: str) -> tuple[str, ...]:
     """Return the words before the end of the command: a comment, a redirection, another command."""
     words = []
     for word in shlex.split(rest, comments=True):
@@ -118,7 +118,7 @@ def arguments(rest: str) -> tuple[str, ...]:
     return tuple(word for word in words if word != "$@")
 
 
-def sweeps(overrides: list[str]) -> Iterator[tuple[str, ...]]:
+def expand_sweeps(overrides: list[str]) -> Iterator[tuple[str, ...]]:
     """Yield the overrides of each job of a multirun; without a sweep there is a single job."""
     choices = [
         [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]

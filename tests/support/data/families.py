@@ -108,7 +108,7 @@ HARMONY_THOUGHTS = [
 HARMONY_CALL = f" to=functions.weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>"
 
 
-def zipped(first: list[str], second: list[str]) -> list[str]:
+def join_pairwise(first: list[str], second: list[str]) -> list[str]:
     return [left + right for left, right in zip(first, second, strict=False)]
 
 
@@ -127,14 +127,14 @@ FAMILIES = {
             "empty thought": Case(
                 messages=SINGLE, says=["<think>\n\n</think>\n\n" + QWEN[0]], template={"enable_thinking": True}
             ),
-            "thought": Case(messages=thinking(SINGLE), says=zipped(QWEN_THOUGHTS, QWEN[:1])),
-            "thoughts": Case(messages=thinking(MULTI), says=zipped(QWEN_THOUGHTS, QWEN), rewritten=True),
+            "thought": Case(messages=thinking(SINGLE), says=join_pairwise(QWEN_THOUGHTS, QWEN[:1])),
+            "thoughts": Case(messages=thinking(MULTI), says=join_pairwise(QWEN_THOUGHTS, QWEN), rewritten=True),
             "thoughts of a call": Case(
-                messages=thinking(TOOL), says=zipped(QWEN_THOUGHTS, [QWEN_CALL, QWEN[0]]), tools=TOOLS
+                messages=thinking(TOOL), says=join_pairwise(QWEN_THOUGHTS, [QWEN_CALL, QWEN[0]]), tools=TOOLS
             ),
             "thoughts, calls and turns": Case(
                 messages=thinking(TOOL_MULTI),
-                says=zipped(QWEN_THOUGHTS, [QWEN_CALL, *QWEN]),
+                says=join_pairwise(QWEN_THOUGHTS, [QWEN_CALL, *QWEN]),
                 tools=TOOLS,
                 rewritten=True,
             ),
@@ -148,9 +148,9 @@ FAMILIES = {
         replaced=(QWEN_SWITCH, "{{- '<think>\\n' }}"),
         cases={
             "no thought": Case(messages=SINGLE, says=["\n</think>\n\n" + QWEN[0]]),
-            "thoughts": Case(messages=thinking(MULTI), says=zipped(QWEN_OPEN_THOUGHTS, QWEN), rewritten=True),
+            "thoughts": Case(messages=thinking(MULTI), says=join_pairwise(QWEN_OPEN_THOUGHTS, QWEN), rewritten=True),
             "thoughts of a call": Case(
-                messages=thinking(TOOL), says=zipped(QWEN_OPEN_THOUGHTS, [QWEN_CALL, QWEN[0]]), tools=TOOLS
+                messages=thinking(TOOL), says=join_pairwise(QWEN_OPEN_THOUGHTS, [QWEN_CALL, QWEN[0]]), tools=TOOLS
             ),
         },
     ),
@@ -263,19 +263,19 @@ FAMILIES = {
             "single": Case(messages=SINGLE, says=HARMONY[:1]),
             "multi": Case(messages=MULTI, says=HARMONY, rewritten=True),
             "tools": Case(messages=TOOL, tools=TOOLS, says=[HARMONY_CALL, HARMONY[0]]),
-            "thought": Case(messages=thinking(SINGLE), says=zipped(HARMONY_THOUGHTS, HARMONY[:1])),
-            "thoughts": Case(messages=thinking(MULTI), says=zipped(HARMONY_THOUGHTS, HARMONY), rewritten=True),
+            "thought": Case(messages=thinking(SINGLE), says=join_pairwise(HARMONY_THOUGHTS, HARMONY[:1])),
+            "thoughts": Case(messages=thinking(MULTI), says=join_pairwise(HARMONY_THOUGHTS, HARMONY), rewritten=True),
             "thoughts of a call": Case(
                 messages=thinking(TOOL),
                 tools=TOOLS,
                 rewritten=True,
-                says=zipped(HARMONY_THOUGHTS, [HARMONY_CALL, HARMONY[0]]),
+                says=join_pairwise(HARMONY_THOUGHTS, [HARMONY_CALL, HARMONY[0]]),
             ),
             "thoughts, calls and turns": Case(
                 messages=thinking(TOOL_MULTI),
                 tools=TOOLS,
                 rewritten=True,
-                says=zipped(HARMONY_THOUGHTS, [HARMONY_CALL, *HARMONY]),
+                says=join_pairwise(HARMONY_THOUGHTS, [HARMONY_CALL, *HARMONY]),
             ),
         },
     ),

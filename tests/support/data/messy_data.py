@@ -35,7 +35,7 @@ def build_conversation(*texts) -> dict:
     return {"conversations": [{"from": speakers[n % 2], "value": t} for n, t in enumerate(texts)]}
 
 
-def faulty(reason: str, n: int) -> bytes:
+def build_fault(reason: str, n: int) -> bytes:
     """Build the n-th line with this fault."""
     question = f"Faulty {reason} {n}"
     match reason:
@@ -77,9 +77,9 @@ def sharegpt(file: Path) -> None:
             lines.write(json.dumps({"id": f"s{n}", **row}).encode() + b"\n")
             if n % every == every - 1 and faults:
                 # backwards: a duplicate needs its original before it
-                lines.write(faulty(*faults.pop(0)) + b"\n\n")  # a blank line is no row
+                lines.write(build_fault(*faults.pop(0)) + b"\n\n")  # a blank line is no row
         for fault in faults:
-            lines.write(faulty(*fault) + b"\n")
+            lines.write(build_fault(*fault) + b"\n")
 
 
 def chat(file: Path) -> None:

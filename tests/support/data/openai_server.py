@@ -68,7 +68,7 @@ def app(
     async def completions(asked_by: Request) -> Any:
         request = await asked_by.json()
         served.state.requests.append(request)
-        if faulty and (broken := fail(next(asked))):
+        if faulty and (broken := fail_every_fifth(next(asked))):
             return broken
         if await asked_by.is_disconnected():
             raise HTTPException(408)  # which nobody reads
@@ -99,7 +99,7 @@ def app(
     return served
 
 
-def fail(number: int) -> Response | None:
+def fail_every_fifth(number: int) -> Response | None:
     """Fail every fifth request, each time in another way; a broken reply is returned."""
     failure, rest = divmod(number, 5)
     if rest:

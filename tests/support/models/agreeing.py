@@ -34,7 +34,7 @@ SHAPES: dict[str, Tree] = {
 }
 
 
-def small_target() -> Target:
+def build_small_target() -> Target:
     torch.manual_seed(5)
     config = Qwen3Config(
         vocab_size=WORDS,
@@ -54,9 +54,9 @@ def small_target() -> Target:
     return Target(Qwen3ForCausalLM(config), tiny_tokenizer(WORDS), name="small", device=CPU)
 
 
-def small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
+def build_small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
     """Train drafts briefly on sampled texts; the draft model is the target with noise on its weights."""
-    batch = sampled(target)
+    batch = sample_batch(target)
     loss = LossConf(step_decay=1.0)
     eagle = build_draft(Eagle3Conf(layers=LAYERS, ttt_steps=2), target, loss=loss, seed=0)
     reduced = Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=10)
@@ -70,7 +70,7 @@ def small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
     return {name: draft.eval() for name, draft in zip(METHODS, drafts, strict=True)}
 
 
-def sampled(target: Target) -> Batch:
+def sample_batch(target: Target) -> Batch:
     decoder = Decoder(target, sampling=SamplingConf(temperature=1.0, seed=9), slots=20, batch=64)
     starts = torch.randint(1, WORDS, (64, 4), generator=torch.Generator().manual_seed(1)).tolist()
     answers = decoder.decode(starts, row_ids=list(range(64)), max_new_tokens=16)

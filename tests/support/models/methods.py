@@ -59,12 +59,12 @@ QUICK = ("eagle3", "eagle1", "medusa", "medusa2", "hydra++", "draft model")
 EVERY_CASE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.system) for name in CASES]
 
 
-def eventful_text(target: Target) -> list[int]:
+def choose_varied_text(target: Target) -> list[int]:
     """Return the text of the target with the most distinct tokens, in which both position and content matter."""
     return max(sampled_texts(target, count=8, length=42), key=lambda text: len(set(text)))
 
 
-def share_of_maximum(verifier, draft, text):
+def measure_share_of_maximum(verifier, draft, text):
     """Measure the acceptance length on a learned text, as a share of the chain's depth + 1."""
     decoder = Decoder(verifier, draft, chain(DEPTH), sampling=SamplingConf(), slots=64)
     (row,) = decoder.decode([text[:5]], row_ids=[0], max_new_tokens=30)

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup, get_rank, get_world_size
 from models.parallel.tensor_parallel import LayerShard, ParallelLayers
 
 
-def reference(group: ProcessGroup) -> ParallelLayers:
+def build_reference_layers(group: ProcessGroup) -> ParallelLayers:
     """Return the layers for models that the processes of `group` share."""
     ours = {"tensor_model_parallel_group": group}
     return ParallelLayers(

@@ -17,44 +17,46 @@ from tests.support.models.tiny import CPU
 GRAPHS: list[GraphModule] = []  # forward, backward and inference, in the order of compilation
 
 
-def keep(graph: GraphModule, _inputs: list):
+def record_graph(graph: GraphModule, _inputs: list):
     GRAPHS.append(graph)
     return make_boxed_func(graph.forward)
 
 
-register_backend(aot_autograd(fw_compiler=keep, bw_compiler=keep, inference_compiler=keep), name="recording")
+register_backend(
+    aot_autograd(fw_compiler=record_graph, bw_compiler=record_graph, inference_compiler=record_graph), name="recording"
+)
 
 
-def recording_device():
+def build_recording_device():
     """Forget earlier graphs and return a device that keeps those that it compiles in GRAPHS."""
     GRAPHS.clear()
     return replace(CPU, compiles=True, backend="recording", ledger=GraphLedger())
 
 
-def named_operators() -> set[str]:
-    return {name_of(node) for graph in GRAPHS for node in nodes_of(graph)}
+def list_operators() -> set[str]:
+    return {get_name(node) for graph in GRAPHS for node in list_nodes(graph)}
 
 
 def find_forbidden() -> set[str]:
     """Return the operators of all recorded graphs that not every compiler supports."""
-    return {problem for graph in GRAPHS for node in nodes_of(graph) for problem in forbidden_in(node)}
+    return {problem for graph in GRAPHS for node in list_nodes(graph) for problem in list_forbidden(node)}
 
 
-def nodes_of(graph: GraphModule) -> Iterator[Node]:
+def list_nodes(graph: GraphModule) -> Iterator[Node]:
     """Yield the nodes of a graph and of its regions."""
     for module in graph.modules():
         if isinstance(module, GraphModule):
             yield from module.graph.nodes
 
 
-def name_of(node: Node) -> str:
+def get_name(node: Node) -> str:
     packet = getattr(node.target, "overloadpacket", None)
     return packet.__name__ if packet else str(node.target)
 
 
-def forbidden_in(node: Node) -> Iterator[str]:
-    name = name_of(node)
-    read = [value for other in node.all_input_nodes for value in tensors_of(other)]
+def list_forbidden(node: Node) -> Iterator[str]:
+    name = get_name(node)
+    read = [value for other in node.all_input_nodes for value in list_tensors(other)]
     constants = tree_leaves((node.args, node.kwargs))
     if name.endswith("sort"):
         yield "sort"
@@ -72,12 +74,12 @@ def forbidden_in(node: Node) -> Iterator[str]:
         yield "shift of 64 bits"
     if any(isinstance(value, float) and math.isinf(value) for value in constants):
         yield f"infinity in {name}"
-    for tensor in tensors_of(node):
+    for tensor in list_tensors(node):
         if not tensor.numel():
             yield f"size zero in {node.op} {name}"
         if tensor.dtype is torch.float64:
             yield f"float64 in {name}"
 
 
-def tensors_of(node: Node) -> list[torch.Tensor]:
+def list_tensors(node: Node) -> list[torch.Tensor]:
     return [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]

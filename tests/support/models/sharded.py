@@ -26,7 +26,7 @@ from models.targets.target import Target
 from models.trees.config import SamplingConf
 from tests.support.models import nxd
 from tests.support.models.family_models import EXPERTS, HEADS, SHAPE, SLIDING
-from tests.support.models.parallel_layers import reference
+from tests.support.models.parallel_layers import build_reference_layers
 from tests.support.models.tiny import CPU, tiny_tokenizer, tree
 from tests.support.runs.killing import TIMEOUT_S
 from train.config.run import ParallelConf, Weights
@@ -69,7 +69,7 @@ UNCUT: dict[str, Callable[[], Any]] = {
 }
 
 
-def model_of(config: Any) -> Any:
+def build_model(config: Any) -> Any:
     """Build a random model with biases and norms large enough to matter."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
@@ -89,28 +89,31 @@ def run_rank(rank: int, folder: Path) -> None:
     groups = {ranks: dist.new_group(range(ranks)) for ranks in RANKS}
     second = dist.new_group([2, 3])
     results = {
-        f"{name}, {ranks} ranks": difference(name, groups[ranks]) for ranks in RANKS for name in CUT if rank < ranks
+        f"{name}, {ranks} ranks": measure_difference(name, groups[ranks])
+        for ranks in RANKS
+        for name in CUT
+        if rank < ranks
     }
     if rank < 2:
-        results["texts"] = texts(groups[2])
-        results["moments"] = moments(rank, groups[2])
+        results["texts"] = decode_texts(groups[2])
+        results["moments"] = measure_moments(rank, groups[2])
     if rank < 4:
-        results["engine"] = by_engine(folder / "target", rank, (groups[2], second)[rank // 2])
+        results["engine"] = measure_engine(folder / "target", rank, (groups[2], second)[rank // 2])
     (folder / f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 
-def difference(name: str, group: dist.ProcessGroup) -> list[float]:
+def measure_difference(name: str, group: dist.ProcessGroup) -> list[float]:
     """Return the largest difference of the cut model's logits, and the share of weights that this rank holds."""
-    model = model_of(CUT[name]())
+    model = build_model(CUT[name]())
     ids = torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(2))
     uncut, weights = model(ids).logits, sum(p.numel() for p in model.parameters())
-    parallelize_model(model, reference(group))
+    parallelize_model(model, build_reference_layers(group))
     held = sum(p.numel() for p in model.parameters())
     return [(model(ids).logits - uncut).abs().max().item(), held / weights]
 
 
-def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
+def measure_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     """Load a target by `device=xla` on two groups of two processes; compare it with the uncut target."""
     nxd.install(group)
     device = XlaDevice(**vars(CPU) | {"name": "xla"})
@@ -158,7 +161,7 @@ class Steps:
         return [deepcopy(o.state_dict()) for o in (self.model, self.optimizer, self.schedule)]
 
 
-def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
+def measure_moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     """Compare four steps of a single process with those of two ZeRO-1 ranks that are stopped in the middle."""
     nxd.install(group)
     ranks: Any = SimpleNamespace(process_index=rank, num_processes=2)
@@ -190,24 +193,24 @@ def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     return {"difference": max(differences), "held": held}
 
 
-def noised() -> Any:
+def build_noised() -> Any:
     """Build the uncut model with noise on its weights, a draft that often agrees with the target."""
-    model, numbers = model_of(CUT["qwen3"]()), torch.Generator().manual_seed(7)
+    model, numbers = build_model(CUT["qwen3"]()), torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         drawn = torch.randn(parameter.shape, generator=numbers)
         parameter += 0.05 * parameter.std(correction=0) * drawn
     return model
 
 
-def texts(group: dist.ProcessGroup) -> list[list[int]]:
+def decode_texts(group: dist.ProcessGroup) -> list[list[int]]:
     """Return tokens and rounds of tree decoding by the uncut and by the cut target."""
     lines = []
     for cut in (False, True):
-        model = model_of(CUT["qwen3"]())
+        model = build_model(CUT["qwen3"]())
         if cut:
-            parallelize_model(model, reference(group), replicated=("lm_head",))
+            parallelize_model(model, build_reference_layers(group), replicated=("lm_head",))
         target = Target(model, tiny_tokenizer(64), name="tiny", device=CPU)
-        draft = CausalLMDraft(CausalLMConf(name="noised"), noised(), target)
+        draft = CausalLMDraft(CausalLMConf(name="noised"), build_noised(), target)
         decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)
         assert decoder.session.buffers[0].keys[0].shape[1] == (1 if cut else 2)
         prompts = [[5, 6, 7], [8, 9, 10, 11, 12]]

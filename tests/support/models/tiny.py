@@ -137,13 +137,13 @@ def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: f
         schedule.step()
 
     step(0)
-    with unchecked():
+    with skip_shape_checks():
         for number in range(1, steps):
             step(number)
 
 
 @contextmanager
-def unchecked() -> Iterator[None]:
+def skip_shape_checks() -> Iterator[None]:
     """Do not check shapes, for repeated calls whose shapes are checked elsewhere."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)

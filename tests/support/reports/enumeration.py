@@ -54,7 +54,7 @@ class Tables:
 
     def _new(self, numbers: torch.Generator) -> Tensor:
         weights = torch.rand(self.words, generator=numbers, dtype=torch.float64)
-        return normed(weights.log().abs() ** 1.5)  # uneven
+        return normalize(weights.log().abs() ** 1.5)  # uneven
 
     def without(self, name: str, zeros: Callable[[Context], list[int]]) -> "Tables":
         """Set the tokens `zeros(context)` of `target` or `draft` to zero; return the tables."""
@@ -64,7 +64,7 @@ class Tables:
         return self
 
 
-def normed(weights: Tensor) -> Tensor:
+def normalize(weights: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
@@ -113,7 +113,7 @@ def grow(tables: Tables, paths: list[list[int]], draw: Draw = without_replacemen
         children = [node for node, above in enumerate(parents) if above == parent]
         grown = []
         for tokens, chance in rows:
-            probs = tables.draft[context_of(parent, parents, tokens)]
+            probs = tables.draft[build_context(parent, parents, tokens)]
             for drawn, likely in draw(probs, len(children)):
                 grown.append((tokens | dict(zip(children, drawn, strict=True)), chance * likely))
         rows = grown
@@ -121,13 +121,13 @@ def grow(tables: Tables, paths: list[list[int]], draw: Draw = without_replacemen
     return trees_of(tables, parents, ids, [chance for _, chance in rows])
 
 
-def context_of(node: int, parents: list[int], tokens: dict[int, int]) -> Context:
-    return () if node < 0 else (*context_of(parents[node], parents, tokens), tokens[node])
+def build_context(node: int, parents: list[int], tokens: dict[int, int]) -> Context:
+    return () if node < 0 else (*build_context(parents[node], parents, tokens), tokens[node])
 
 
 def trees_of(tables: Tables, parents: list[int], ids: list[list[int]], chance: list[float]) -> Trees:
     nodes = range(-1, len(parents))
-    contexts = [[context_of(n, parents, dict(enumerate(row))) for n in nodes] for row in ids]
+    contexts = [[build_context(n, parents, dict(enumerate(row))) for n in nodes] for row in ids]
     target, draft = (
         torch.stack([torch.stack([table[context] for context in row]) for row in contexts])
         for table in (tables.target, tables.draft)
@@ -183,7 +183,7 @@ def judge_chain(trees: Trees) -> Judged:
     return Judged(odds=odds, ends=torch.stack([open_, *ends], 1), left=left / left.sum(-1, keepdim=True))
 
 
-def played_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Judged) -> bool:
+def replays_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Judged) -> bool:
     """Return whether `accept`, just beside each threshold, decides as the odds and residuals say."""
     rows, nodes = judged.odds.shape
     above = ancestor_mask(trees.proposal.parents)[0]
@@ -234,7 +234,7 @@ def outcome_of_each(rule: RejectionRule | BlockRule, tables: Tables, trees: Tree
 def _likely(rule: RejectionRule | BlockRule, trees: Trees) -> Tensor:
     """Return how likely each tree ends at which node with which word: [rows, nodes + 1, words]."""
     judged = judge(rule, trees)
-    assert played_as_judged(rule, trees, judged)
+    assert replays_as_judged(rule, trees, judged)
     return judged.ends[..., None] * judged.left
 
 

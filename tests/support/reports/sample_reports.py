@@ -56,7 +56,7 @@ def prompt_result(*, prompt=None, **kwargs):
     return PromptResult(prompt=prompt, generation=Generation(**kwargs))
 
 
-def traces(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
+def draw_answers(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
     """Build answers of 64 tokens in four categories; the accepted tokens of their rounds are geometrically distributed.
 
     The first `rendered` prompts count as rendered by a chat template.
@@ -103,7 +103,7 @@ def measured(*, baseline="autoregressive", **kwargs):
         fused_round=round_ms - 1,
     )
     return ModeResult(
-        prompt_results=traces(**kwargs),
+        prompt_results=draw_answers(**kwargs),
         baseline=baseline,
         depth=depth,
         split=split,
@@ -131,7 +131,7 @@ def measured_target(**more):
     return {"autoregressive": plain, "ngram": replace(ngram, draft_passes=0, bytes_ratio=0.0)}
 
 
-def at_batch(size, speedup):
+def build_batch_figures(size, speedup):
     return BatchFigures(
         size=size,
         speedup=Estimate(mean=speedup, ci95=[speedup - 0.2, speedup + 0.3]),
@@ -159,7 +159,7 @@ def described(name, **changes):
         "not_measured": {},
         "longest_row": 512,
         "training": curve(),
-        "batches": [at_batch(4, 2.0), at_batch(16, 1.25)],
+        "batches": [build_batch_figures(4, 2.0), build_batch_figures(16, 1.25)],
         "samples": [SampleAnswer(prompt_id="code-3", pieces=pieces)],
     }
     return DraftInfo(name=name, **fields | changes)

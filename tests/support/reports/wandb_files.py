@@ -47,7 +47,7 @@ def run_ids(folder: Path) -> list[tuple[str, str, str]]:
     return [(run.run_id, run.project, run.display_name) for run in runs]
 
 
-def axes(folder: Path) -> dict[str, str]:
+def read_axes(folder: Path) -> dict[str, str]:
     """Return the axis of each metric that defines its own."""
     metrics = [record.metric for record in read_records(folder) if record.HasField("metric")]
     return {metric.glob_name or metric.name: metric.step_metric for metric in metrics if metric.step_metric}

@@ -21,7 +21,7 @@ from data.config import DataConf
 from models.device.graph_budget import GraphLedger
 from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom
 from tests.support.models.tiny import CPU
-from tests.support.runs.layout_run import layout_target
+from tests.support.runs.layout_run import build_layout_target
 from tests.support.runs.toy_run import toy_conf, toy_run
 from train.distributed import build
 
@@ -49,7 +49,7 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> No
         draft=DRAFTS[name], data=DataConf(seed=1), optim={"steps": 3, "rows_per_step": 8, "micro_batch_size": 2}
     )
     conf.log.interval = 1
-    toy_run(folder, conf, target=layout_target(device), device=device)
+    toy_run(folder, conf, target=build_layout_target(device), device=device)
 
 
 if __name__ == "__main__":

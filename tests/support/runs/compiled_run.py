@@ -44,7 +44,7 @@ SHAPES = {
 READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
 
-def prompts() -> list[list[int]]:
+def draw_prompts() -> list[list[int]]:
     numbers = torch.Generator().manual_seed(5)
     return [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in LENGTHS]
 
@@ -75,14 +75,14 @@ def decode(decoder: Decoder, texts: list[list[int]]) -> list:
     return [decoder.decode([t], row_ids=[i], max_new_tokens=NEW)[0] for i, t in enumerate(texts)]
 
 
-def drafts_of(target: Target) -> list[Draft]:
+def build_drafts(target: Target) -> list[Draft]:
     """Build a draft before and after some training, with the same shape."""
     untrained, trained = new_draft(target, ttt_steps=3), new_draft(target, ttt_steps=3)
     learn(trained, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60)
     return [untrained, trained]
 
 
-def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
+def build_method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
     """Return the verifying target, a method's draft before training, and the draft loaded from a checkpoint."""
     case = CASES[name]
     draft = case.build(target)
@@ -109,7 +109,7 @@ def compare_compiled_loss(name: str, target: Target) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
-def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
+def build_decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
     chosen: list[Draft | None] = {"none": [None], "ngram": [NgramDraft()]}.get(name, drafts)
     typical = name == "typical"
     return [
@@ -128,7 +128,7 @@ def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
 
 def measure(name: str, backend: str, texts: list[list[int]], target: Target, drafts: list[Draft]) -> dict[str, object]:
     target.device = replace(CPU, compiles=True, backend=backend)
-    first, *others = decoders(name, target, drafts)
+    first, *others = build_decoders(name, target, drafts)
     decode(first, list({bucket_length(len(text)): text for text in texts}.values()))  # the warm-up
     warm = Device.count_graphs()
     target.model(torch.tensor(texts[:1]))  # another user of the layers, as `generate` is
@@ -136,7 +136,7 @@ def measure(name: str, backend: str, texts: list[list[int]], target: Target, dra
         answers = [row for decoder in (first, *others) for row in decode(decoder, texts)]
     added = Device.count_graphs() - warm
     target.device = CPU
-    eager = [row for decoder in decoders(name, target, drafts) for row in decode(decoder, texts)]
+    eager = [row for decoder in build_decoders(name, target, drafts) for row in decode(decoder, texts)]
     rounds = sum(len(row.round_s) for row in answers)
     return {
         "graphs": warm,
@@ -148,7 +148,7 @@ def measure(name: str, backend: str, texts: list[list[int]], target: Target, dra
     }
 
 
-def mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, object]:
+def measure_mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, object]:
     """Decode 200 requests of every length in four slots that are refilled as they end; count added graphs.
 
     The warm-up decodes six requests in each bucket: four start in an empty decoder, two in a busy one.
@@ -197,20 +197,20 @@ def keeps_apart(backend: str, texts: list[list[int]]) -> bool:
 def main(backend: str, count: str, *names: str) -> None:
     torch.set_num_threads(1)
     target = tiny_target(seed=0)
-    drafts = drafts_of(target)
+    drafts = build_drafts(target)
     modes, requests = {}, None
     for name in names:
         if name == REQUESTS:
-            requests = mixed_requests(backend, target, drafts[1])
+            requests = measure_mixed_requests(backend, target, drafts[1])
             continue
-        models = method_drafts(name, target) if name in CASES else (target, drafts)
-        modes[name] = measure(name, backend, prompts()[: int(count)], *models)
+        models = build_method_drafts(name, target) if name in CASES else (target, drafts)
+        modes[name] = measure(name, backend, draw_prompts()[: int(count)], *models)
         if name in CASES:
             modes[name]["loss_apart"] = compare_compiled_loss(name, target)
     breaks = dict(counters["graph_break"])
     results = {"modes": modes, "breaks": breaks, "mixed": requests}
     if "none" in names:  # it needs no draft, so that once is enough
-        results["keeps_apart"] = keeps_apart(backend, prompts()[:4])
+        results["keeps_apart"] = keeps_apart(backend, draw_prompts()[:4])
     print(json.dumps(results))  # noqa: T201
 
 

@@ -33,13 +33,13 @@ ROWS, LENGTH = 10, 24
 TREE = TreeConf(depth=3, nodes=6, beam_width=2, children=3, ngram_tokens=4)
 
 
-def texts(*lengths: int) -> list[list[int]]:
+def draw_texts(*lengths: int) -> list[list[int]]:
     numbers = torch.Generator().manual_seed(3)
     return [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in lengths]
 
 
-def rows() -> Packed:
-    return packed_of(batch_of(texts(*[LENGTH] * ROWS)))
+def build_rows() -> Packed:
+    return packed_of(batch_of(draw_texts(*[LENGTH] * ROWS)))
 
 
 def train(name: str, target: Target, device: Device, **data) -> dict[str, dict[str, int]]:
@@ -48,16 +48,16 @@ def train(name: str, target: Target, device: Device, **data) -> dict[str, dict[s
     conf = toy_conf(draft=case.conf, optim={"steps": 4})
     conf.data = replace(conf.data, row_length=LENGTH, **data)
     draft = case.build(target)
-    counted = loop_over(conf, draft, target, device).counts()
+    counted = run_loop(conf, draft, target, device).counts()
     return {kind: count for kind, count in counted.items() if any(count.values())}
 
 
-def loop_over(conf: TrainConf, draft: Draft, target: Target, device: Device):
+def run_loop(conf: TrainConf, draft: Draft, target: Target, device: Device):
     with tempfile.TemporaryDirectory() as folder:
-        return loop_in(Path(folder), conf, draft, target, device)
+        return run_loop_in(Path(folder), conf, draft, target, device)
 
 
-def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device: Device):
+def run_loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device: Device):
     parallel = build_parallel(conf.parallel, device, trackers=[])
     state = RunState(folder, flatten_config(conf))
     budgets = []
@@ -71,7 +71,7 @@ def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device:
         parallel=parallel,
         target=target,
         draft=draft,
-        rows=rows(),
+        rows=build_rows(),
         state=state,
         log=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=evaluate,
@@ -79,11 +79,11 @@ def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device:
     return budgets[-1]
 
 
-def prompt_file(folder: Path) -> Path:
+def write_prompt_file(folder: Path) -> Path:
     file = folder / "prompts.jsonl"
     lines = [
         json.dumps({"id": i, "category": "ab"[i % 2], "text": " ".join(map(str, ids))})
-        for i, ids in enumerate(texts(*LENGTHS))
+        for i, ids in enumerate(draw_texts(*LENGTHS))
     ]
     file.write_text("\n".join(lines))
     return file
@@ -91,7 +91,7 @@ def prompt_file(folder: Path) -> Path:
 
 def run_evaluation(target: Target) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        file = prompt_file(Path(folder))
+        file = write_prompt_file(Path(folder))
         conf = EvaluationConf(prompts=str(file), max_new_tokens=4, batch_sizes=[2])
         drafts = [new_draft(target), new_draft(target)]
         tested = DraftUnderTest(name="trained", draft=drafts[0], untrained=drafts[1])

@@ -21,7 +21,7 @@ FORKS = multiprocessing.get_context("forkserver")  # its processes have these mo
 FORKS.set_forkserver_preload(["data.preparation", "tests.support.data.openai_server"])
 
 
-def toy_process(
+def start_toy_process(
     folder: Path,
     changes: dict,
     *,
@@ -56,13 +56,13 @@ def newest_step(folder: Path) -> int:
 def kill_while_saving(folder: Path, changes: dict, *, step: int) -> None:
     """Start or continue a run that is killed while it writes the state of this step."""
     at = (signal.SIGKILL, f"*/state/{step:08}")
-    assert toy_process(folder, changes, signal_at=at).wait(timeout=TIMEOUT_S) == -9
+    assert start_toy_process(folder, changes, signal_at=at).wait(timeout=TIMEOUT_S) == -9
     assert partials(folder)
 
 
 def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> bool:
     """Start or continue a run and kill it as soon as `when` holds; return whether a partial file is left."""
-    run = toy_process(folder, changes)
+    run = start_toy_process(folder, changes)
     deadline = time.monotonic() + TIMEOUT_S
     while not when():
         assert run.poll() is None, "the run ended before its moment came"
@@ -74,7 +74,7 @@ def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> bool:
 
 
 def finish(folder: Path, changes: dict) -> None:
-    assert toy_process(folder, changes).wait(timeout=TIMEOUT_S) == 0
+    assert start_toy_process(folder, changes).wait(timeout=TIMEOUT_S) == 0
 
 
 @contextmanager

@@ -57,7 +57,7 @@ LEARNERS = {
 }
 
 
-def layout_target(device: Device = CPU) -> Target:
+def build_layout_target(device: Device = CPU) -> Target:
     """Build a target of four layers with logits sharp enough that its hidden states matter."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -95,7 +95,7 @@ def train(name: str, folder: Path, *, at_a_time: int) -> None:
         eval_every=STEPS,
         save_every=STEPS,
     )
-    toy_run(folder / name, conf, target=layout_target())
+    toy_run(folder / name, conf, target=build_layout_target())
 
 
 def train_all(folder: Path, *, at_a_time: int) -> None:

@@ -127,15 +127,15 @@ def run(
         "heard": any(spread.gather(spread.accelerator.process_index == 1)),
         "fingerprint": own.fingerprint,
         "draft": weights,
-        "draft_held": held(learner),
-        "target_held": held(own.model),
+        "draft_held": count_held(learner),
+        "target_held": count_held(own.model),
         "logits": full_tensor(logits).flatten().tolist(),
         "progress": asdict(state.progress),
     }
     (run_dir / f"rank-{spread.accelerator.process_index}.json").write_text(json.dumps(left))
 
 
-def held(module: nn.Module) -> int:
+def count_held(module: nn.Module) -> int:
     """Count the numbers of the weights that this process holds."""
     return sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters())
 

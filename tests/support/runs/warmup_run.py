@@ -18,7 +18,7 @@ from infer.measure.evaluate import evaluate_drafts
 from models.trees.config import TreeConf
 from models.trees.tree import TreeKind
 from tests.support.models.tiny import CPU, new_draft, tiny_target
-from tests.support.runs.graphs_run import prompt_file
+from tests.support.runs.graphs_run import write_prompt_file
 
 CHAIN = TreeConf(kind=TreeKind.chain, depth=2)
 
@@ -26,7 +26,7 @@ CHAIN = TreeConf(kind=TreeKind.chain, depth=2)
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     target = tiny_target(seed=0, device=replace(CPU, compiles=True))
-    conf = EvaluationConf(prompts=str(prompt_file(Path(folder))), max_new_tokens=4, batch_sizes=[])
+    conf = EvaluationConf(prompts=str(write_prompt_file(Path(folder))), max_new_tokens=4, batch_sizes=[])
     draft = new_draft(target)
     tested = DraftUnderTest(name="trained", draft=draft, untrained=draft)
     run = {"warm": compile_eval_graphs, "judge": evaluate_drafts}[what]

@@ -49,7 +49,7 @@ def no_weights(monkeypatch):
         yield patch
 
 
-def conf(folder, *overrides: str) -> TrainConf:
+def build_conf(folder, *overrides: str) -> TrainConf:
     return compose(
         "train",
         TrainConf,
@@ -83,7 +83,7 @@ def conf(folder, *overrides: str) -> TrainConf:
 @functools.cache
 def compute_planned_gib(folder, rows: int) -> float:
     """Compute the memory that a run with `rows` rows a pass needs; a tenth of the memory stays free."""
-    fitted = fit_run(conf(folder, f"optim.micro_batch_size={rows}"), PARALLEL)
+    fitted = fit_run(build_conf(folder, f"optim.micro_batch_size={rows}"), PARALLEL)
     return fitted.planned_bytes / GIB / 0.9
 
 
@@ -95,20 +95,20 @@ def test_a_run_that_cannot_fit_is_refused_before_weights_are_loaded_with_overrid
         r"got [\d.]+ usable of [\d.]+; with (.*) it fits$"
     )
     with pytest.raises(UserError) as refused:
-        main.__wrapped__(conf(folder, *memory, "run_name=refused"))
+        main.__wrapped__(build_conf(folder, *memory, "run_name=refused"))
     overrides = re.match(rule, str(refused.value))[1].split()
     assert not (folder / "out" / "refused").exists()
     no_weights.undo()
-    main.__wrapped__(conf(folder, *memory, "run_name=fits", *overrides))
+    main.__wrapped__(build_conf(folder, *memory, "run_name=fits", *overrides))
     assert (folder / "out" / "fits" / "report.json").exists()
 
 
 def test_the_key_of_the_memory_is_named_only_if_it_is_set(folder, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
     with pytest.raises(UserError, match=r"^device: must hold the run, which needs "):
-        fit_run(conf(folder), PARALLEL)
+        fit_run(build_conf(folder), PARALLEL)
     with pytest.raises(UserError, match=r"^device\.memory_gib: must hold the run, which needs "):
-        fit_run(conf(folder, "device.memory_gib=1e-6"), PARALLEL)
+        fit_run(build_conf(folder, "device.memory_gib=1e-6"), PARALLEL)
 
 
 def test_a_plan_takes_the_configured_memory():
@@ -120,7 +120,7 @@ def test_a_plan_takes_the_configured_memory():
 def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(folder):
     size = ["optim.micro_batch_size=1", "device.memory_gib=1"]
     gpu = replace(PARALLEL, device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
-    plans = [plan_on_device(conf(folder, *size), parallel, float(GIB)) for parallel in (PARALLEL, gpu)]
+    plans = [plan_on_device(build_conf(folder, *size), parallel, float(GIB)) for parallel in (PARALLEL, gpu)]
     in_turn, at_once = (plan.best.phases[OPTIMIZER_STEP].peak_bytes for plan in plans)
     assert at_once[ACTIVATIONS] >= in_turn[TRAINED] > in_turn[ACTIVATIONS]
 
@@ -128,14 +128,14 @@ def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(f
 @pytest.mark.usefixtures("no_weights")
 def test_a_run_that_no_override_fits_needs_a_larger_device(folder):
     with pytest.raises(UserError, match=r"needs more than [\d.]+ GiB .*; take a larger device$"):
-        main.__wrapped__(conf(folder, "device.memory_gib=1e-6"))
+        main.__wrapped__(build_conf(folder, "device.memory_gib=1e-6"))
 
 
 @pytest.mark.system
 def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_takes_the_same(folder, capsys):
     auto = ["optim.micro_batch_size=auto", "run_name=auto"]
     between = (compute_planned_gib(folder, 2) + compute_planned_gib(folder, 3)) / 2
-    main.__wrapped__(conf(folder, *auto, "optim.schedule=constant", f"device.memory_gib={between}"))
+    main.__wrapped__(build_conf(folder, *auto, "optim.schedule=constant", f"device.memory_gib={between}"))
     printed = capsys.readouterr().out
     assert "optim.micro_batch_size: auto takes 2, the most rows of a pass that fit" in printed
     assert re.search(
@@ -146,7 +146,7 @@ def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_takes_the_same(fo
     file = folder / "out" / "auto" / "config.yaml"
     assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
 
-    larger = conf(folder, *auto, "optim.schedule=constant", "optim.steps=6")
+    larger = build_conf(folder, *auto, "optim.schedule=constant", "optim.steps=6")
     main.__wrapped__(larger)
     assert "auto takes" not in capsys.readouterr().out
     assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
@@ -160,8 +160,8 @@ def test_a_run_continues_on_a_smaller_device_with_fewer_rows(folder, saved, fitt
     (state / "progress.json").write_text(json.dumps({"config": {"optim.micro_batch_size": saved}}))
     continued = [f"run_name=less{saved}", "optim.micro_batch_size=auto"]
     memory = f"device.memory_gib={(compute_planned_gib(folder, fitting) * 1.001)}"
-    assert fit_run(conf(folder, *continued), PARALLEL).conf.optim.micro_batch_size == saved
-    fitted = fit_run(conf(folder, *continued, memory), PARALLEL)
+    assert fit_run(build_conf(folder, *continued), PARALLEL).conf.optim.micro_batch_size == saved
+    fitted = fit_run(build_conf(folder, *continued, memory), PARALLEL)
     assert fitted.conf.optim.micro_batch_size == fitting
     assert f"auto takes {fitting}, the most rows of a pass that fit" in caplog.text
 
@@ -172,6 +172,6 @@ def test_overrides_have_rows_that_divide_those_of_a_process(folder, share):
     fewest, most = compute_planned_gib(folder, 1), compute_planned_gib(folder, ROWS)
     memory = f"device.memory_gib={fewest + share * (most - fewest)}"
     with pytest.raises(UserError) as refused:
-        fit_run(conf(folder, memory, f"optim.micro_batch_size={ROWS}"), PARALLEL)
+        fit_run(build_conf(folder, memory, f"optim.micro_batch_size={ROWS}"), PARALLEL)
     rows = int(re.search(r"optim\.micro_batch_size=(\d+)", str(refused.value))[1])
     assert ROWS % rows == 0

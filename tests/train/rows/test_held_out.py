@@ -49,7 +49,7 @@ FEW = ["device.compile=false", "device.threads=1"]
 TREE = ["tree=chain", "tree.depth=2"]
 
 
-def conversations(count: int) -> list[dict]:
+def build_conversations(count: int) -> list[dict]:
     """Build conversations of up to three turns in two categories; three begin with the same question."""
     draw, rows = random.Random(0), []
     for number in range(count):
@@ -66,7 +66,7 @@ def write_lines(file: Path, rows: list[dict]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def lines(file: Path) -> list[dict]:
+def read_lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -92,7 +92,7 @@ def save_target(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def conf(folder: Path, *overrides: str) -> TrainConf:
+def build_conf(folder: Path, *overrides: str) -> TrainConf:
     given = {
         "target.name": folder / "target",
         "draft.layers": [0, 1, 2],
@@ -120,8 +120,8 @@ def folder(tmp_path_factory):
     """Finish a run on conversations of several turns, with a document per turn."""
     folder = tmp_path_factory.mktemp("own")
     save_target(folder / "target")
-    write_lines(folder / "rows.jsonl", conversations(27))
-    main.__wrapped__(conf(folder))
+    write_lines(folder / "rows.jsonl", build_conversations(27))
+    main.__wrapped__(build_conf(folder))
     return folder
 
 
@@ -172,10 +172,10 @@ def test_held_out_prompts_are_the_prompts_that_serving_would_send(folder, run, t
                 row["messages"][: turn + 1], add_generation_prompt=True, enable_thinking=False, return_dict=True
             )["input_ids"]
         )
-        for row in lines(folder / "rows.jsonl")
+        for row in read_lines(folder / "rows.jsonl")
         for turn in range(0, len(row["messages"]), 2)
     }
-    held = [tuple(row["ids"]) for name in (FINAL_FILE, SELECTION_FILE) for row in lines(run / name)]
+    held = [tuple(row["ids"]) for name in (FINAL_FILE, SELECTION_FILE) for row in read_lines(run / name)]
     assert len(held) == 9
     assert set(held) <= rendered
 
@@ -187,9 +187,9 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
     held = {
         tokenizer.decode(row["ids"]).partition("<|im_end|>")[0]
         for name in (FINAL_FILE, SELECTION_FILE)
-        for row in lines(run / name)
+        for row in read_lines(run / name)
     }
-    for document in read_documents(conf(folder).data, tokenizer):
+    for document in read_documents(build_conf(folder).data, tokenizer):
         ids = document.ids[: document.answer.index(True)]
         known = bool(learned & set(prompt_hashes(tokenizer.decode(ids, skip_special_tokens=True), "")))
         first = tokenizer.decode(ids).partition("<|im_end|>")[0]
@@ -199,14 +199,14 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
     assert num_trained
     checked = read_report(run)["setup"]["prompts"]["contamination"]["run"]
     assert (checked["checked"], checked["count"]) == (True, 0)
-    judged, choosing = ({tuple(r["ids"]) for r in lines(run / name)} for name in (FINAL_FILE, SELECTION_FILE))
+    judged, choosing = ({tuple(r["ids"]) for r in read_lines(run / name)} for name in (FINAL_FILE, SELECTION_FILE))
     assert not judged & choosing
 
 
 def test_a_finished_run_is_evaluated_on_the_same_prompts_again(folder, run, capsys):
     before = read_report(run)["setup"]["prompts"]
     (run / "report.json").unlink()
-    main.__wrapped__(conf(folder))
+    main.__wrapped__(build_conf(folder))
     assert "is trained already" in capsys.readouterr().out
     assert read_report(run)["setup"]["prompts"] == before
 
@@ -283,7 +283,7 @@ def write_prepared(folder: Path, *, held: int) -> Path:
 
 
 def run_hold_out(folder: Path, data: Path, *overrides: str):
-    settings = conf(folder, "data=prepared", f"data.path={data}", "data.row_length=256", *overrides)
+    settings = build_conf(folder, "data=prepared", f"data.path={data}", "data.row_length=256", *overrides)
     target = load_target(settings.target, CPU)
     learned, held = hold_out(settings, target, read_documents(settings.data, target.tokenizer))
     return learned, held, target.tokenizer
@@ -321,7 +321,7 @@ def test_prompts_without_room_for_an_answer_are_left_out_and_counted(folder, tmp
 
 
 def test_data_without_prompts_to_hold_out_are_refused_in_a_single_line(folder, tmp_path):
-    write_lines(tmp_path / "single.jsonl", conversations(1))
+    write_lines(tmp_path / "single.jsonl", build_conversations(1))
     with pytest.raises(UserError, match=r"^held_out_prompts: must leave as many .* got 1 in .*single"):
         run_hold_out(folder, tmp_path, "data=jsonl", f"data.path={tmp_path / 'single.jsonl'}")
     named = ["evaluation.prompts=demo", "data.overlap=8", "data.row_length=16"]
@@ -330,13 +330,13 @@ def test_data_without_prompts_to_hold_out_are_refused_in_a_single_line(folder, t
     with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
         run_hold_out(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
     with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 if evaluation"):
-        conf(folder, "held_out_prompts=0").check_settings()
+        build_conf(folder, "held_out_prompts=0").check_settings()
 
 
 def test_a_store_knows_the_conversation_of_each_document(folder, tmp_path):
     shutil.copytree(folder / "target", tmp_path / "target")
-    capture = captured.conf(tmp_path, draft=conf(folder).draft)
-    capture = replace(capture, data=replace(conf(folder).data, turns=TurnSelection.each))
+    capture = captured.conf(tmp_path, draft=build_conf(folder).draft)
+    capture = replace(capture, data=replace(build_conf(folder).data, turns=TurnSelection.each))
     target = load_target(TargetConf(name="tiny", path=str(tmp_path / "target")), CPU)
     needs = replace(captured.EAGLE3, layers=[0, 1, 2])
     store = captured.opened(captured.captured(capture), target, needs)
@@ -353,7 +353,7 @@ def test_names_say_where_prompts_are_from():
 
 
 def test_only_conversations_have_a_number(tmp_path):
-    write_lines(tmp_path / "rows.jsonl", [*conversations(2), {"text": "plain"}])
+    write_lines(tmp_path / "rows.jsonl", [*build_conversations(2), {"text": "plain"}])
     data = DataConf(source=DataSource.jsonl, path=str(tmp_path / "rows.jsonl"))
     numbered = [(isinstance(r, Conversation), r.conversation) for r in rows_of(data, Counter())]
     assert numbered == [(True, 0), (True, 1), (False, None)]

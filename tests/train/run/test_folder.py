@@ -31,7 +31,7 @@ WSD = {"schedule": Schedule.wsd, "decay_ratio": 0.25}  # of 12 steps the last 3,
 CONSTANT = {"schedule": Schedule.constant}
 
 
-def conf_of(steps: int | None, **optim) -> TrainConf:
+def build_conf(steps: int | None, **optim) -> TrainConf:
     return toy_conf(optim={"steps": steps, **optim})
 
 
@@ -41,16 +41,16 @@ def interrupt_run(folder: Path, conf: TrainConf, *, at: int) -> None:
 
 
 def test_a_finished_run_with_a_constant_rate_goes_on_with_more_steps(tmp_path):
-    toy_run(tmp_path, conf_of(12, **CONSTANT))
-    toy_run(tmp_path, conf_of(20, **CONSTANT))
+    toy_run(tmp_path, build_conf(12, **CONSTANT))
+    toy_run(tmp_path, build_conf(20, **CONSTANT))
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["00000020"]
     assert [line["step"] for line in metrics(tmp_path)][-2:] == [18, 20]
     assert {line["train/lr"] for line in metrics(tmp_path)[1:]} == {3e-3}
 
 
 def test_a_run_goes_on_with_more_steps_before_its_decay(tmp_path):
-    interrupt_run(tmp_path, conf_of(12, **WSD), at=7)
-    toy_run(tmp_path, conf_of(20, **WSD))
+    interrupt_run(tmp_path, build_conf(12, **WSD), at=7)
+    toy_run(tmp_path, build_conf(20, **WSD))
     rates = {line["step"]: line["train/lr"] for line in metrics(tmp_path)}
     assert rates[6] == rates[14] == 3e-3 > rates[16] > rates[20]
 
@@ -75,8 +75,8 @@ def test_a_longer_run_rewrites_its_rows_where_it_goes_on(tmp_path):
     ids=["cosine", "cosine by epochs", "fewer than taken", "in the decay"],
 )
 def test_other_changes_of_length_are_refused_before_a_model_is_loaded(tmp_path, started, now, stop, line):
-    interrupt_run(tmp_path, conf_of(**{"steps": None} | started), at=stop)
-    changed = conf_of(**{"steps": None} | now)
+    interrupt_run(tmp_path, build_conf(**{"steps": None} | started), at=stop)
+    changed = build_conf(**{"steps": None} | now)
     state = RunState(tmp_path, flatten_config(changed))
     state.load_progress()
     with pytest.raises(UserError, match=rf"^optim\.{line}; use another run_name, where draft.init"):
@@ -87,7 +87,7 @@ def test_epochs_become_steps_and_can_be_raised(tmp_path, caplog):
     """With 24 rows and 4 a step, 1.5 epochs are 9 steps and 3 epochs are 18."""
     caplog.set_level(logging.INFO)
     for epochs, steps in ((1.5, 9), (1.5, 9), (3.0, 18)):
-        _, progress = toy_run(tmp_path, conf_of(None, epochs=epochs, **CONSTANT))
+        _, progress = toy_run(tmp_path, build_conf(None, epochs=epochs, **CONSTANT))
         assert (progress.step, progress.steps) == (steps, steps)
     assert "9 steps x 4 rows = 36 of 24 rows (1.5 epochs)" in caplog.text
 

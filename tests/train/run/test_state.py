@@ -25,7 +25,7 @@ PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 def started(tmp_path, request):
     """Stop a run of twelve steps after step 8, with features computed live and stored in memory."""
     conf = toy_conf(data=DataConf(seed=1, keep_features=request.param))
-    toy_run_until(tmp_path, conf, stop=8)
+    run_toy_until(tmp_path, conf, stop=8)
     return tmp_path, conf
 
 
@@ -33,7 +33,7 @@ class Stopped(Exception):  # noqa: N818  # it is not an error
     pass
 
 
-def toy_run_until(folder, conf, *, stop: int):
+def run_toy_until(folder, conf, *, stop: int):
     def stopping(self, learning, parallel, save=RunState.save):
         save(self, learning, parallel)
         if self.progress.step == stop:
