@@ -211,7 +211,7 @@ def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (64, 64), (5, 300)])
-def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_one_does(queries, keys, scale, dtype):
+def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_mask_does(queries, keys, scale, dtype):
     """Values and gradients are equal, in PyTorch's attention and in the unrolled attention."""
     numbers = torch.Generator().manual_seed(0)
     query, key, value = (

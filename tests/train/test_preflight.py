@@ -97,7 +97,7 @@ def test_every_real_draft_has_public_data_that_the_command_line_overrides(draft)
     assert build_conf(f"draft={draft}", "experiment=demo-long").data.path == public.path
 
 
-def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(run, folder):
+def test_a_run_over_several_turns_describes_its_data_and_ends_in_a_report(run, folder):
     code, output = run(
         train.__main__.main,
         "draft=qwen3-8b-eagle3",
@@ -308,7 +308,7 @@ def test_a_plan_needs_no_data(choice, run):
 
 
 @pytest.mark.parametrize("data", ["ultrachat", "sharegpt", "jsonl", "prepared", "captured"])
-def test_a_plan_takes_rows_of_2048_tokens_where_nothing_names_another_length(data):
+def test_a_plan_takes_rows_of_2048_tokens_where_no_other_length_is_set(data):
     planned = compose("train_plan", TrainPlanConf, ["draft=qwen3-32b-eagle3", f"data={data}"])
     assert planned.data.row_length == 2048
 

@@ -24,7 +24,7 @@ def only_cpu(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
 
 
-def test_auto_takes_the_cpu_where_there_is_nothing_else(only_cpu):
+def test_auto_takes_the_cpu_where_there_is_no_accelerator(only_cpu):
     device = open_device(DeviceConf(compile=False))
     assert (device.name, device.torch_device.type) == ("cpu", "cpu")
     assert device.dtype is torch.float32
@@ -141,6 +141,6 @@ def test_missing_memory_is_reported_in_a_single_line(numbers):
         torch.empty(numbers)
 
 
-def test_other_errors_stay_as_they_are():
+def test_other_errors_pass_unchanged():
     with pytest.raises(RuntimeError, match="shape"), report_out_of_memory("batch: lower it"):
         torch.ones(2, 3) @ torch.ones(2, 3)

@@ -27,7 +27,7 @@ from tests.support.models.loss_cases import (
 @each_loss
 @each_steps
 @pytest.mark.parametrize("share", [0, 1, 2])
-def test_rows_without_weight_teach_nothing(name, steps, share):
+def test_rows_without_weight_change_neither_loss_nor_gradient(name, steps, share):
     """No row, most rows or half of the rows have no weight; they are skipped where skipping costs nothing."""
     args = draw_inputs(steps=steps, draft_ids=None)
     tokens = torch.arange(args["weight"].shape[-1])
@@ -70,7 +70,7 @@ def test_the_targets_logits_are_computed_once_for_all_steps():
     assert rows == [4] * 6  # 23 tokens
 
 
-def test_uncovered_rows_teach_nothing_and_count_as_misses():
+def test_uncovered_rows_have_no_gradient_and_count_as_misses():
     args = draw_inputs(draft_ids=torch.tensor([0, 1]))
     args["target_head"] = torch.zeros(11, 5)
     args["target_head"][4, 0], args["target_hidden_or_topk"][:, 0] = 1.0, 9.0  # token 4, always

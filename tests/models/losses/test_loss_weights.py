@@ -44,7 +44,7 @@ def test_half_life_counts_from_the_start_of_each_answer():
     assert_close(total, [3 + 3.5 * root])
 
 
-def test_a_drafted_position_weighs_what_its_token_weighs():
+def test_a_drafted_position_has_the_weight_of_its_token():
     """Row t drafts token t+2 at step 0 and t+3 at step 1, which decays further."""
     root = 0.5**0.5
     conf = LossConf(reduction=TOKEN, half_life=2, step_decay=0.8)

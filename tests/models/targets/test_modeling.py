@@ -122,7 +122,7 @@ def test_a_layer_only_updates_its_cache(family):
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_a_decoder_asks_an_empty_cache_for_nothing_that_ours_lacks(family):
+def test_a_decoder_asks_an_empty_cache_only_for_methods_that_ours_has(family):
     decoder = family_model(family).get_decoder()
     masks = architectures.build_layer_masks(decoder.config, CAUSAL, CAUSAL, torch.float32)
     name = find_cache_name(decoder.forward)
@@ -189,7 +189,7 @@ def test_models_carry_the_names_that_tensor_parallelism_reads(family):
     assert {"q_proj", "k_proj", "v_proj"} <= {name for name, _ in attention.named_children()}
 
 
-def test_a_process_mesh_can_be_told_not_to_wrap_replicas():
+def test_a_process_mesh_can_be_configured_not_to_wrap_replicas():
     from transformers.distributed.configuration_utils import DistributedConfig
 
     assert isinstance(DistributedConfig.dp_size, property)

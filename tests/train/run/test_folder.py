@@ -184,6 +184,6 @@ def test_a_disk_that_fills_up_is_a_single_line_and_the_last_state_stays(tmp_path
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["00000006"]
 
 
-def test_other_errors_stay_what_they_are(tmp_path):
+def test_other_errors_pass_unchanged(tmp_path):
     with pytest.raises(RuntimeError, match="shape"), report_full_disk(tmp_path):
         raise RuntimeError("shape mismatch")
