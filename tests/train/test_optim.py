@@ -117,7 +117,7 @@ def test_a_first_stage_takes_steps_or_epochs_as_its_run_does(overrides, steps, e
 
 @pytest.mark.parametrize("scale", [1.0, 5.0])
 def test_a_first_stage_scales_every_rate(scale):
-    """Both learning rates are scaled."""
+    """The rates of AdamW and of Muon are both scaled."""
     rates = ["optim=muon", "optim.lr=1e-3", "optim.muon_lr=0.02", f"draft.heads_lr_scale={scale}"]
     stage = compose("train", TrainConf, ["draft=qwen3-8b-medusa2", *rates]).first_stage()
     assert (stage.optim.lr, stage.optim.muon_lr) == (scale * 1e-3, scale * 0.02)

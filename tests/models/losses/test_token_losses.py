@@ -189,7 +189,7 @@ def test_topk_kl_teaches_a_draft_that_is_sure_of_the_wrong_token():
 @each_loss
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_perfect_draft_has_nothing_to_learn(name, temperature):
-    """Every loss but cross entropy is 0; every gradient but that of the text's token is 0."""
+    """Every loss but the cross entropies is 0; every gradient but that of the text's token is 0."""
     logits, labels = torch.randn(50, 9).requires_grad_(), torch.arange(50) % 9
     scores = compute_scores(logits, logits.detach(), build_conf(name, temperature=temperature), labels=labels)
     (grad,) = torch.autograd.grad(scores["loss"].sum(), logits)

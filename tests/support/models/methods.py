@@ -1,4 +1,4 @@
-"""A small configuration of every method, for the target of tests/support/models/tiny.py."""
+"""Configure every method in a small size, for the target of tests/support/models/tiny.py."""
 
 from dataclasses import dataclass
 
