@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from data.config import DataConf, DataSource
 from data.document_cache import read_cached_documents, read_documents
 from scripts.benchmarks.tokens import write_conversations
-from tests.data.test_document_cache import SIZE, assert_equal, tokenizer
+from tests.data.test_document_cache import SIZE, assert_equal, build_tokenizer
 
 pytestmark = pytest.mark.system
 ROWS, RANKS = 2000, 4
@@ -31,7 +31,7 @@ class CountedTokenizer(PreTrainedTokenizerFast):
 
 
 def counted_tokenizer() -> CountedTokenizer:
-    plain = tokenizer()
+    plain = build_tokenizer()
     return CountedTokenizer(
         tokenizer_object=plain.backend_tokenizer, chat_template=plain.chat_template, eos_token=plain.eos_token
     )
