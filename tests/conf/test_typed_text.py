@@ -1,4 +1,4 @@
-"""Text after KEY= reaches the command as it was typed; what stays Hydra's works as before."""
+"""Text after KEY= reaches the command as it was typed; Hydra's own syntax stays Hydra's."""
 
 import dataclasses
 from typing import Any, get_args
@@ -55,11 +55,11 @@ def train(*overrides: str) -> TrainConf:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_prompt_is_taken_as_typed(prompt):
+def test_a_prompt_is_read_as_typed(prompt):
     assert generate(f"prompt={prompt}").prompt == prompt
 
 
-def test_names_and_paths_are_taken_as_typed():
+def test_names_and_paths_are_read_as_typed():
     conf = train(
         "run_name=2026_11_25",
         "data=jsonl",
@@ -75,7 +75,7 @@ def test_names_and_paths_are_taken_as_typed():
     assert (conf.target.revision, conf.output_dir) == ("3.10", "1e5")
 
 
-def test_text_of_a_source_and_of_a_draft_is_taken_as_typed():
+def test_text_of_a_source_and_of_a_draft_is_read_as_typed():
     source = prepare(
         "mixture.sources.rows.path=a,b.jsonl",
         "++mixture.sources.rows.columns.prompt=2024",
@@ -86,14 +86,14 @@ def test_text_of_a_source_and_of_a_draft_is_taken_as_typed():
     assert draft.path == "1.50"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_items_of_a_list_are_taken_as_typed():
+def test_items_of_a_list_are_read_as_typed():
     conf = generate("prompt=a", "stop=[3.10, it's, café, '1, 2', \"}\", a b, true]")
     assert conf.stop == ["3.10", "it's", "café", "1, 2", "}", "a b", "true"]
     assert compose("eval", EvalConf, ["checkpoint=[1.50,a(1)]"]).checkpoint == ["1.50", "a(1)"]
     assert compose("eval", EvalConf, ["checkpoint=2026_11_25"]).checkpoint == ["2026_11_25"]
 
 
-def test_quoted_values_null_and_interpolations_stay_what_they_were():
+def test_quoted_values_null_and_interpolations_keep_hydras_meaning():
     assert generate('prompt="a, b"', "checkpoint='x=1'").checkpoint == "x=1"
     assert generate('prompt="a, b"').prompt == "a, b"
     assert generate("prompt=null", "prompts=demo").prompt is None
@@ -101,7 +101,7 @@ def test_quoted_values_null_and_interpolations_stay_what_they_were():
     assert generate("prompt=a", "stop=[]").stop == []
 
 
-def test_a_run_keeps_text_that_looks_like_a_number(tmp_path):
+def test_text_that_looks_like_a_number_is_read_back_as_text(tmp_path):
     conf = train("run_name=1.50", "log.project=2026-11-25", "data.column=1_0")
     file = tmp_path / "config.yaml"
     file.write_text(config_to_yaml(conf))
@@ -171,7 +171,7 @@ def list_text_keys(schema: Any) -> set[str]:
     return keys
 
 
-def test_every_text_key_is_known_to_be_a_path_or_not():
+def test_every_text_key_is_listed_as_a_path_or_as_other_text():
     schemas = (
         TrainPlanConf,
         PrepareConf,
@@ -184,5 +184,5 @@ def test_every_text_key_is_known_to_be_a_path_or_not():
         TreeFileConf,
         *METHODS.values(),
     )
-    found = set().union(*map(list_text_keys, schemas)) - {"stop"}
-    assert found | {"checkpoint"} == TEXT_KEYS | PATH_KEYS
+    keys = set().union(*map(list_text_keys, schemas)) - {"stop"}
+    assert keys | {"checkpoint"} == TEXT_KEYS | PATH_KEYS
