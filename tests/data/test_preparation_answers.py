@@ -21,7 +21,7 @@ TOOL = {"role": "tool", "content": "3"}  # a role that the target's chat templat
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder with a target and conversations, of which one is too long and one has an unknown role."""
+    """Return a folder with a target and conversations; some are too long or have an unknown role."""
     folder = tmp_path_factory.mktemp("answers")
     save(chat_target(), folder / "target")
     lines = [{"id": row.id, "messages": row.messages} for row in asked(ROWS)]
@@ -57,7 +57,7 @@ def prepare(folder: Path, run: str, *changes: str) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(folder):
-    return prepare(folder, "one")
+    return prepare(folder, "single")
 
 
 def test_every_row_is_answered_or_counted(prepared):
@@ -98,8 +98,8 @@ def test_several_workers_give_the_answers_of_a_single_worker(prepared, folder):
 
 def test_other_answers_need_another_folder(prepared, folder):
     with pytest.raises(UserError, match=r"^answers.temperature: must be 0.7 as in .*, got 0.8"):
-        prepare(folder, "one", "answers.temperature=0.8")
-    prepare(folder, "one", "answers.batch=5")
+        prepare(folder, "single", "answers.temperature=0.8")
+    prepare(folder, "single", "answers.batch=5")
 
 
 def test_answers_need_a_target(folder):

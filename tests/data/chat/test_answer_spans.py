@@ -161,7 +161,7 @@ def test_a_token_that_reaches_into_the_next_turn_is_not_learned():
 
 
 @pytest.mark.parametrize("space", ["", " "])
-def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole(space):
+def test_a_tokenizer_that_puts_a_space_before_a_text_gets_the_whole_text(space):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     characters = ["<s>", "</s>", "\u2581", *"Helo Itiscdhrwamn,?()x."]

@@ -19,7 +19,7 @@ def hold_out(documents: list[TokenizedDocument], *, selection: int = 0, final: i
 
 
 def build_conversation(number: int, *, first: int | None = None, turns: int = 1, category: str = ""):
-    """Return the documents of a conversation, one a turn, each with the history before it."""
+    """Return a document for each turn of a conversation, with the history before it."""
     prompt, documents = [first or 100 + number, 7], []
     for turn in range(turns):
         document = document_from_pair(prompt, [8, turn])

@@ -91,7 +91,7 @@ def test_tools_and_their_calls_come_along_as_values():
 @pytest.mark.parametrize(
     "calls",
     [[CALL], json.dumps([CALL]), CALL, [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}]],
-    ids=["list", "JSON", "one", "values"],
+    ids=["list", "JSON", "single", "values"],
 )
 def test_tool_calls_are_read_in_every_form(calls):
     conversation = [*build_messages(("user", "Tide?")), {"role": "assistant", "tool_calls": calls}]
