@@ -231,7 +231,7 @@ def test_a_killed_capture_is_resumed_to_the_same_store(folder, tmp_path):
     assert len(finished) <= manifest["spec"]["shards"]
     captured(capture_conf)
     assert files(store) == files(folder / "capture" / "small")
-    assert all((store / name).stat().st_mtime_ns == when for name, when in finished.items())
+    assert all((store / name).stat().st_mtime_ns == written_ns for name, written_ns in finished.items())
     assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))
 
 

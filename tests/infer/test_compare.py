@@ -163,7 +163,7 @@ def test_noise_alone_is_rarely_called_a_regression(report):
 
 @pytest.mark.parametrize("runs", [2, 3])
 def test_runs_that_differ_as_a_whole_are_rarely_called_a_regression(report, runs):
-    """Runs of one command on a shared machine differ so; a single run a side would often be called a regression."""
+    """Such runs differ as on a shared machine; a single run a side would often be called a regression."""
     rng = np.random.default_rng(runs)
     sides = [[measure_runs(report, rng, runs=runs) for _ in range(2)] for _ in range(10)]
     assert sum(bool(compare_reports(*each)[2]) for each in sides) <= 1

@@ -115,10 +115,10 @@ def test_rows_hold_every_answer_token_of_every_document_once(published, overlap)
     batch = packed.batch(list(range(len(packed))))
     for row, pieces in enumerate(packed.pieces(list(range(len(packed))))):
         for number, (document, begin, end, loss_begin) in enumerate(pieces):
-            here = batch.document_ids[row] == number
+            is_document = batch.document_ids[row] == number
             expected = documents[document]
-            assert batch.input_ids[row][here].tolist() == expected.ids[begin:end]
-            assert batch.answer_mask[row][here].tolist() == expected.answer[begin:end]
+            assert batch.input_ids[row][is_document].tolist() == expected.ids[begin:end]
+            assert batch.answer_mask[row][is_document].tolist() == expected.answer[begin:end]
             positions = range(loss_begin, end)
             learned[document].update(position for position in positions if expected.answer[position])
     for number, counts in enumerate(learned):

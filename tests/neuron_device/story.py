@@ -1,6 +1,6 @@
-"""What tests/system/test_neuron_device.py asks about, done on the device in a process of its own.
+"""Train, decode and compile on the device in a separate process, for tests/system/test_neuron_device.py.
 
-Nothing here names the device but `device=neuron`. What is found goes to facts.json.
+Nothing here names the device but `device=neuron`. The results go to facts.json.
 """
 
 import json
@@ -30,7 +30,7 @@ from train.distributed.build import build_accelerator
 
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2),
-    "eagle1": Eagle1Conf(token_loss_weight=1.0, feature_noise=0.2),  # what it reads is disturbed at random
+    "eagle1": Eagle1Conf(token_loss_weight=1.0, feature_noise=0.2),  # with random noise on its features
     "medusa": MedusaConf(heads=4),
     "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
 }
@@ -38,13 +38,13 @@ PROMPTS = [[5, 9, 2, 7, 11, 3], [8, 1, 4]]
 GREEDY, SAMPLED = SamplingConf(), SamplingConf(temperature=0.8, seed=3)
 
 
-def conf_of(name: str, *, compiles: bool = False) -> DeviceConf:
-    """As the command line gives it."""
-    words = [f"device={name}", "device.precision=float32", f"device.compile={compiles}"]
-    return compose("train", TrainConf, words).device
+def compose_device(name: str, *, compiles: bool = False) -> DeviceConf:
+    """Return the device's configuration as the command line composes it."""
+    overrides = [f"device={name}", "device.precision=float32", f"device.compile={compiles}"]
+    return compose("train", TrainConf, overrides).device
 
 
-def placement() -> dict[str, Any]:
+def check_placement() -> dict[str, Any]:
     device = open_device(DeviceConf(name=DeviceName.auto, compile=False))
     accelerator = build_accelerator(device, trackers=[])
     linear = accelerator.prepare(torch.nn.Linear(4, 4, bias=False))
@@ -65,7 +65,7 @@ def placement() -> dict[str, Any]:
     }
 
 
-def random_state(folder: Path) -> dict[str, Any]:
+def check_random_state(folder: Path) -> dict[str, Any]:
     accelerator = Accelerator()
     torch.manual_seed(5)
     state = torch.neuron.get_rng_state()
@@ -86,9 +86,9 @@ def random_state(folder: Path) -> dict[str, Any]:
     }
 
 
-def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
-    """The loop of a run, then text by trees: what it learned, and what it decodes."""
-    device = conf_of(where)
+def train_and_decode(device_name: str, name: str, folder: Path) -> dict[str, Any]:
+    """Train for a few steps and decode by trees; return the losses and the answers."""
+    device = compose_device(device_name)
     target = tiny_target(seed=0, device=open_device(device))
     conf = toy_conf(draft=DRAFTS[name], device=device, optim=FEW)
     draft, _ = toy_run(folder / name, conf, target=target)
@@ -100,7 +100,7 @@ def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
     }
     return {
         "on": sorted({p.device.type for p in draft.parameters()}),
-        "losses": losses_in(folder / name),
+        "losses": read_losses(folder / name),
         **{kind: [[row.ids, row.accepted] for row in rows] for kind, rows in decoded.items()},
     }
 
@@ -108,9 +108,9 @@ def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
 FEW = {"steps": 3, "rows_per_step": 2}
 
 
-def compiled(folder: Path) -> dict[str, Any]:
-    """A fused round and a loss, compiled by the device's own compiler, found by its name."""
-    setting = conf_of("neuron", compiles=True)
+def compile_round_and_loss(folder: Path) -> dict[str, Any]:
+    """Compile a fused round and a loss with the device's own compiler, which is found by its name."""
+    setting = compose_device("neuron", compiles=True)
     device = open_device(setting)
     target = tiny_target(seed=0, device=device)
     draft = build_draft(DRAFTS["eagle3"], target, loss=toy_conf().loss, seed=0).eval()
@@ -130,20 +130,20 @@ def compiled(folder: Path) -> dict[str, Any]:
         "compiled": run.compiled,
         "graphs": [after - before, device.count_graphs() - after],
         "ids": ids,
-        "losses": losses_in(folder / "compiled"),
+        "losses": read_losses(folder / "compiled"),
     }
 
 
-def losses_in(folder: Path) -> list[float]:
+def read_losses(folder: Path) -> list[float]:
     return [line["train/loss"] for line in metrics(folder) if "train/loss" in line]
 
 
 def main(folder: Path) -> None:
     parts: dict[str, Callable[[], Any]] = {
-        "placement": placement,
-        "random state": partial(random_state, folder),
-        **{name: partial(trained, "neuron", name, folder) for name in DRAFTS},
-        "compiled": partial(compiled, folder),
+        "placement": check_placement,
+        "random state": partial(check_random_state, folder),
+        **{name: partial(train_and_decode, "neuron", name, folder) for name in DRAFTS},
+        "compiled": partial(compile_round_and_loss, folder),
     }
     facts = {}
     for name, part in parts.items():

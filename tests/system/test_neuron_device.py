@@ -145,7 +145,7 @@ def test_its_random_state_is_seeded_and_restored_and_sampling_on_it_is_refused(f
 
 @pytest.mark.parametrize("name", story.DRAFTS)
 def test_it_learns_and_decodes_by_trees_as_the_cpu_does(facts, tmp_path, name):
-    learned, expected = facts[name], story.trained("cpu", name, tmp_path)
+    learned, expected = facts[name], story.train_and_decode("cpu", name, tmp_path)
     assert (learned["on"], expected["on"]) == (["neuron"], ["cpu"])
     assert learned["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert learned["greedy"] == expected["greedy"]

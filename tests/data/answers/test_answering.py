@@ -22,9 +22,9 @@ def target():
 
 def answer_all(target, journal, rows, backend=None, **changes):
     """Answer the rows; return them and the report."""
-    how, report = conf(**changes), AnswersReport()
-    backend = backend or TargetAnswerBackend(target, how)
-    answers = answer_rows(rows, backend, target.tokenizer, how, journal, report=report, total=len(rows))
+    answers_conf, report = conf(**changes), AnswersReport()
+    backend = backend or TargetAnswerBackend(target, answers_conf)
+    answers = answer_rows(rows, backend, target.tokenizer, answers_conf, journal, report=report, total=len(rows))
     return list(answers), report
 
 

@@ -165,7 +165,7 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_gets_the_whole_text(space):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     characters = ["<s>", "</s>", "\u2581", *"Helo Itiscdhrwamn,?()x."]
-    vocabulary = {one: place for place, one in enumerate(dict.fromkeys(characters))}
+    vocabulary = {character: index for index, character in enumerate(dict.fromkeys(characters))}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<s>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     backend.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -176,14 +176,14 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_gets_the_whole_text(space):
         + "{{ m.content }}</s>{% endif %}{% endfor %}"
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=template)
-    said = {"role": "assistant", "content": "It is cold."}
-    [document], _ = read_documents(tokenizer, [QUESTION, said])
+    answer = {"role": "assistant", "content": "It is cold."}
+    [document], _ = read_documents(tokenizer, [QUESTION, answer])
     learned = [token for token, flag in zip(document.ids, document.answer, strict=True) if flag]
     expected = f"{space}It is cold.</s>".replace(" ", "\u2581")
     assert "".join(tokenizer.convert_ids_to_tokens(learned)) == expected
 
 
-def test_what_a_template_does_not_take_is_counted():
+def test_messages_that_a_template_does_not_write_or_refuses_are_counted():
     gemma, llama, harmony = (FAMILIES[name].tokenizer(name) for name in ("gemma-3", "llama-3.1", "harmony"))
     documents, skipped = read_documents(gemma, [QUESTION, CALLING, RESULT, ANSWER])
     assert not documents  # no call is written, and no result

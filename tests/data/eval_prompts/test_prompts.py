@@ -103,7 +103,7 @@ def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_pat
     assert prompt.ids == [2]
 
 
-def test_of_a_folder_the_files_named_test_are_read(tmp_path):
+def test_the_files_named_test_of_a_folder_are_read(tmp_path):
     for name, word in [("latest", "a"), ("test2-of-3", "b"), ("gsm8k_test", "c"), ("tests", "d")]:
         write_lines(tmp_path / f"{name}.jsonl", [{"text": word}])
     assert [row["text"] for row in read_prompt_rows(tmp_path)] == ["c", "b"]

@@ -192,16 +192,16 @@ def test_rows_with_the_same_questions_are_duplicates():
     def sign(raw: dict) -> int:
         return filter_row(raw, "s", SourceConf(path="x"), RULES)["sign"]
 
-    asked = sign({"messages": build_messages(*CHAT)})
-    assert sign({"messages": build_messages(("user", " hI\n"))}) == asked
+    signature = sign({"messages": build_messages(*CHAT)})
+    assert sign({"messages": build_messages(("user", " hI\n"))}) == signature
     assert sign({"prompt": "Caf\u00e9?"}) == sign({"prompt": "CAFE\u0301?"})
-    assert sign({"messages": build_messages(CHAT[0], ("assistant", "Another answer."))}) == asked
+    assert sign({"messages": build_messages(CHAT[0], ("assistant", "Another answer."))}) == signature
     for other in (
         {"messages": build_messages(("system", "Be brief."), *CHAT)},
         {"messages": build_messages(*CHAT, ("user", "Bye"))},
         {"messages": build_messages(*CHAT), "tools": TOOLS},
     ):
-        assert sign(other) != asked
+        assert sign(other) != signature
 
 
 def test_an_empty_system_prompt_is_none():

@@ -57,7 +57,7 @@ def test_more_rows_than_there_are_is_refused_with_the_most_that_there_are():
     assert sum(compute_quotas(available, build_mixture(a=0.7, b=0.3)).values()) == 85
 
 
-def test_of_equal_rows_the_first_is_taken_and_the_others_are_counted():
+def test_the_first_of_equal_rows_is_taken_and_the_others_are_counted():
     signs = np.array([5, 3, 5, 9, 3, 1], dtype=np.uint64)
     source = np.array([0, 0, 0, 1, 1, 1])
     rows, dropped = select_rows(signs, source, build_mixture(a=None, b=None))

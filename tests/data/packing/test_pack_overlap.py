@@ -1,4 +1,4 @@
-"""Of long documents in overlapping pieces every answer token is learned once."""
+"""Every answer token of a long document in overlapping pieces is learned once."""
 
 import pytest
 import torch

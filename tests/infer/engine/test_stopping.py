@@ -164,19 +164,19 @@ def test_a_limit_cuts_a_path(runs, limit):
 
 
 @pytest.mark.parametrize(("first", "second"), [(5, 6), (6, 5), (5, 5), (4, 9)])
-def test_of_two_stop_strings_the_sooner_counts(runs, first, second):
+def test_the_sooner_of_two_stop_strings_ends_the_answer(runs, first, second):
     strings = build_stop_string(runs, first, "over three tokens"), build_stop_string(runs, second, "across two tokens")
     assert runs.check(Ends(strings=strings)) <= min(first, second) + 1
 
 
 @pytest.mark.parametrize(("eos", "position"), [(5, 6), (6, 5), (5, 5), (4, 7), (7, 4)])
-def test_of_an_eos_and_a_stop_string_the_sooner_counts(runs, eos, position):
+def test_the_sooner_of_an_eos_and_a_stop_string_ends_the_answer(runs, eos, position):
     ends = Ends(eos=(runs.answers[0][eos],), strings=(build_stop_string(runs, position, "ending inside"),))
     assert runs.check(ends) <= min(eos, position) + 1
 
 
 @pytest.mark.parametrize(("limit", "position"), [(5, 4), (5, 5), (6, 4), (1, 4), (7, 7)])
-def test_of_a_limit_and_another_end_the_sooner_counts(runs, limit, position):
+def test_the_sooner_of_a_limit_and_another_end_ends_the_answer(runs, limit, position):
     stop = build_stop_string(runs, position, "over three tokens")
     assert runs.check(Ends(limit=limit, strings=(stop,))) <= min(limit, position + 1)
     assert runs.check(Ends(limit=limit, eos=(runs.answers[0][position],))) <= min(limit, position + 1)
@@ -222,7 +222,7 @@ def test_most_of_these_ends_fall_inside_accepted_paths(runs):
 @pytest.mark.parametrize("limit", [1, 2, 9])
 @pytest.mark.parametrize("shape", [chain(4), tree(), static()], ids=["chain", "dynamic", "static"])
 def test_a_prompt_at_the_context_limit_is_answered(runs, shape, limit):
-    """The nodes of a round take no slots from the text."""
+    """A round's nodes take no slots from the text."""
     text = (runs.prompts[0] + runs.answers[0])[: SLOTS - limit]
     prompt = (text * 2)[: SLOTS - limit]
     speculative, plain = (

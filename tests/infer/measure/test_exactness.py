@@ -34,7 +34,7 @@ NEW = 32
 COUNT = 8
 
 
-class Judged:
+class ExactnessCase:
     """A target in one precision, its prompts, and the answers of decoding one token at a time."""
 
     def __init__(self, dtype: torch.dtype, learned):
@@ -83,26 +83,26 @@ def build_result(prompt, generation) -> PromptResult:
 @pytest.fixture(
     scope="module", params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.system)], ids=["fp32", "bf16"]
 )
-def judged(request, learned):
-    return Judged(request.param, learned)
+def case(request, learned):
+    return ExactnessCase(request.param, learned)
 
 
 @pytest.fixture
 def one_percent_wrong(monkeypatch):
     """Let the runtime take the draft's token for the target's at one node in a hundred."""
-    honest, seen, wrong = greedy_and_coupled.walk_choices, [0], []
+    honest, nodes_walked, wrong = greedy_and_coupled.walk_choices, [0], []
 
     def walk(proposal, choice, depth):
         choice = choice.clone()
         for node, parent in enumerate(proposal.parents[0].tolist()):
-            seen[0] += 1
-            if seen[0] % 100 == 1 and choice[0, parent + 1] != proposal.ids[0, node]:
+            nodes_walked[0] += 1
+            if nodes_walked[0] % 100 == 1 and choice[0, parent + 1] != proposal.ids[0, node]:
                 choice[0, parent + 1] = proposal.ids[0, node]
                 wrong.append(node)
         return honest(proposal, choice, depth)
 
     monkeypatch.setattr(greedy_and_coupled, "walk_choices", walk)
-    return seen, wrong
+    return nodes_walked, wrong
 
 
 # --- planted faults of tree passes ----------------------------------------------------------------
@@ -146,29 +146,29 @@ def plant_fault(fault, monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.system)])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_tree_pass_wrong_beyond_the_gap_is_never_lossless(judged, fault, batch, monkeypatch):
+def test_a_tree_pass_wrong_beyond_the_gap_is_never_lossless(case, fault, batch, monkeypatch):
     """The gap is measured with the fault in place, as a report does."""
     plant_fault(fault, monkeypatch)
-    assert judged.measure_tolerance() == judged.tolerance  # it is measured without trees
-    exactness = judged.compare(judged.decode_with_trees(batch=batch))
+    assert case.measure_tolerance() == case.tolerance  # it is measured without trees
+    exactness = case.compare(case.decode_with_trees(batch=batch))
     assert exactness.verdict == LosslessVerdict.no
     assert exactness.judge("exact").mismatched_prompts > COUNT / 2
 
 
-def test_a_fault_of_batches_alone_is_detected_in_batches_alone(judged, monkeypatch):
+def test_a_fault_of_batches_alone_is_detected_in_batches_alone(case, monkeypatch):
     plant_fault(share_mask_of_first_row, monkeypatch)
-    assert judged.compare(judged.decode_with_trees()).verdict == LosslessVerdict.yes
-    assert judged.compare(judged.decode_with_trees(batch=4)).verdict == LosslessVerdict.no
+    assert case.compare(case.decode_with_trees()).verdict == LosslessVerdict.yes
+    assert case.compare(case.decode_with_trees(batch=4)).verdict == LosslessVerdict.no
 
 
-def test_a_faulty_one_token_pass_leaves_the_verdict_undecided(judged, monkeypatch):
-    """Trees that repeat the fault of their baseline agree with it, but not with the target."""
+def test_a_faulty_one_token_pass_leaves_the_verdict_undecided(case, monkeypatch):
+    """A tree that repeats the fault of its baseline agrees with it, but not with the target."""
 
     def shift_all_positions(honest):
         return "node_depths", lambda sees: honest.node_depths(sees) + 1
 
     plant_fault(shift_all_positions, monkeypatch)
-    faulty = copy(judged)
+    faulty = copy(case)
     faulty.measure()
     assert faulty.tolerance.near_tie_gap > 5 * faulty.tolerance.explained_gap
     assert faulty.compare(faulty.answers).verdict == LosslessVerdict.undecided
@@ -176,74 +176,74 @@ def test_a_faulty_one_token_pass_leaves_the_verdict_undecided(judged, monkeypatc
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_an_honest_runtime_is_lossless(judged, batch):
-    traces = judged.decode_with_trees(batch=batch)
+def test_an_honest_runtime_is_lossless(case, batch):
+    traces = case.decode_with_trees(batch=batch)
     assert sum(sum(trace.generation.accepted) for trace in traces) > 0
-    exactness = judged.compare(traces)
+    exactness = case.compare(traces)
     assert exactness.verdict == LosslessVerdict.yes
     assert exactness.mismatches_beyond_gap == 0
-    if judged.tolerance.exact_arithmetic:
+    if case.tolerance.exact_arithmetic:
         assert exactness.judge("exact").mismatched_prompts == 0
 
 
-def test_a_draft_token_in_a_hundred_accepted_wrongly_is_detected(judged, one_percent_wrong):
-    traces = judged.decode_with_trees()
-    seen, wrong = one_percent_wrong
-    assert 0 < len(wrong) <= seen[0] / 100 + 1
-    exactness = judged.compare(traces)
+def test_a_draft_token_in_a_hundred_accepted_wrongly_is_detected(case, one_percent_wrong):
+    traces = case.decode_with_trees()
+    nodes_walked, wrong = one_percent_wrong
+    assert 0 < len(wrong) <= nodes_walked[0] / 100 + 1
+    exactness = case.compare(traces)
     assert exactness.verdict == LosslessVerdict.no
     assert 0 < exactness.mismatches_beyond_gap <= len(wrong)
     assert 0 < exactness.judge("exact").mismatched_prompts < COUNT  # the others are exact matches, and counted so
 
 
-def test_a_divergence_has_its_position_and_the_gap_of_the_targets_logits(judged):
+def test_a_divergence_has_its_position_and_the_gap_of_the_targets_logits(case):
     """One token of one answer is replaced by the target's second choice.
 
     A logit of a one-token pass is compared with that of a plain pass, so rounding explains a difference.
     """
-    expected = judged.answers[2]
-    prompt, position = judged.prompts[2], 9
+    expected = case.answers[2]
+    prompt, position = case.prompts[2], 9
     ids = [*prompt.ids, *expected.generation.ids[:position]]
-    logits = judged.target.model(torch.tensor([ids])).logits[0, -1].float()
+    logits = case.target.model(torch.tensor([ids])).logits[0, -1].float()
     first, second = logits.topk(2).indices.tolist()
     assert first == expected.generation.ids[position]
     changed = replace_ids(expected, [*expected.generation.ids[:position], second])
-    exactness = judged.compare([*judged.answers[:2], changed])
+    exactness = case.compare([*case.answers[:2], changed])
     (divergence,) = exactness.mismatches
     assert (divergence.prompt_id, divergence.position) == ("p2", position)
     assert divergence.logit_gap == pytest.approx(
-        float(logits[first] - logits[second]), abs=judged.tolerance.explained_gap
+        float(logits[first] - logits[second]), abs=case.tolerance.explained_gap
     )
 
 
 @pytest.mark.parametrize("length", [5, 31])
-def test_an_answer_that_ends_too_early_is_detected(judged, length):
-    expected = judged.answers[0]
-    exactness = judged.compare([replace_ids(expected, expected.generation.ids[:length])])
+def test_an_answer_that_ends_too_early_is_detected(case, length):
+    expected = case.answers[0]
+    exactness = case.compare([replace_ids(expected, expected.generation.ids[:length])])
     assert [d.position for d in exactness.mismatches] == [length]
     assert exactness.verdict == LosslessVerdict.no
 
 
-def test_a_target_that_answers_differently_twice_is_not_counted_against_the_draft(judged):
-    """Where the draft's tokens are those that the target prefers, a difference in the answer is rounding."""
-    first, *others = judged.answers
+def test_a_target_that_answers_differently_twice_is_not_counted_against_the_draft(case):
+    """If the draft's tokens are those that the target prefers, a difference in the answer is rounding."""
+    first, *others = case.answers
     ids = [*first.generation.ids[:3], first.generation.ids[3] + 1, *first.generation.ids[4:]]
     plain = [replace_ids(first, ids), *others]
-    exactness = compare_answers(judged.plain, plain, judged.answers, judged.tolerance)
+    exactness = compare_answers(case.plain, plain, case.answers, case.tolerance)
     assert (exactness.mismatches[0].position, exactness.mismatches[0].logit_gap) == (3, 0.0)
-    exact = judged.tolerance.exact_arithmetic
+    exact = case.tolerance.exact_arithmetic
     assert exactness.verdict == (LosslessVerdict.no if exact else LosslessVerdict.yes)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_sampled_answers_are_judged_by_the_noise_of_their_draws(judged, temperature):
-    plain = judged.build_decoder(None, temperature=temperature)
-    expected = judged.decode(plain)
-    traces = judged.decode(judged.build_decoder(NgramDraft(), chain(4), temperature=temperature))
-    exactness = compare_answers(plain, expected, traces, judged.tolerance)
+def test_sampled_answers_are_judged_by_the_noise_of_their_draws(case, temperature):
+    plain = case.build_decoder(None, temperature=temperature)
+    expected = case.decode(plain)
+    traces = case.decode(case.build_decoder(NgramDraft(), chain(4), temperature=temperature))
+    exactness = compare_answers(plain, expected, traces, case.tolerance)
     assert exactness.mismatches_beyond_gap == 0
     changed = replace_ids(expected[0], [*expected[0].generation.ids[:3], 1 + expected[0].generation.ids[3] % 60])
-    (divergence,) = compare_answers(plain, expected, [changed], judged.tolerance).mismatches
+    (divergence,) = compare_answers(plain, expected, [changed], case.tolerance).mismatches
     assert divergence.position == 3
     assert divergence.logit_gap > 0
 
@@ -299,16 +299,16 @@ def test_the_quantile_of_parts_is_that_of_all_of_them(sizes):
     assert len(differences.widest) <= most * 0.001 + 3
 
 
-def test_rounding_alone_stays_within_what_the_precision_explains(judged):
-    assert 0 < judged.tolerance.near_tie_gap < judged.tolerance.explained_gap
-    assert judged.tolerance.explained_gap < (1e-3 if judged.tolerance.exact_arithmetic else 1.0)  # of logits to 6
+def test_rounding_alone_stays_within_what_the_precision_explains(case):
+    assert 0 < case.tolerance.near_tie_gap < case.tolerance.explained_gap
+    assert case.tolerance.explained_gap < (1e-3 if case.tolerance.exact_arithmetic else 1.0)  # of logits to 6
 
 
 @torch.no_grad()
-def test_a_plain_reading_is_that_of_the_whole_model(judged):
-    prompt, answer = judged.prompts[0].ids, judged.answers[0].generation.ids
-    ours = compute_reference_logits(judged.target, prompt, answer, slots=64)
+def test_a_plain_reading_is_that_of_the_whole_model(case):
+    prompt, answer = case.prompts[0].ids, case.answers[0].generation.ids
+    ours = compute_reference_logits(case.target, prompt, answer, slots=64)
     ids = torch.tensor([[*prompt, *answer]])
-    theirs = judged.target.model(ids).logits[0, len(prompt) : -1].float()
+    theirs = case.target.model(ids).logits[0, len(prompt) : -1].float()
     assert ours.shape == (len(answer) - 1, theirs.shape[1])
-    torch.testing.assert_close(ours, theirs, atol=judged.tolerance.explained_gap / 2, rtol=0)
+    torch.testing.assert_close(ours, theirs, atol=case.tolerance.explained_gap / 2, rtol=0)

@@ -39,8 +39,8 @@ def bare():
     """Return a report of a draft of which only whole rounds were measured."""
     keys = ("autoregressive", "ngram", "a/chain", "a/tree")
     mode = replace(measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1), split=None)
-    nothing = {"batches": [], "samples": [], "training": []}
-    return made_report(dict.fromkeys(keys, mode), [described("a", **nothing)])
+    no_sections = {"batches": [], "samples": [], "training": []}
+    return made_report(dict.fromkeys(keys, mode), [described("a", **no_sections)])
 
 
 @pytest.fixture(scope="module")

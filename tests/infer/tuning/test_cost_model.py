@@ -55,7 +55,7 @@ def test_few_timings_find_the_best_shape(node, draft_pass):
     assert len(machine.timed) < len(candidates) / 2
 
 
-def test_where_no_budget_fits_the_draft_the_candidates_are_windows_and_the_users_tree():
+def test_a_draft_that_no_budget_fits_has_windows_and_the_users_tree_as_candidates():
     candidates = list_candidates(np.full((4, 1), 0.6), node_budgets=[8], ngram_tokens=0, user_tree=GIVEN_TREE)
     machine = Machine()
     tokens = {candidate.name: float(expect_tokens(candidate)) for candidate in candidates}

@@ -149,7 +149,7 @@ def list_texts(tables: Tables, length: int):
 
 @pytest.mark.parametrize("shape", ["[1]", "[1, 1]", "[2]", "[2, 1]", "[1, 2]", "lopsided"])
 def test_walks_emit_the_targets_choice_whatever_the_tree(shape):
-    """So the distribution is that of the choice, even if the tree was picked by somebody who knew the choice."""
+    """The emitted distribution is the choice's own, even if the tree was picked by somebody who knew the choice."""
     trees = list_every_tree(build_tables(), TREES[shape])
     numbers = torch.Generator().manual_seed(0)
     total = 0.0
@@ -173,7 +173,7 @@ def test_walks_emit_the_targets_choice_whatever_the_tree(shape):
     assert total == pytest.approx(1.0)
 
 
-def test_of_equal_logits_the_lowest_id_is_chosen():
+def test_the_lowest_id_of_equal_logits_is_chosen():
     tree = Proposal(ids=torch.tensor([[1, 0]]), parents=torch.tensor([[-1, -1]]))
     accepted = GreedyRule().accept(ScoredTree(proposal=tree, warped_logits=torch.zeros(1, 3, 4)), 1)
     assert accepted.nodes.tolist() == [[0, 2]]

@@ -1,6 +1,6 @@
-"""What a native Neuron package brings, over host memory: a device, its module, a compiler's name.
+"""A native Neuron package over host memory: a device, its module and a compiler's name.
 
-PyTorch loads it by its entry point, as it does the real one: nobody imports it.
+PyTorch loads it by its entry point, as it loads the real package; nobody imports it.
 """
 
 import os
@@ -19,8 +19,8 @@ def autoload() -> None:
     torch.utils.generate_methods_for_privateuse1_backend()
 
 
-class _One:
-    """`with torch.neuron.device(0)`: there is one device only."""
+class _OnlyDevice:
+    """The context of `with torch.neuron.device(0)`; there is one device only."""
 
     def __init__(self, index: int):
         self.index = index
@@ -34,7 +34,7 @@ def _module() -> ModuleType:
     own = torch.ops.neuron_over_host
     module = ModuleType("torch.neuron")
     functions = {
-        "device": _One,
+        "device": _OnlyDevice,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_is_in_bad_fork": lambda: False,

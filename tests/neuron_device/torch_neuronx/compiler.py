@@ -1,4 +1,4 @@
-"""The compiler's name: a graph is captured whole and then run operator by operator."""
+"""The compiler's name, under which a graph is captured completely and then run operator by operator."""
 
 from collections.abc import Callable
 

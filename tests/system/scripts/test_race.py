@@ -150,7 +150,7 @@ def test_the_peer_trains_for_all_steps_on_all_documents_but_the_last(race):
 
 
 def test_both_sides_count_the_same_steps(tmp_path):
-    """Both sum all tokens and take the speed of the steps after the tenth."""
+    """Tokens are summed over all steps, and the speed is that of the steps after the tenth."""
     ours = [
         {"step": 10, "train/tokens": 100.0, "train/tokens_per_s": 1.0},
         {"step": 20, "train/tokens": 400.0, "train/tokens_per_s": 100.0},
