@@ -45,7 +45,7 @@ SHORTER = {
 NAMES = list_sequences()
 
 
-def configure(command: str, name: str, *typed: str) -> Any:
+def compose_command(command: str, name: str, *typed: str) -> Any:
     needs_prompts = (command, name) == ("prepare", "smollm2-135m-eagle3")
     words = [f"experiment={name}", *(PROMPTS if needs_prompts else []), *typed]
     return compose(command, SCHEMAS[command], words)
@@ -66,16 +66,16 @@ def test_the_shipped_sequences_have_these_names_and_no_experiment_has_one_of_the
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_command_reads_the_output_of_the_command_before_it(name):
-    prepared = configure("prepare", name)
+    prepared = compose_command("prepare", name)
     assert prepared.run_name == name
     for command in TRAINING:
-        trained = configure(command, name)
+        trained = compose_command(command, name)
         assert trained.target == prepared.target
         assert trained.data.source is DataSource.prepared
         assert trained.data.path == f"{prepared.output_dir}/{prepared.run_name}"
         assert trained.run_name == name
         for command in EVALUATING:
-            evaluated = configure(command, name)
+            evaluated = compose_command(command, name)
             assert evaluated.checkpoint == [f"{trained.output_dir}/{trained.run_name}/checkpoint"]
             assert evaluated.target.name == OWN_TARGET  # that the checkpoint names
             assert evaluated.run_name == name
@@ -84,7 +84,7 @@ def test_each_command_reads_the_output_of_the_command_before_it(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_changes_only_data_and_names_of_its_draft(name):
 
-    trained = configure("train", name)
+    trained = compose_command("train", name)
     draft = compose("train", TrainConf, [f"draft={read_draft(name)}", f"run_name={name}"])
     draft.data = trained.data
     assert trained == draft
@@ -97,25 +97,25 @@ def read_draft(name: str) -> str:
 @pytest.mark.parametrize(("name", "command"), list(itertools.product(NAMES[-2:], SHORTER)))
 def test_an_override_behind_the_name_holds_in_every_command(name, command):
     word, holds = SHORTER[command]
-    assert not holds(configure(command, name))
-    assert holds(configure(command, name, word))
+    assert not holds(compose_command(command, name))
+    assert holds(compose_command(command, name, word))
 
 
 def test_the_command_line_wins_over_the_sequence():
     name = "qwen3-8b-eagle3"
     typed = ["mixture=one", *PROMPTS, "answers=endpoint", "answers.url=http://node:8000/v1"]
-    prepared = configure("prepare", name, *typed, "target=llama-3.1-8b", "run_name=mine")
+    prepared = compose_command("prepare", name, *typed, "target=llama-3.1-8b", "run_name=mine")
     assert list(prepared.mixture.sources) == ["rows"]
     assert prepared.answers.url == "http://node:8000/v1"
     assert prepared.target.name.startswith("meta-llama/")
     assert prepared.run_name == "mine"
-    trained = configure("train", name, "data=ultrachat", "draft=qwen3-8b-medusa", "run_name=mine")
+    trained = compose_command("train", name, "data=ultrachat", "draft=qwen3-8b-medusa", "run_name=mine")
     assert trained.data == compose("train", TrainConf, ["draft=qwen3-8b-medusa"]).data
     assert trained.draft.method == "medusa"
     assert trained.run_name == "mine"
-    assert configure("train", name, "data.path=mine").data.path == "mine"
+    assert compose_command("train", name, "data.path=mine").data.path == "mine"
     for command in EVALUATING:
-        evaluated = configure(command, name, "checkpoint=[A,B]", "target.path=copy", "run_name=mine")
+        evaluated = compose_command(command, name, "checkpoint=[A,B]", "target.path=copy", "run_name=mine")
         assert evaluated.checkpoint == ["A", "B"]
         assert evaluated.target.location == "copy"
         assert evaluated.run_name == "mine"

@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def prepare(folder: Path, run: str, *changes: str) -> Path:
+def run_prepare(folder: Path, run: str, *changes: str) -> Path:
     conf = compose(
         "prepare",
         PrepareConf,
@@ -57,7 +57,7 @@ def prepare(folder: Path, run: str, *changes: str) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(folder):
-    return prepare(folder, "single")
+    return run_prepare(folder, "single")
 
 
 def test_every_row_is_answered_or_counted(prepared):
@@ -90,7 +90,7 @@ def test_the_learned_tokens_are_the_generated_tokens(prepared, folder):
 
 def test_several_workers_give_the_answers_of_a_single_worker(prepared, folder):
     for worker in (1, 0):
-        several = prepare(folder, "several", "workers=2", f"worker={worker}", "answers.batch=3")
+        several = run_prepare(folder, "several", "workers=2", f"worker={worker}", "answers.batch=3")
     assert {row.id: row for row in read_prepared_rows(several)} == {row.id: row for row in read_prepared_rows(prepared)}
     single, parallel = (json.loads((run / "report.json").read_text()) for run in (prepared, several))
     assert single["answers"] == parallel["answers"]
@@ -98,8 +98,8 @@ def test_several_workers_give_the_answers_of_a_single_worker(prepared, folder):
 
 def test_other_answers_need_another_folder(prepared, folder):
     with pytest.raises(UserError, match=r"^answers.temperature: must be 0.7 as in .*, got 0.8"):
-        prepare(folder, "single", "answers.temperature=0.8")
-    prepare(folder, "single", "answers.batch=5")
+        run_prepare(folder, "single", "answers.temperature=0.8")
+    run_prepare(folder, "single", "answers.batch=5")
 
 
 def test_answers_need_a_target(folder):

@@ -52,13 +52,13 @@ def rows(tmp_path, tokenizer, monkeypatch):
     return tmp_path
 
 
-def conf(**changes) -> ShowConf:
+def build_show_conf(**changes) -> ShowConf:
     data = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=TurnSelection.last)
     return ShowConf(data=data, target=TargetConf(name="target"), **changes)
 
 
 def test_the_command_prints_and_writes_the_answers_that_are_learned(rows, capsys):
-    main.__wrapped__(conf())
+    main.__wrapped__(build_show_conf())
     output = capsys.readouterr().out
     assert "--- document 0, chat, en, " in output
     assert "\u00abIt is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>\u00bb" in output
@@ -78,7 +78,7 @@ def test_the_command_prints_and_writes_the_answers_that_are_learned(rows, capsys
 
 
 def test_rows_are_shown_as_training_packs_them(rows, capsys):
-    main.__wrapped__(conf(packed=True, boundaries=True, documents=1))
+    main.__wrapped__(build_show_conf(packed=True, boundaries=True, documents=1))
     output = capsys.readouterr().out
     assert "--- row 0 of 1, 3 documents in 512 positions, " in output
     assert "--- document 2 ---" in output
@@ -98,11 +98,11 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
     with (rows / "rows.jsonl").open("a") as file:
         file.write("\n" + json.dumps(flags))
     with pytest.raises(UserError, match="of category 'flags' must hold prompts too"):
-        main.__wrapped__(conf())
+        main.__wrapped__(build_show_conf())
     assert "document 3, flags, 2 tokens, 2 supervised (100.0%), 1 answer" in capsys.readouterr().out
     assert (rows / "outputs/show/show/sample.html").exists()
     with pytest.raises(UserError, match="of category 'flags' must hold prompts too"):
-        main.__wrapped__(conf(packed=True))
+        main.__wrapped__(build_show_conf(packed=True))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def trained(request, runs) -> tuple[str, Path]:
     """Return a method's name and a checkpoint of it."""
     name = request.param.replace(" ", "-")
     own = [*DRAFTS[request.param], f"output_dir={runs}", f"run_name={name}"]
-    run([sys.executable, "-m", "train", *TRAIN, *own])
+    run_command([sys.executable, "-m", "train", *TRAIN, *own])
     return request.param, runs / name / "checkpoint"
 
 
@@ -97,8 +97,8 @@ def test_vllm_gives_the_same_tokens_rounds_and_acceptance(target, prompts, train
 
 
 def assert_same_decoding(target: Target, prompts: list[EvalPrompt], checkpoint: Path, method: str) -> None:
-    ours = decode(target, prompts, checkpoint)
-    theirs = serve(prompts, checkpoint, method)
+    ours = decode_prompts(target, prompts, checkpoint)
+    theirs = serve_prompts(prompts, checkpoint, method)
     for prompt, own, other in zip(prompts, ours, theirs, strict=True):
         assert own == other, f"{prompt.id} is decoded differently"
     rounds = sum(own["rounds"] for own in ours)
@@ -120,17 +120,17 @@ def reduce_vocabulary(target: Target, checkpoint: Path, folder: Path) -> Path:
     return folder / "reduced"
 
 
-def decode(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[dict]:
+def decode_prompts(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[dict]:
     _, draft = load_draft(checkpoint, target)
     chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
     decoder = Decoder(target, draft, chain, sampling=SamplingConf(), slots=SLOTS)
     answers = []
     for prompt in prompts:
         answers += decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=TOKENS)
-    return [summarize(answer) for answer in answers]
+    return [summarize_answer(answer) for answer in answers]
 
 
-def summarize(answer: Generation) -> dict:
+def summarize_answer(answer: Generation) -> dict:
     return {
         "ids": answer.ids,
         "rounds": len(answer.accepted),
@@ -139,7 +139,7 @@ def summarize(answer: Generation) -> dict:
     }
 
 
-def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict]:
+def serve_prompts(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict]:
     engine = Engine(
         [
             str(DEMO_TARGET),
@@ -159,7 +159,7 @@ def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict
     return [{name: answer[name] for name in COUNTED} for answer in answers]
 
 
-def run(command: list[str | Path]) -> None:
+def run_command(command: list[str | Path]) -> None:
     """Run on one thread, as other tests may run beside it; a failure shows the command's output."""
     process = subprocess.run(
         command,

@@ -32,7 +32,7 @@ def folder(tmp_path_factory, target, learned):
     return folder
 
 
-def generate(folder, *overrides: str) -> None:
+def run_generate(folder, *overrides: str) -> None:
     main.__wrapped__(
         compose(
             "generate",
@@ -65,7 +65,7 @@ def generate_with_transformers(target, ids) -> list[int]:
 
 def test_an_answer_is_printed_with_its_tokens_and_rounds(folder, target, learned, capsys):
     text = learned[1][0]
-    generate(folder, f"prompt='{join_ids(text[:4])}'")
+    run_generate(folder, f"prompt='{join_ids(text[:4])}'")
     output = capsys.readouterr().out
     answer = generate_with_transformers(target, text[:4])
     assert target.tokenizer.decode(answer) in output.replace("\n", " ")
@@ -83,7 +83,7 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
     prompts = [text[:length] for text, length in zip(learned[1][:5], (4, 9, 5, 7, 6), strict=True)]
     rows = [{"id": f"p{i}", "text": join_ids(ids)} for i, ids in enumerate(prompts)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    generate(folder, f"prompts={folder / 'prompts.jsonl'}", "batch=2")
+    run_generate(folder, f"prompts={folder / 'prompts.jsonl'}", "batch=2")
     file = folder / "generate" / "answers.jsonl"
     assert f"answers: {file}" in capsys.readouterr().out
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -138,4 +138,4 @@ def test_an_empty_prompt_is_refused(prompt):
 @pytest.mark.parametrize("overrides", [[], ["prompt=a", "prompts=b"]])
 def test_exactly_one_of_prompt_and_prompts_is_needed(folder, overrides):
     with pytest.raises(UserError, match=r"^prompt: needs a text, or prompts=FILE .* set one of"):
-        generate(folder, *overrides)
+        run_generate(folder, *overrides)

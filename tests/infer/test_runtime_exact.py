@@ -54,7 +54,7 @@ def behind(small):
     return [logits[:: WORDS ** (NEW - 1 - depth), depth - NEW].reshape([WORDS] * (depth + 1)) for depth in range(NEW)]
 
 
-def joint_distribution(behind, sampling):
+def compute_joint_distribution(behind, sampling):
     """Return the joint distribution of all five tokens."""
     joint = torch.ones((), dtype=torch.float64)
     for logits in behind:
@@ -62,7 +62,7 @@ def joint_distribution(behind, sampling):
     return joint
 
 
-def sample(target, draft, rule, shape, sampling, rows=ROWS):
+def sample_tokens(target, draft, rule, shape, sampling, rows=ROWS):
     """Return the emitted tokens and the share of rounds that accepted something."""
     decoder = Decoder(
         target,
@@ -84,7 +84,7 @@ def sample_token_by_token(target, sampling):
     return torch.tensor([row.ids for row in generations])
 
 
-def p_value(ids, joint, positions):
+def compute_p_value(ids, joint, positions):
     """Return the p-value of the tokens at these positions together; rare outcomes are counted as a single outcome."""
     expected = joint.sum([position for position in range(NEW) if position not in positions]).flatten()
     powers = WORDS ** torch.arange(len(positions) - 1, -1, -1)
@@ -97,16 +97,16 @@ def p_value(ids, joint, positions):
     return chisquare(observed[possible], expected[possible] / expected.sum() * observed.sum()).pvalue
 
 
-def p_values(ids, joint):
+def compute_p_values(ids, joint):
     """Return the p-values of the first rounds, of the later ones, and of the two against each other."""
-    return [p_value(ids, joint, positions) for positions in ([1, 2, 3], [2, 3, 4], [1, 4])]
+    return [compute_p_value(ids, joint, positions) for positions in ([1, 2, 3], [2, 3, 4], [1, 4])]
 
 
 @pytest.mark.parametrize(("rule", "shape", "method", "temperature"), TRIALS)
 def test_ratio_tests_sample_the_target(small, drafts, behind, rule, shape, method, temperature):
     sampling = SamplingConf(temperature=temperature, seed=11)
-    ids, accepted = sample(small, drafts[method], rule, shape, sampling)
-    values = p_values(ids, joint_distribution(behind, sampling))
+    ids, accepted = sample_tokens(small, drafts[method], rule, shape, sampling)
+    values = compute_p_values(ids, compute_joint_distribution(behind, sampling))
     assert 0.1 < accepted < 0.97
     assert min(values) > LEAST, values
 
@@ -116,11 +116,11 @@ def test_coupled_rows_sample_the_target_and_are_those_of_their_key(small, drafts
     """Every tree and draft emits the rows of one-token-at-a-time decoding, so one test of those is enough."""
     sampling = SamplingConf(temperature=temperature, seed=11)
     plain = sample_token_by_token(small, sampling)
-    values = p_values(plain, joint_distribution(behind, sampling))
+    values = compute_p_values(plain, compute_joint_distribution(behind, sampling))
     assert min(values) > LEAST, values
     for method in METHODS:
         for shape in SHAPES:
-            ids, accepted = sample(small, drafts[method], "coupled", shape, sampling, FEW)
+            ids, accepted = sample_tokens(small, drafts[method], "coupled", shape, sampling, FEW)
             assert torch.equal(ids, plain[:FEW]), (method, shape)
             assert 0.1 < accepted < 0.98, (method, shape)
 
@@ -128,8 +128,8 @@ def test_coupled_rows_sample_the_target_and_are_those_of_their_key(small, drafts
 @pytest.mark.parametrize(("rule", "shape"), [("coupled", "dynamic"), *RATIOS])
 def test_cut_distributions_are_sampled_too(small, drafts, behind, rule, shape):
     sampling = SamplingConf(temperature=1.3, top_k=7, top_p=0.9, min_p=0.1, seed=11)
-    ids, accepted = sample(small, drafts["eagle3"], rule, shape, sampling)
-    values = p_values(ids, joint_distribution(behind, sampling))
+    ids, accepted = sample_tokens(small, drafts["eagle3"], rule, shape, sampling)
+    values = compute_p_values(ids, compute_joint_distribution(behind, sampling))
     assert 0.1 < accepted < 0.97
     assert min(values) > LEAST, values
 
@@ -145,9 +145,9 @@ def test_cut_distributions_are_sampled_too(small, drafts, behind, rule, shape):
 def test_noise_that_is_used_again_in_a_later_round_is_caught(small, behind, monkeypatch, use):
     """Draws, coins or residual noise are the same in every round, with a draft that is often wrong."""
     draft, sampling = noised(small, noise=WRONG), SamplingConf(temperature=1.0, seed=11)
-    joint = joint_distribution(behind, sampling)
-    ids, _ = sample(small, draft, "rejection", "chain", sampling, MANY)
-    assert min(p_values(ids, joint)) > LEAST
+    joint = compute_joint_distribution(behind, sampling)
+    ids, _ = sample_tokens(small, draft, "rejection", "chain", sampling, MANY)
+    assert min(compute_p_values(ids, joint)) > LEAST
 
     def repeat_noise(honest):
         def keyed(seed, row_ids, turn, *positions):
@@ -157,6 +157,6 @@ def test_noise_that_is_used_again_in_a_later_round_is_caught(small, behind, monk
 
     for name in ("gumbel_noise", "uniform_noise"):
         monkeypatch.setattr(steps, name, repeat_noise(getattr(steps, name)))
-    ids, _ = sample(small, draft, "rejection", "chain", sampling, MANY)
-    values = p_values(ids, joint)
+    ids, _ = sample_tokens(small, draft, "rejection", "chain", sampling, MANY)
+    values = compute_p_values(ids, joint)
     assert min(values) < 1e-6, values

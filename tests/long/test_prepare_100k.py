@@ -26,7 +26,7 @@ MOST_BYTES = 2 * 2**30
 MOST_BEYOND_IMPORTS = 2**28  # the rows are 230 MB of JSON
 
 
-def start(folder: Path) -> subprocess.Popen:
+def start_prepare(folder: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "data.prepare", "--config-dir", "conf", "mixture=messy"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
@@ -56,7 +56,7 @@ def wait_for(run: subprocess.Popen, file: Path) -> int:
     return psutil.Process(run.pid).memory_info().rss
 
 
-def kill(run: subprocess.Popen) -> None:
+def kill_process(run: subprocess.Popen) -> None:
     run.kill()
     assert run.wait() == -9
 
@@ -67,12 +67,12 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messy")
     planted = build(folder)
     out = folder / "outputs" / "prepare" / "messy"
-    first = start(folder)
+    first = start_prepare(folder)
     imports = wait_for(first, out.parent / "*" / "000.arrow")
     wait_for(first, out.parent / "*" / "002.arrow")
-    kill(first)
+    kill_process(first)
     assert not (out / "report.json").exists()
-    return out, planted, (imports, measure_peak_bytes(start(folder)))
+    return out, planted, (imports, measure_peak_bytes(start_prepare(folder)))
 
 
 def test_preparation_needs_bounded_memory(prepared):

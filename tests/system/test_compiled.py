@@ -15,7 +15,7 @@ from tests.support.runs.compiled_run import REQUESTS, SHAPES
 ROOT = Path(__file__).parents[2]
 
 
-def run(backend: str, count: int, *names: str) -> dict:
+def run_compiled(backend: str, count: int, *names: str) -> dict:
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.compiled_run", backend]
     command += [str(count), *names]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -36,7 +36,7 @@ def assert_promises(figures: dict):
 
 def test_no_graph_is_added_after_warm_up():
     """The graphs do not depend on the backend, and the backend that lowers nothing is quick."""
-    figures = run("eager", 20, "none", "chain", "mixed", "typical")
+    figures = run_compiled("eager", 20, "none", "chain", "mixed", "typical")
     assert_promises(figures)
     assert figures["keeps_apart"]  # two targets, though their weights are not checked at each call
     # Prefill and round; for a draft also its start: graphs that do not depend on the tree are shared;
@@ -47,14 +47,14 @@ def test_no_graph_is_added_after_warm_up():
 
 def test_no_method_adds_a_graph_after_warm_up():
     """Its loss is one graph too: `run` fails at a graph break. There is one case of each class."""
-    figures = run("eager", 4, "eagle3", "eagle1", "medusa", "hydra++", "draft model")
+    figures = run_compiled("eager", 4, "eagle3", "eagle1", "medusa", "hydra++", "draft model")
     assert_promises(figures)
     assert all(mode["loss_apart"] < 1e-4 for mode in figures["modes"].values())
 
 
 def test_no_graph_is_added_by_two_hundred_mixed_requests():
     """They go through four slots, in two prompt buckets; slots are refilled as rows end."""
-    mixed = run("eager", 4, REQUESTS)["mixed"]
+    mixed = run_compiled("eager", 4, REQUESTS)["mixed"]
     assert mixed["buckets"] == [64, 128]
     assert mixed["graphs"] > 0
     assert mixed["added"] == 0
@@ -65,7 +65,7 @@ def test_no_graph_is_added_by_two_hundred_mixed_requests():
 
 @pytest.mark.slow
 def test_no_case_of_a_method_adds_a_graph_after_warm_up():
-    figures = run("eager", 4, *CASES)
+    figures = run_compiled("eager", 4, *CASES)
     assert_promises(figures)
     assert all(mode["loss_apart"] < 1e-4 for mode in figures["modes"].values())
 
@@ -73,7 +73,7 @@ def test_no_case_of_a_method_adds_a_graph_after_warm_up():
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
 def test_a_mixed_tree_compiled_by_inductor_emits_the_tokens_of_eager_decoding():
     """The demo's figures are measured so: EAGLE-3, with each graph lowered to machine code."""
-    assert_promises(run("inductor", 2, "mixed"))
+    assert_promises(run_compiled("inductor", 2, "mixed"))
 
 
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
@@ -105,4 +105,4 @@ print(compiled(torch.arange(60.0).view(4, 15) / 7).flatten().tolist())
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
 @pytest.mark.slow
 def test_every_compiled_shape_of_tree_emits_the_tokens_of_eager_decoding():
-    assert_promises(run("inductor", 20, *SHAPES))
+    assert_promises(run_compiled("inductor", 20, *SHAPES))

@@ -102,7 +102,7 @@ def test_a_method_of_options_modules_and_an_entry_is_trained_reported_and_evalua
         "evaluation.max_new_tokens=24",
         "evaluation.batch_sizes=[]",
     ]
-    run(
+    run_module(
         copy,
         "train",
         "draft=bigram",
@@ -118,7 +118,7 @@ def test_a_method_of_options_modules_and_an_entry_is_trained_reported_and_evalua
         "run_name=new",
         *common,
     )
-    out = run(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)
+    out = run_module(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)
     assert "new, tree: " in out
     for folder in ("train/new", "infer.eval/eval"):
         report = json.loads((copy / "outputs" / folder / "report.json").read_text())
@@ -131,7 +131,7 @@ def test_a_method_of_options_modules_and_an_entry_is_trained_reported_and_evalua
         assert tree > 1.2 * untrained
 
 
-def run(folder: Path, module: str, *overrides: str) -> str:
+def run_module(folder: Path, module: str, *overrides: str) -> str:
     process = subprocess.run(
         [sys.executable, "-m", module, *overrides],
         cwd=folder,

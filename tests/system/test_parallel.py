@@ -28,7 +28,7 @@ LAYOUTS = {"tensor": SPLIT, "sharded": ALL_SHARDED, "tensor and sharded": SPLIT 
 OTHERS = ("eagle1", "medusa", "hydra", "pruned")
 
 
-def launch(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
+def launch_runs(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
     """Launch these runs with the launcher that users take."""
     command = [
         sys.executable,
@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
     runs = [{"folder": str(folder / name), "parallel": way} for name, way in LAYOUTS.items()]
     state = {"folder": str(folder / "state"), "parallel": SPLIT, "stop": 2}
     runs += [state, state | {"folder": str(folder / "resumed"), "after": state["folder"], "stop": 4}]
-    launch(4, folder, runs)
+    launch_runs(4, folder, runs)
     run(folder / "target", folder=str(folder / "single"), parallel={})
     return folder
 
@@ -104,7 +104,7 @@ def test_a_resumed_run_of_four_processes_ends_as_an_unbroken_one_bit_for_bit(fol
 
 def test_a_state_of_four_processes_is_resumed_by_two_and_by_a_single_one(folder):
     after = str(folder / "state")
-    launch(
+    launch_runs(
         2,
         folder,
         [

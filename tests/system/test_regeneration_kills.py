@@ -29,7 +29,7 @@ HOW = conf(max_new_tokens=8)
 
 
 @contextmanager
-def command(folder: Path, port: int) -> Iterator[BaseProcess]:
+def start_prepare(folder: Path, port: int) -> Iterator[BaseProcess]:
     """Run `python -m data.prepare ...` in a separate process, and kill it at the end."""
     arguments = [
         "mixture=one",
@@ -85,7 +85,7 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
     with serving(DEMO_TARGET, port=port, name="demo", faulty=True) as watcher:
         for number in range(KILLS + 1):
             before, end = count_lines(), signal.SIGKILL if number < KILLS else signal.SIGINT
-            with command(tmp_path, port) as run:
+            with start_prepare(tmp_path, port) as run:
                 wait_until(lambda least=before + 2: count_lines() >= least, run, tmp_path)
                 if number == KILLS // 2:
                     restart(watcher)
@@ -98,7 +98,7 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
             assert before < count_lines() < ROWS
         assert (tmp_path / "output").read_text().endswith("\ninterrupted\n")
         assert len(read_finished_ids(journal)) == count_lines()
-        with command(tmp_path, port) as run:
+        with start_prepare(tmp_path, port) as run:
             run.join(TIMEOUT_S)
     output = (tmp_path / "output").read_text()
     assert run.exitcode == 0, output

@@ -87,7 +87,7 @@ def build_target(device: Device) -> tuple[Target, Packed]:
     return target, packed_of(batch)
 
 
-def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torch.Tensor]]:
+def train_draft(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torch.Tensor]]:
     folder, conf = FOLDER / NAME, build_conf(METHOD)
     folder.mkdir(parents=True)
     parallel = build_parallel(conf.parallel, device, trackers=conf.log.list_trackers())
@@ -109,7 +109,7 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
     return result | {"warm": loop.warm, "compiled": device.count_graphs()}, loop.gradient
 
 
-def decode(device: Device, target: Target) -> dict:
+def decode_prompts(device: Device, target: Target) -> dict:
     """Decode with both trees, every graph announced; a prompt of each bucket comes first, to warm up."""
     _, draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
     prompts, result, before = draw_prompts(), {}, device.count_graphs()
@@ -142,8 +142,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     device = open_device(DeviceConf(name=DeviceName[NAME], precision=Precision.float32, compile=False))
     target, rows = build_target(device)
-    trained, gradient = train(device, target, rows)
-    result = {"train": trained, "decode": decode(device, target)}
+    trained, gradient = train_draft(device, target, rows)
+    result = {"train": trained, "decode": decode_prompts(device, target)}
     if device.lazy:
         result["fallbacks"] = count_fallbacks()
     torch.save(gradient, FOLDER / f"{NAME}.pt")

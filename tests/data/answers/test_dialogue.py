@@ -1,4 +1,4 @@
-"""Dialogues of five chat formats are asked turn by turn as serving would, and recorded as generated."""
+"""Conversations of five chat formats are asked turn by turn as serving would, and recorded as generated."""
 
 import asyncio
 import copy

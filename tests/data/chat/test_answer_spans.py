@@ -14,7 +14,16 @@ from data.chat.tokenization import document_from_messages, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, RowRejectedError, TokenizedDocument, document_from_spans
 from models.io.errors import UserError
-from tests.data.chat.test_tokenization import CHAT, EXACT, HEAD, PLAIN, PROMPT, TAGGED, chat_tokenizer, decode_answers
+from tests.data.chat.test_tokenization import (
+    CHAT,
+    EXACT,
+    HEAD,
+    PLAIN,
+    PROMPT,
+    TAGGED,
+    build_chat_tokenizer,
+    decode_answers,
+)
 from tests.support.data.families import AGAIN, ANSWER, CALLING, FAMILIES, MULTI, QUESTION, RESULT, SINGLE, TOOLS, TWICE
 
 THOUGHT = "<think>\n\n</think>\n\n"
@@ -42,7 +51,7 @@ ONLY_ANSWERS = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{
 
 
 def build_template(template: str, **arguments) -> ChatTemplate:
-    return ChatTemplate(tokenizer=chat_tokenizer(template), arguments=arguments)
+    return ChatTemplate(tokenizer=build_chat_tokenizer(template), arguments=arguments)
 
 
 def read_documents(
@@ -94,7 +103,7 @@ def test_an_empty_thought_belongs_to_the_answer_where_thinking_is_enabled():
 
 def test_a_turn_may_have_several_marks_and_thoughts_any_name():
     thoughtful = [message | {"thinking": "Hm."} for message in CHAT]
-    tokenizer = chat_tokenizer(TWO_MARKS)
+    tokenizer = build_chat_tokenizer(TWO_MARKS)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), thoughtful, last_only=True)
     assert decode_answers(tokenizer, document) == ["(Hm.)", EXACT[1]]
 
@@ -103,7 +112,7 @@ def test_a_turn_may_have_several_marks_and_thoughts_any_name():
 def test_an_end_of_text_token_of_the_template_is_not_learned(tagged):
     """Phi-3's template writes such a token, while the target ends its turn with another."""
     behind = PROMPT.replace("{% endif %}", "{% else %}</s>{% endif %}")
-    tokenizer = chat_tokenizer((TAGGED if tagged else PLAIN).replace(PROMPT, behind))
+    tokenizer = build_chat_tokenizer((TAGGED if tagged else PLAIN).replace(PROMPT, behind))
     tokenizer.eos_token = "</s>"
     for last_only in (False, True):
         document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT, last_only=last_only)
@@ -111,14 +120,14 @@ def test_an_end_of_text_token_of_the_template_is_not_learned(tagged):
 
 
 def test_a_mark_takes_an_end_of_turn_token_that_is_not_eos():
-    tokenizer = chat_tokenizer(TWO_MARKS)
+    tokenizer = build_chat_tokenizer(TWO_MARKS)
     tokenizer.eos_token = "</s>"
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert decode_answers(tokenizer, document)[1::2] == EXACT
 
 
 def test_a_prompt_is_tokenised_alone_whatever_the_answer_begins_with():
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     for content in ["\n\nHello", " Hello", "\n think", "\u00e9\U0001f976"]:
         messages = [CHAT[1], {"role": "assistant", "content": content}]
         document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages)
@@ -128,31 +137,31 @@ def test_a_prompt_is_tokenised_alone_whatever_the_answer_begins_with():
 
 
 def test_an_end_of_turn_token_that_swallows_the_line_break_is_learned():
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     tokenizer.add_tokens([AddedToken("<|end|>", rstrip=True, special=True)], special_tokens=True)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert decode_answers(tokenizer, document) == EXACT
 
 
 def test_an_answer_that_the_template_changes_behind_its_own_history_is_left_out():
-    tokenizer = chat_tokenizer(COUNTING.replace("{{ messages | length }}", "."))
+    tokenizer = build_chat_tokenizer(COUNTING.replace("{{ messages | length }}", "."))
     [document], skipped = read_documents(tokenizer, CHAT[:3])
     assert decode_answers(tokenizer, document) == ["I am well.."]
     assert not skipped
-    documents, skipped = read_documents(chat_tokenizer(COUNTING), CHAT[:3])
+    documents, skipped = read_documents(build_chat_tokenizer(COUNTING), CHAT[:3])
     assert not documents
     assert skipped == {"the chat template rewrites what it wrote before an answer": 1}
 
 
 def test_a_line_break_behind_a_mark_is_not_the_end_of_a_turn():
-    tokenizer = chat_tokenizer(TWO_MARKS.replace("<|end|>", "{{ '\\n' }}"))
+    tokenizer = build_chat_tokenizer(TWO_MARKS.replace("<|end|>", "{{ '\\n' }}"))
     tokenizer.add_tokens(["\n"])
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert decode_answers(tokenizer, document)[1::2] == ["I am well.", "  Why?\n"]
 
 
 def test_a_token_that_reaches_into_the_next_turn_is_not_learned():
-    tokenizer = chat_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    tokenizer = build_chat_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
     turns = [("user", "I am well"), ("assistant", "It is col"), ("user", "d?"), ("assistant", "I")]
     messages = [{"role": role, "content": content} for role, content in turns]
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages)
@@ -192,7 +201,7 @@ def test_messages_that_a_template_does_not_write_or_refuses_are_counted():
     assert refused.startswith("rejected by the chat template: Conversation roles must alternate")
     assert read_documents(llama, TWICE[:2], tools=TOOLS)[1].total() == 1
     assert read_documents(harmony, TWICE[:2], tools=TOOLS)[1] == {unwritten: 1}  # one of two
-    no_json = chat_tokenizer("{{ messages[0].nothing | tojson }}" + PLAIN)
+    no_json = build_chat_tokenizer("{{ messages[0].nothing | tojson }}" + PLAIN)
     assert read_documents(no_json, CHAT)[1].total() == 2
 
 

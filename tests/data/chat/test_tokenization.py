@@ -47,7 +47,7 @@ CHAT = [
 ]
 
 
-def chat_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+def build_chat_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     return byte_tokenizer(MARKERS, template=template, eos_token="<|end|>")
 
 
@@ -68,7 +68,7 @@ def read_chat(tokenizer, turns: TurnSelection, template: dict | None = None) -> 
 
 
 def test_no_text_of_a_conversation_is_rendered_twice(monkeypatch):
-    tokenizer, rendered = chat_tokenizer(THINKING), []
+    tokenizer, rendered = build_chat_tokenizer(THINKING), []
     honest = tokenizer.apply_chat_template
 
     def record_and_render(messages, **arguments):
@@ -85,7 +85,7 @@ EXACT = ["I am well.<|end|>", "  Why?\n<|end|>"]
 
 @pytest.mark.parametrize("template", [PLAIN, TAGGED, TAGGED_SHORT], ids=["plain", "tag", "short"])
 def test_answers_are_the_assistant_turns_with_their_end(template):
-    tokenizer = chat_tokenizer(template)
+    tokenizer = build_chat_tokenizer(template)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert decode_answers(tokenizer, document) == EXACT
     rendered = tokenizer.apply_chat_template(CHAT)["input_ids"]
@@ -94,7 +94,7 @@ def test_answers_are_the_assistant_turns_with_their_end(template):
 
 
 def test_marks_agree_with_the_tokenizers_own_mask():
-    tokenizer = chat_tokenizer(TAGGED)
+    tokenizer = build_chat_tokenizer(TAGGED)
     expected = tokenizer.apply_chat_template(CHAT, return_assistant_tokens_mask=True, return_dict=True)
     answer = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).answer
     assert answer == [bool(mark) for mark in expected["assistant_masks"]][: len(answer)]
@@ -102,21 +102,21 @@ def test_marks_agree_with_the_tokenizers_own_mask():
 
 @pytest.mark.parametrize("template", [PLAIN, TAGGED])
 def test_with_the_selection_last_only_the_last_turn_is_learned(template):
-    tokenizer = chat_tokenizer(template)
+    tokenizer = build_chat_tokenizer(template)
     [document] = read_chat(tokenizer, TurnSelection.last)
     assert decode_answers(tokenizer, document) == EXACT[1:]
     assert document.ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).ids
 
 
 def test_each_turn_is_a_document_with_the_history_before_it():
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     documents = read_chat(tokenizer, TurnSelection.each)
     assert [decode_answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
     assert documents[0].ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[:3]).ids
 
 
 def test_a_template_that_rewrites_history_is_refused():
-    tokenizer = chat_tokenizer(THINKING)
+    tokenizer = build_chat_tokenizer(THINKING)
     with pytest.raises(UserError, match=r"must not rewrite earlier turns.*set data.turns=each"):
         document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     documents = read_chat(tokenizer, TurnSelection.each, {"enable_thinking": False})
@@ -124,29 +124,29 @@ def test_a_template_that_rewrites_history_is_refused():
 
 
 def test_a_template_that_changes_the_prompt_itself_is_refused():
-    tokenizer = chat_tokenizer("{{ messages | length }}" + PLAIN)
+    tokenizer = build_chat_tokenizer("{{ messages | length }}" + PLAIN)
     with pytest.raises(RowRejectedError, match="rewrites what it wrote before an answer"):
         document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT, last_only=True)
 
 
 def test_a_template_without_a_header_needs_no_generation_prompt():
-    tokenizer = chat_tokenizer(INST)
+    tokenizer = build_chat_tokenizer(INST)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[1:3])
     assert decode_answers(tokenizer, document) == [" I am well.</s>"]
 
 
 def test_a_header_is_never_taken_for_the_answer():
     with pytest.raises(UserError, match="must support add_generation_prompt"):
-        document_from_messages(ChatTemplate(tokenizer=chat_tokenizer(NO_PROMPT)), CHAT)
+        document_from_messages(ChatTemplate(tokenizer=build_chat_tokenizer(NO_PROMPT)), CHAT)
 
 
 def test_a_tokenizer_without_a_template_is_refused():
     with pytest.raises(UserError, match=r"without one; use plain text \(data.format=text\)"):
-        document_from_messages(ChatTemplate(tokenizer=chat_tokenizer(None)), CHAT)
+        document_from_messages(ChatTemplate(tokenizer=build_chat_tokenizer(None)), CHAT)
 
 
 def test_every_token_of_a_text_but_the_first_counts():
-    tokenizer = chat_tokenizer(None)
+    tokenizer = build_chat_tokenizer(None)
     document = document_from_text(tokenizer, "Hello there")
     assert tokenizer.decode(document.ids) == "Hello there"
     assert document.answer == [False] + [True] * (len(document.ids) - 1)

@@ -15,7 +15,7 @@ from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.rows import document_from_pair
 from data.sources.text_hashes import ANSWER_START_CHARS
-from tests.data.chat.test_tokenization import PLAIN, chat_tokenizer
+from tests.data.chat.test_tokenization import PLAIN, build_chat_tokenizer
 from train.rows.row_facts import write_prompt_hashes
 
 LONG = " ".join(str(1 + i % 50) for i in range(40))
@@ -58,7 +58,7 @@ def build_message(role: str, content: str) -> dict:
 
 
 def test_a_question_that_was_trained_on_is_found_under_every_system_prompt(tmp_path):
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(build_chat_row(SYSTEMS[0], "How far is it?")))
     conf = DataConf(source=DataSource.jsonl, path=str(rows))
@@ -73,7 +73,7 @@ def test_a_question_that_was_trained_on_is_found_under_every_system_prompt(tmp_p
 
 
 def test_prompts_that_a_run_held_out_as_ids_are_found_by_their_question(tmp_path):
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps(build_chat_row(s, "How far is it?")) for s in SYSTEMS))
     conf = DataConf(source=DataSource.jsonl, path=str(rows))

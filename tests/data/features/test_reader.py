@@ -28,7 +28,7 @@ def folder(tmp_path_factory, target):
     return written(tmp_path_factory.mktemp("store"), target)
 
 
-def mask_taught(batch):
+def find_taught_tokens(batch):
     """Return the mask of the tokens of an answer and of those before it."""
     same = shift_left(batch.document_ids, 1, fill=-1) == batch.document_ids
     return (batch.answer_mask | (shift_left(batch.answer_mask, 1).bool() & same)) & (batch.document_ids >= 0)
@@ -52,7 +52,7 @@ def test_a_bf16_store_holds_the_features_of_the_live_pass(folder, precision):
     target = load_target(capture_conf.target, open_device(capture_conf.device))
     store = opened(captured(capture_conf), target, dtype=target.device.dtype)
     for batch, live, stored in iter_live_and_stored(target, store, LAYERS):
-        taught, every = mask_taught(batch), batch.document_ids >= 0
+        taught, every = find_taught_tokens(batch), batch.document_ids >= 0
         assert stored.captured.dtype == live.captured.dtype == target.device.dtype
         assert torch.equal(stored.captured[every], live.captured[every].bfloat16().to(live.captured))
         assert torch.equal(stored.hidden[taught], live.hidden[taught].bfloat16().to(live.hidden))
@@ -89,7 +89,7 @@ def test_a_store_holds_the_features_that_each_method_needs(folder, target, name)
     draft, needs = METHODS[name]
     store = opened(captured(conf(folder, draft=draft, dtype=Dtype.bf16, run_name=name)), target, needs)
     for batch, live, stored in iter_live_and_stored(target, store, []):
-        taught = batch.document_ids >= 0 if needs.hidden and needs.context else mask_taught(batch)
+        taught = batch.document_ids >= 0 if needs.hidden and needs.context else find_taught_tokens(batch)
         assert torch.equal(stored.hidden[taught], live.hidden[taught].bfloat16().float())
         assert not stored.hidden[~taught].any()
         assert stored.captured is None
@@ -100,7 +100,7 @@ def test_the_teacher_may_be_the_k_likeliest_tokens(folder, target):
     capture_conf = conf(folder, teacher=TeacherKind.topk, top_k=5, run_name="topk")
     store = opened(captured(capture_conf), target)
     for batch, live, stored in iter_live_and_stored(target, store, LAYERS):
-        taught, topk = mask_taught(batch), stored.topk
+        taught, topk = find_taught_tokens(batch), stored.topk
         exact = TopKLogits.from_logits(target.logits(live.hidden), 5)
         assert not stored.hidden.any()
         assert torch.equal(topk.ids[taught], exact.ids[taught])
@@ -117,7 +117,7 @@ def test_a_store_serves_other_lengths_and_methods(folder, target):
     for length in (20, 70):
         store = opened(path, target, medusa)
         for batch, live, stored in iter_live_and_stored(target, store, [], length=length):
-            taught = mask_taught(batch)
+            taught = find_taught_tokens(batch)
             assert torch.allclose(stored.hidden[taught], live.hidden[taught], atol=0.02, rtol=0.02)
 
 
@@ -132,7 +132,7 @@ def test_split_documents_are_stored_once(tmp_path, target):
     assert len(store.segment_index.first) > len(store.documents)
     assert store.segment_index.tokens.sum() <= len(store.documents.ids)
     for batch, live, stored in iter_live_and_stored(target, store, [], overlap=8):
-        taught = mask_taught(batch) & ~batch.context_mask
+        taught = find_taught_tokens(batch) & ~batch.context_mask
         assert torch.allclose(stored.hidden[taught], live.hidden[taught], atol=0.02, rtol=0.02)
 
 
@@ -145,8 +145,8 @@ def test_a_store_has_the_size_that_the_docs_promise(folder, dtype, teacher):
     spec = read_manifest(path).spec
     width, layers, k = spec.schema.hidden_size, len(spec.schema.layers), 7
     row = 2 * width if dtype is Dtype.bf16 else width + 4
-    mask_taught = row if teacher is TeacherKind.hidden else 6 * k + 4
-    features = layers * row * spec.tokens + mask_taught * spec.supervised
+    find_taught_tokens = row if teacher is TeacherKind.hidden else 6 * k + 4
+    features = layers * row * spec.tokens + find_taught_tokens * spec.supervised
     index = 6 * spec.tokens + 60 * spec.documents + 8
     headers = [8 + int.from_bytes(data[:8], "little") for data in files(path).values()]
     assert sum(map(len, files(path).values())) == features + index + sum(headers)

@@ -189,19 +189,19 @@ def test_prompts_held_out_elsewhere_are_found_in_any_turn_and_spelling():
 
 
 def test_rows_with_the_same_questions_are_duplicates():
-    def sign(raw: dict) -> int:
+    def compute_sign(raw: dict) -> int:
         return filter_row(raw, "s", SourceConf(path="x"), RULES)["sign"]
 
-    signature = sign({"messages": build_messages(*CHAT)})
-    assert sign({"messages": build_messages(("user", " hI\n"))}) == signature
-    assert sign({"prompt": "Caf\u00e9?"}) == sign({"prompt": "CAFE\u0301?"})
-    assert sign({"messages": build_messages(CHAT[0], ("assistant", "Another answer."))}) == signature
+    signature = compute_sign({"messages": build_messages(*CHAT)})
+    assert compute_sign({"messages": build_messages(("user", " hI\n"))}) == signature
+    assert compute_sign({"prompt": "Caf\u00e9?"}) == compute_sign({"prompt": "CAFE\u0301?"})
+    assert compute_sign({"messages": build_messages(CHAT[0], ("assistant", "Another answer."))}) == signature
     for other in (
         {"messages": build_messages(("system", "Be brief."), *CHAT)},
         {"messages": build_messages(*CHAT, ("user", "Bye"))},
         {"messages": build_messages(*CHAT), "tools": TOOLS},
     ):
-        assert sign(other) != signature
+        assert compute_sign(other) != signature
 
 
 def test_an_empty_system_prompt_is_none():
@@ -238,19 +238,19 @@ def test_random_rows_are_used_or_rejected_and_never_stop_the_run():
         "system",
     ]
 
-    def value(depth: int):
+    def draw_value(depth: int):
         kind = rng.random()
         if depth == 0 or kind < 0.3:
             return rng.choice(atoms)
         if kind < 0.6:
-            return [value(depth - 1) for _ in range(rng.randrange(4))]
+            return [draw_value(depth - 1) for _ in range(rng.randrange(4))]
         if kind < 0.8:
-            return build_messages(("user", value(0)), ("assistant", value(depth - 1)))
-        return {rng.choice(keys): value(depth - 1) for _ in range(rng.randrange(5))}
+            return build_messages(("user", draw_value(0)), ("assistant", draw_value(depth - 1)))
+        return {rng.choice(keys): draw_value(depth - 1) for _ in range(rng.randrange(5))}
 
     used = 0
     for _ in range(3000):
-        raw = {rng.choice(keys): value(4) for _ in range(rng.randrange(1, 6))}
+        raw = {rng.choice(keys): draw_value(4) for _ in range(rng.randrange(1, 6))}
         try:
             filter_raw_row(raw, template={"mode": ["a", "b"]})
             used += 1

@@ -12,7 +12,7 @@ from data.packing.pack import pack_documents
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, write_prepared_rows
 from data.sources.rows import TokenizedDocument, document_from_pair
 from models.io.errors import UserError
-from tests.data.chat.test_tokenization import CHAT, PLAIN, chat_tokenizer
+from tests.data.chat.test_tokenization import CHAT, PLAIN, build_chat_tokenizer
 
 PIECES = [
     TokenizedDocument(ids=[1, 2, 3], answer=[False, False, True], category="code", language="en"),
@@ -45,7 +45,7 @@ def write_rows(path, *rows) -> DataConf:
 
 def test_conversations_are_read_and_other_rows_are_counted(tmp_path):
     conf = write_rows(tmp_path, {"messages": CHAT}, {"nothing": 1})
-    documents = read_documents(conf, chat_tokenizer(PLAIN))
+    documents = read_documents(conf, build_chat_tokenizer(PLAIN))
     assert (len(documents), sum(documents.skipped.values())) == (1, 1)
     _, report = pack_documents(documents, conf.row_length)
     assert f"1 rows skipped: {next(iter(documents.skipped))}" in str(report)
@@ -60,7 +60,7 @@ def test_token_ids_beyond_the_vocabulary_are_refused_with_their_line(tmp_path, i
         rf"{wrong} at {conf.path}:2; "
     )
     with pytest.raises(UserError, match=message):
-        read_documents(conf, chat_tokenizer(None), vocab_size=256)
+        read_documents(conf, build_chat_tokenizer(None), vocab_size=256)
 
 
 def test_recorded_ids_of_another_tokenizer_are_refused_with_their_row(tmp_path):
@@ -69,11 +69,11 @@ def test_recorded_ids_of_another_tokenizer_are_refused_with_their_row(tmp_path):
     write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
     conf = DataConf(source=DataSource.prepared, path=str(tmp_path))
     with pytest.raises(UserError, match=rf"got 300 at {tmp_path}, row r1"):
-        read_documents(conf, chat_tokenizer(None), vocab_size=256)
+        read_documents(conf, build_chat_tokenizer(None), vocab_size=256)
 
 
 def test_a_text_that_names_a_token_without_an_embedding_is_counted(tmp_path):
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     size = len(tokenizer)
     tokenizer.add_tokens(["[EXTRA]"])
     plain, marked = ([{**m, "content": m["content"] + n * "[EXTRA]"} for m in CHAT[1:3]] for n in (0, 1))
@@ -88,7 +88,7 @@ def test_any_exception_of_a_template_is_counted_in_one_line(tmp_path, fault):
     failing = "{% if messages[0].role == 'user' %}{% for m in messages %}{{ " + fault + " }}"
     template = failing + "{% endfor %}{% endif %}" + PLAIN
     conf = write_rows(tmp_path, {"messages": CHAT}, {"messages": CHAT[1:3]})
-    documents = read_documents(conf, chat_tokenizer(template))
+    documents = read_documents(conf, build_chat_tokenizer(template))
     assert len(documents) == 1
     ((reason, count),) = documents.skipped.items()
     assert (reason.startswith("rejected by the chat template: "), count) == (True, 1)
@@ -105,7 +105,7 @@ def test_any_exception_of_a_template_is_counted_in_one_line(tmp_path, fault):
     ],
 )
 def test_a_tokenizer_with_named_templates_needs_the_one_that_is_used(tmp_path, names, tools, is_read):
-    tokenizer = chat_tokenizer(None)
+    tokenizer = build_chat_tokenizer(None)
     tokenizer.chat_template = dict.fromkeys(names, PLAIN)
     conf = write_rows(tmp_path, {"messages": CHAT, "tools": tools})
     if is_read:

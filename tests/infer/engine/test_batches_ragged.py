@@ -57,7 +57,7 @@ def build_decoder(target, draft, rule, shape, batch, sampling=None, **more):
     )
 
 
-def decode(decoder, requests, order=None):
+def decode_together(decoder, requests, order=None):
     """Return the answer and accepted counts of each request, whatever the order in which they come."""
     prompts, limits = requests
     order = order or list(range(len(prompts)))
@@ -81,7 +81,7 @@ def test_rows_that_are_refilled_are_decoded_as_alone(small, drafts, requests, ru
     """Twenty requests go through eight slots."""
     draft = drafts[METHODS[RAGGED.index((rule, shape)) % len(METHODS)]]
     expected = decode_alone(build_decoder(small, draft, rule, shape, 1), requests)
-    assert decode(build_decoder(small, draft, rule, shape, BATCH), requests) == expected
+    assert decode_together(build_decoder(small, draft, rule, shape, BATCH), requests) == expected
     assert [len(ids) for ids, _ in expected] == requests[1]
     counts = [count for _, accepted in expected for count in accepted]
     assert 0.1 < sum(count > 0 for count in counts) / len(counts) < 0.99
@@ -103,7 +103,7 @@ def test_sampled_answers_are_those_of_the_same_key(small, drafts, requests, toke
     """`coupled`, at batch 1 and 8, emits what decoding one token at a time does."""
     for batch, count in ((1, 4), (BATCH, COUNT)):
         together = build_decoder(small, drafts[method], "coupled", shape, batch)
-        answers = decode(together, [part[:count] for part in requests])
+        answers = decode_together(together, [part[:count] for part in requests])
         assert [ids for ids, _ in answers] == token_by_token[0][:count]
         assert sum(sum(accepted) for _, accepted in answers) > 0
 
@@ -111,7 +111,7 @@ def test_sampled_answers_are_those_of_the_same_key(small, drafts, requests, toke
 @pytest.mark.parametrize("shape", ["chain", "static", "dynamic, copied"])
 def test_penalties_follow_each_rows_own_path(small, drafts, requests, token_by_token, shape):
     together = build_decoder(small, drafts["eagle3, reduced"], "coupled", shape, BATCH, PENALIZED)
-    answers = decode(together, requests)
+    answers = decode_together(together, requests)
     assert [ids for ids, _ in answers] == token_by_token[1] != token_by_token[0]
     assert sum(sum(accepted) for _, accepted in answers) > 0
 
@@ -120,9 +120,9 @@ def test_penalties_follow_each_rows_own_path(small, drafts, requests, token_by_t
 def test_the_order_of_requests_changes_no_answer(small, drafts, requests, rule):
     """Rows get other neighbors and other slots, and other rows end before them."""
     together = build_decoder(small, drafts["medusa"], rule, "dynamic", BATCH)
-    expected = decode(together, requests)
+    expected = decode_together(together, requests)
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(3)).tolist()
-    assert decode(together, requests, order) == expected
+    assert decode_together(together, requests, order) == expected
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -133,9 +133,11 @@ def test_a_finished_row_never_changes_another(small, drafts, method, shape):
     together = build_decoder(small, drafts[method], "greedy", shape, 3)
     goes_on = ([[3, 4, 5], ends, [7]], [40, 1, 30])
     expected = decode_alone(build_decoder(small, drafts[method], "greedy", shape, 1), goes_on)
-    assert decode(together, goes_on) == expected
+    assert decode_together(together, goes_on) == expected
     ends = ([[3, 4, 5], [5] * (SLOTS - 6), [7]], [40, 6, 30])
-    assert decode(together, ends) == decode_alone(build_decoder(small, drafts[method], "greedy", shape, 1), ends)
+    assert decode_together(together, ends) == decode_alone(
+        build_decoder(small, drafts[method], "greedy", shape, 1), ends
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -26,7 +26,7 @@ def cut_prompts(texts):
     return [text[:cut] for text, cut in zip(texts, (4, 5, 6, 7, 9, 11, 8, 10), strict=True)]
 
 
-def decode(decoder, prompts, **more):
+def decode_each(decoder, prompts, **more):
     """Decode one prompt at a time; the row id is its number."""
     settings = {"max_new_tokens": NEW} | more
     return [decoder.decode([p], row_ids=[i], **settings)[0] for i, p in enumerate(prompts)]
@@ -37,7 +37,7 @@ def test_greedy_output_is_that_of_transformers(target, learned, shape):
     draft, texts = learned
     prompts = cut_prompts(texts)
     decoder = Decoder(target, draft, SHAPES[shape], sampling=GREEDY, slots=64)
-    generations = decode(decoder, prompts)
+    generations = decode_each(decoder, prompts)
     for prompt, row in zip(prompts, generations, strict=True):
         expected = target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
         assert row.ids == expected[0, len(prompt) :].tolist()
@@ -70,15 +70,15 @@ def test_training_answers_are_those_of_each_prompt_alone(target, learned):
     """Batches are formed by length; the position of a prompt keys its noise."""
     prompts = cut_prompts(learned[1])
     sampling = SamplingConf(temperature=1.0, seed=1)
-    alone = decode(Decoder(target, sampling=sampling, slots=64), prompts, eos_ids=target.eos_ids)
+    alone = decode_each(Decoder(target, sampling=sampling, slots=64), prompts, eos_ids=target.eos_ids)
     answers = generate_answers(target, prompts, max_new_tokens=NEW, sampling=sampling, batch=3)
     assert dict(answers) == {position: row.ids for position, row in enumerate(alone)}
 
 
 def test_ngram_lookup_copies_what_repeats(target):
     decoder = Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=96)
-    (looping,) = decode(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
-    (plain,) = decode(Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64)
+    (looping,) = decode_each(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
+    (plain,) = decode_each(Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64)
     assert looping.ids == plain.ids
     assert sum(looping.accepted) > 0
 
@@ -87,10 +87,10 @@ def test_a_mixed_tree_accepts_what_either_half_alone_would(target, learned):
     """Copied tokens hang where the draft's own tree ends, or beside it."""
     draft, texts = learned
     prompts = [text[:12] for text in texts]
-    grown = decode(Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts)
-    copied = decode(Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=64), prompts)
+    grown = decode_each(Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts)
+    copied = decode_each(Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=64), prompts)
     shape = replace(tree(), ngram_tokens=4)
-    both = decode(Decoder(target, draft, shape, sampling=GREEDY, slots=64), prompts)
+    both = decode_each(Decoder(target, draft, shape, sampling=GREEDY, slots=64), prompts)
     firsts = zip(both, grown, copied, strict=True)
     assert all(b.accepted[0] >= max(g.accepted[0], c.accepted[0]) for b, g, c in firsts)
     assert sum(len(row.accepted) for row in both) < sum(len(row.accepted) for row in grown)

@@ -91,7 +91,7 @@ class Runs:
                 return ids[:count]
         return ids[: ends.limit]
 
-    def check(self, ends, *, as_transformers=True):
+    def check_answers(self, ends, *, as_transformers=True):
         """Check all rows in a batch, with both trees; return the length of the first answer."""
         expected = [self.cut_answer(ids, ends) for ids in self.answers]
         for decoder in self.decoders:
@@ -150,36 +150,36 @@ POSITIONS = [5, 6, 8, 9]
 @pytest.mark.parametrize("kind", SPANS)
 def test_a_stop_string_ends_with_the_token_that_completes_it(runs, kind, position):
     stop = build_stop_string(runs, position, kind)
-    assert runs.check(Ends(strings=(stop,))) <= position + 1
+    assert runs.check_answers(Ends(strings=(stop,))) <= position + 1
 
 
 @pytest.mark.parametrize("position", [0, 1, 2, 3, 4, 5, 6, 9])
 def test_an_eos_ends_the_answer_and_stays_in_it(runs, position):
-    assert runs.check(Ends(eos=(runs.answers[0][position],))) <= position + 1
+    assert runs.check_answers(Ends(eos=(runs.answers[0][position],))) <= position + 1
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6])
 def test_a_limit_cuts_a_path(runs, limit):
-    assert runs.check(Ends(limit=limit)) == limit
+    assert runs.check_answers(Ends(limit=limit)) == limit
 
 
 @pytest.mark.parametrize(("first", "second"), [(5, 6), (6, 5), (5, 5), (4, 9)])
 def test_the_sooner_of_two_stop_strings_ends_the_answer(runs, first, second):
     strings = build_stop_string(runs, first, "over three tokens"), build_stop_string(runs, second, "across two tokens")
-    assert runs.check(Ends(strings=strings)) <= min(first, second) + 1
+    assert runs.check_answers(Ends(strings=strings)) <= min(first, second) + 1
 
 
 @pytest.mark.parametrize(("eos", "position"), [(5, 6), (6, 5), (5, 5), (4, 7), (7, 4)])
 def test_the_sooner_of_an_eos_and_a_stop_string_ends_the_answer(runs, eos, position):
     ends = Ends(eos=(runs.answers[0][eos],), strings=(build_stop_string(runs, position, "ending inside"),))
-    assert runs.check(ends) <= min(eos, position) + 1
+    assert runs.check_answers(ends) <= min(eos, position) + 1
 
 
 @pytest.mark.parametrize(("limit", "position"), [(5, 4), (5, 5), (6, 4), (1, 4), (7, 7)])
 def test_the_sooner_of_a_limit_and_another_end_ends_the_answer(runs, limit, position):
     stop = build_stop_string(runs, position, "over three tokens")
-    assert runs.check(Ends(limit=limit, strings=(stop,))) <= min(limit, position + 1)
-    assert runs.check(Ends(limit=limit, eos=(runs.answers[0][position],))) <= min(limit, position + 1)
+    assert runs.check_answers(Ends(limit=limit, strings=(stop,))) <= min(limit, position + 1)
+    assert runs.check_answers(Ends(limit=limit, eos=(runs.answers[0][position],))) <= min(limit, position + 1)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -193,15 +193,15 @@ def test_a_character_split_over_tokens_counts_when_it_is_complete(runs, char, nu
     tokens = runs.answers[0][position - len(parts) + 1 : position + 1]
     runs.set_spelling({token: bytes([part]) for token, part in zip(tokens, parts, strict=True)})
     assert char in runs.decode_text(runs.answers[0][: position + 1])
-    assert runs.check(Ends(strings=(char,)), as_transformers=False) <= position + 1
+    assert runs.check_answers(Ends(strings=(char,)), as_transformers=False) <= position + 1
     following = runs.decode_text([runs.answers[0][position + 1]])
-    runs.check(Ends(strings=(char + following,)), as_transformers=False)
+    runs.check_answers(Ends(strings=(char + following,)), as_transformers=False)
 
 
 def test_half_a_character_is_no_stop_string(runs):
     token = runs.answers[0][5]
     runs.set_spelling({token: "\u00e9".encode()[:1]})
-    assert runs.check(Ends(strings=("\u00e9",)), as_transformers=False) == NEW
+    assert runs.check_answers(Ends(strings=("\u00e9",)), as_transformers=False) == NEW
 
 
 def test_a_stop_string_of_the_prompt_does_not_count(runs):
@@ -210,8 +210,8 @@ def test_a_stop_string_of_the_prompt_does_not_count(runs):
     inside, across = prompt[:5], prompt[-3:] + answer[:1]
     assert inside not in answer
     assert across not in answer
-    assert runs.check(Ends(strings=(inside,))) == NEW
-    assert runs.check(Ends(strings=(across,)), as_transformers=False) == NEW
+    assert runs.check_answers(Ends(strings=(inside,))) == NEW
+    assert runs.check_answers(Ends(strings=(across,)), as_transformers=False) == NEW
 
 
 def test_most_of_these_ends_fall_inside_accepted_paths(runs):

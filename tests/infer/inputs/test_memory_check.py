@@ -41,7 +41,7 @@ def no_weights(monkeypatch):
     monkeypatch.delattr(transformers.AutoModelForCausalLM, "from_pretrained")
 
 
-def override_memory_between(folder: Path, fewer: int, more: int) -> str:
+def build_memory_override(folder: Path, fewer: int, more: int) -> str:
     """Return an override under which `fewer` rows fit and `more` rows do not."""
     conf = TargetConf(path=str(folder / "target"))
     peaks = [trace_decoding(conf, CPU, SIZE, rows) for rows in (fewer, more)]
@@ -62,7 +62,7 @@ def list_overrides(folder: Path, *overrides: str) -> list[str]:
 
 @pytest.mark.usefixtures("no_weights")
 def test_evaluation_tuning_and_answers_that_cannot_fit_are_refused_with_a_batch_that_fits(folder):
-    memory, draft = override_memory_between(folder, 2, 4), folder / "draft"
+    memory, draft = build_memory_override(folder, 2, 4), folder / "draft"
     rule = r"^device\.memory_gib: must hold target, drafts and 8 rows of 80 tokens, which take at "
     rule += r"least [\d.]+ GiB, got [\d.]+ usable of [\d.]+; with {} it fits$"
     prompts = folder / "prompts.jsonl"
@@ -82,7 +82,7 @@ def test_evaluation_tuning_and_answers_that_cannot_fit_are_refused_with_a_batch_
 
 
 def test_the_batch_that_the_error_names_fits(folder):
-    conf, memory = TargetConf(path=str(folder / "target")), override_memory_between(folder, 4, 8)
+    conf, memory = TargetConf(path=str(folder / "target")), build_memory_override(folder, 4, 8)
     gib = float(memory.partition("=")[2])
     with pytest.raises(UserError) as refused:
         check_memory(conf, [folder / "draft"], SIZE, CPU, gib)

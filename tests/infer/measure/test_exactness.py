@@ -44,20 +44,20 @@ class ExactnessCase:
         self.draft.load_state_dict(learned[0].state_dict())
         self.prompts = [EvalPrompt(id=f"p{i}", category="all", ids=text[: 4 + i % 5]) for i, text in enumerate(texts)]
         self.plain = self.build_decoder(None)
-        self.measure()
+        self.measure_target()
 
     def measure_tolerance(self):
         return measure_tolerance(self.plain, self.prompts[:2], max_new_tokens=NEW)
 
-    def measure(self):
-        self.answers = self.decode(self.plain)
+    def measure_target(self):
+        self.answers = self.decode_prompts(self.plain)
         self.tolerance = self.measure_tolerance()
 
     def build_decoder(self, draft, shape=NO_TREE, *, batch=1, **sampling) -> Decoder:
         sampling = SamplingConf(**sampling)
         return Decoder(self.target, draft, shape, sampling=sampling, slots=64, layers=LAYERS, batch=batch)
 
-    def decode(self, decoder):
+    def decode_prompts(self, decoder):
         generations = decoder.decode(
             [prompt.ids for prompt in self.prompts],
             row_ids=[prompt.row_id for prompt in self.prompts],
@@ -66,9 +66,9 @@ class ExactnessCase:
         return [build_result(*pair) for pair in zip(self.prompts, generations, strict=True)]
 
     def decode_with_trees(self, *, batch=1) -> list[PromptResult]:
-        return self.decode(self.build_decoder(self.draft, tree(), batch=batch))
+        return self.decode_prompts(self.build_decoder(self.draft, tree(), batch=batch))
 
-    def compare(self, traces):
+    def judge_answers(self, traces):
         return compare_answers(self.plain, self.answers, traces, self.tolerance)
 
 
@@ -150,15 +150,15 @@ def test_a_tree_pass_wrong_beyond_the_gap_is_never_lossless(case, fault, batch, 
     """The gap is measured with the fault in place, as a report does."""
     plant_fault(fault, monkeypatch)
     assert case.measure_tolerance() == case.tolerance  # it is measured without trees
-    exactness = case.compare(case.decode_with_trees(batch=batch))
+    exactness = case.judge_answers(case.decode_with_trees(batch=batch))
     assert exactness.verdict == LosslessVerdict.no
     assert exactness.judge("exact").mismatched_prompts > COUNT / 2
 
 
 def test_a_fault_of_batches_alone_is_detected_in_batches_alone(case, monkeypatch):
     plant_fault(share_mask_of_first_row, monkeypatch)
-    assert case.compare(case.decode_with_trees()).verdict == LosslessVerdict.yes
-    assert case.compare(case.decode_with_trees(batch=4)).verdict == LosslessVerdict.no
+    assert case.judge_answers(case.decode_with_trees()).verdict == LosslessVerdict.yes
+    assert case.judge_answers(case.decode_with_trees(batch=4)).verdict == LosslessVerdict.no
 
 
 def test_a_faulty_one_token_pass_leaves_the_verdict_undecided(case, monkeypatch):
@@ -169,17 +169,17 @@ def test_a_faulty_one_token_pass_leaves_the_verdict_undecided(case, monkeypatch)
 
     plant_fault(shift_all_positions, monkeypatch)
     faulty = copy(case)
-    faulty.measure()
+    faulty.measure_target()
     assert faulty.tolerance.near_tie_gap > 5 * faulty.tolerance.explained_gap
-    assert faulty.compare(faulty.answers).verdict == LosslessVerdict.undecided
-    assert faulty.compare(faulty.decode_with_trees()).verdict in (LosslessVerdict.undecided, LosslessVerdict.no)
+    assert faulty.judge_answers(faulty.answers).verdict == LosslessVerdict.undecided
+    assert faulty.judge_answers(faulty.decode_with_trees()).verdict in (LosslessVerdict.undecided, LosslessVerdict.no)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_an_honest_runtime_is_lossless(case, batch):
     traces = case.decode_with_trees(batch=batch)
     assert sum(sum(trace.generation.accepted) for trace in traces) > 0
-    exactness = case.compare(traces)
+    exactness = case.judge_answers(traces)
     assert exactness.verdict == LosslessVerdict.yes
     assert exactness.mismatches_beyond_gap == 0
     if case.tolerance.exact_arithmetic:
@@ -190,7 +190,7 @@ def test_a_draft_token_in_a_hundred_accepted_wrongly_is_detected(case, one_perce
     traces = case.decode_with_trees()
     nodes_walked, wrong = one_percent_wrong
     assert 0 < len(wrong) <= nodes_walked[0] / 100 + 1
-    exactness = case.compare(traces)
+    exactness = case.judge_answers(traces)
     assert exactness.verdict == LosslessVerdict.no
     assert 0 < exactness.mismatches_beyond_gap <= len(wrong)
     assert 0 < exactness.judge("exact").mismatched_prompts < COUNT  # the others are exact matches, and counted so
@@ -208,7 +208,7 @@ def test_a_divergence_has_its_position_and_the_gap_of_the_targets_logits(case):
     first, second = logits.topk(2).indices.tolist()
     assert first == expected.generation.ids[position]
     changed = replace_ids(expected, [*expected.generation.ids[:position], second])
-    exactness = case.compare([*case.answers[:2], changed])
+    exactness = case.judge_answers([*case.answers[:2], changed])
     (divergence,) = exactness.mismatches
     assert (divergence.prompt_id, divergence.position) == ("p2", position)
     assert divergence.logit_gap == pytest.approx(
@@ -219,7 +219,7 @@ def test_a_divergence_has_its_position_and_the_gap_of_the_targets_logits(case):
 @pytest.mark.parametrize("length", [5, 31])
 def test_an_answer_that_ends_too_early_is_detected(case, length):
     expected = case.answers[0]
-    exactness = case.compare([replace_ids(expected, expected.generation.ids[:length])])
+    exactness = case.judge_answers([replace_ids(expected, expected.generation.ids[:length])])
     assert [d.position for d in exactness.mismatches] == [length]
     assert exactness.verdict == LosslessVerdict.no
 
@@ -238,8 +238,8 @@ def test_a_target_that_answers_differently_twice_is_not_counted_against_the_draf
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_sampled_answers_are_judged_by_the_noise_of_their_draws(case, temperature):
     plain = case.build_decoder(None, temperature=temperature)
-    expected = case.decode(plain)
-    traces = case.decode(case.build_decoder(NgramDraft(), chain(4), temperature=temperature))
+    expected = case.decode_prompts(plain)
+    traces = case.decode_prompts(case.build_decoder(NgramDraft(), chain(4), temperature=temperature))
     exactness = compare_answers(plain, expected, traces, case.tolerance)
     assert exactness.mismatches_beyond_gap == 0
     changed = replace_ids(expected[0], [*expected[0].generation.ids[:3], 1 + expected[0].generation.ids[3] % 60])

@@ -67,7 +67,7 @@ def build_evaluation(run: Path, **changes) -> EvaluationConf:
     return EvaluationConf(**settings | changes)
 
 
-def tune(target, run: Path, conf: EvaluationConf, **changes):
+def tune_draft(target, run: Path, conf: EvaluationConf, **changes):
     """Return the tuned draft and the printed lines."""
     lines: list[str] = []
     draft = load_draft_under_test(run / "checkpoint", target)
@@ -79,7 +79,7 @@ def tune(target, run: Path, conf: EvaluationConf, **changes):
 def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(target, run, capsys):
     """Lookup finds the period in which the tiny target loops; a draft without training never does."""
     conf = build_evaluation(run)
-    draft, lines = tune(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
+    draft, lines = tune_draft(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
     assert "compil" not in capsys.readouterr().out + lines[0]  # nothing is, on this device
     assert draft.tuned.description.startswith("n-gram lookup alone, ")
     assert lines[0].startswith("tree=auto: timing trees on 2 of the prompts that the report ")
@@ -112,7 +112,7 @@ def test_a_finished_run_is_measured_whatever_stops_the_tuner(target, run, error,
     failing = copy.copy(target)
     backend = "none" if error is None else compile_nothing
     failing.device = replace(target.device, compiles=True, backend=backend)
-    draft, lines = tune(failing, run, build_evaluation(run))
+    draft, lines = tune_draft(failing, run, build_evaluation(run))
     assert draft.tuned is None
     assert lines[-1].startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {reason}")
     assert lines[-1].count("\n") == 0
@@ -200,7 +200,7 @@ def test_a_run_that_cannot_be_tuned_says_so_in_one_line_and_goes_on(target, run,
     sampled = SamplingConf(temperature=1.0)
     verification = changes.pop("verification", Verification.auto)
     conf = build_evaluation(run, sampling=sampled, verification=verification)
-    draft, (line,) = tune(target, run, conf, **changes)
+    draft, (line,) = tune_draft(target, run, conf, **changes)
     assert draft.tuned is None
     assert line.startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {key}: must ")
     assert line.endswith(f"python -m infer.tune checkpoint=[{run / 'checkpoint'}]")
@@ -208,11 +208,11 @@ def test_a_run_that_cannot_be_tuned_says_so_in_one_line_and_goes_on(target, run,
 
 def test_a_device_that_compiles_for_hours_tunes_nothing(target, run, monkeypatch):
     monkeypatch.setattr(target, "device", replace(target.device, name="neuron"))
-    draft, (line,) = tune(target, run, build_evaluation(run))
+    draft, (line,) = tune_draft(target, run, build_evaluation(run))
     assert draft.tuned is None
     assert "device: must compile a shape in seconds" in line
 
 
 def test_without_auto_nothing_is_tuned_or_printed(target, run):
-    draft, lines = tune(target, run, build_evaluation(run), tree=replace(AUTO, auto=False))
+    draft, lines = tune_draft(target, run, build_evaluation(run), tree=replace(AUTO, auto=False))
     assert (draft.tuned, lines) == (None, [])

@@ -26,14 +26,14 @@ class Machine:
         self.node, self.draft_pass, self.noise = node, draft_pass, noise
         self.timed, self.numbers = [], np.random.default_rng(0)
 
-    def cost(self, candidate):
+    def compute_cost(self, candidate):
         extra = {"dynamic": 0.1, "product": 0.2, "static": 0.0}.get(get_kind(candidate), 0.0)
         copying = 0.05 if candidate.conf.ngram_tokens else 0.0
         return 1.1 + self.node * candidate.tree.size + self.draft_pass * candidate.tree.depth + extra + copying
 
-    def steps(self, candidate):
+    def time_steps(self, candidate):
         self.timed.append(candidate.name)
-        return self.cost(candidate) * (1 + self.noise * float(self.numbers.standard_normal()))
+        return self.compute_cost(candidate) * (1 + self.noise * float(self.numbers.standard_normal()))
 
 
 def expect_tokens(candidate):
@@ -48,10 +48,10 @@ def expect_tokens(candidate):
 def test_few_timings_find_the_best_shape(node, draft_pass):
     candidates, machine = considered(nodes=(4, 8, 16, 24, 32, 63)), Machine(node, draft_pass)
     tokens = {candidate.name: float(expect_tokens(candidate)) for candidate in candidates}
-    curve, best = choose_candidate(machine.steps, candidates, tokens)
-    speeds = {candidate.name: tokens[candidate.name] / machine.cost(candidate) for candidate in candidates}
+    curve, best = choose_candidate(machine.time_steps, candidates, tokens)
+    speeds = {candidate.name: tokens[candidate.name] / machine.compute_cost(candidate) for candidate in candidates}
     assert speeds[best.name] >= 0.97 * max(speeds.values())
-    assert curve.steps(best) == pytest.approx(machine.cost(best))
+    assert curve.steps(best) == pytest.approx(machine.compute_cost(best))
     assert len(machine.timed) < len(candidates) / 2
 
 
@@ -59,11 +59,11 @@ def test_a_draft_that_no_budget_fits_has_windows_and_the_users_tree_as_candidate
     candidates = list_candidates(np.full((4, 1), 0.6), node_budgets=[8], ngram_tokens=0, user_tree=GIVEN_TREE)
     machine = Machine()
     tokens = {candidate.name: float(expect_tokens(candidate)) for candidate in candidates}
-    curve, best = choose_candidate(machine.steps, candidates, tokens)
+    curve, best = choose_candidate(machine.time_steps, candidates, tokens)
     assert {candidate.family for candidate in candidates} == {"chain", USER_TREE}
     assert all(curve.steps(candidate) > 0 for candidate in candidates)
-    assert tokens[best.name] / machine.cost(best) == pytest.approx(
-        max(tokens[candidate.name] / machine.cost(candidate) for candidate in candidates)
+    assert tokens[best.name] / machine.compute_cost(best) == pytest.approx(
+        max(tokens[candidate.name] / machine.compute_cost(candidate) for candidate in candidates)
     )
 
 

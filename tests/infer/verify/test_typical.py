@@ -16,7 +16,7 @@ from models.trees.config import SamplingConf
 from models.trees.growth import Proposal
 from models.trees.sampling import warp_logits
 from models.trees.tree import NO_TREE
-from tests.infer.engine.test_decode import SHAPES, cut_prompts, decode
+from tests.infer.engine.test_decode import SHAPES, cut_prompts, decode_each
 from tests.support.models.tiny import chain, new_draft, tree
 
 pytestmark = pytest.mark.no_shapes
@@ -37,7 +37,7 @@ class ChosenTree(ScoredTree):
         return self.chosen
 
 
-def walk_typical(proposal, choice, warped, depth, *, typical):
+def accept_typical_path(proposal, choice, warped, depth, *, typical):
     """Return the path that the rule accepts."""
     scored = ChosenTree(proposal=proposal, warped_logits=warped, chosen=choice)
     return typical.accept(scored, depth)
@@ -90,7 +90,7 @@ def test_random_trees_agree_with_loops_over_their_paths():
     for number in range(300):
         proposal, warped, choice = draw_random_case(number)
         typical = [MEDUSA, TypicalRule(epsilon=0.3, delta=0.9), EVERYTHING][number % 3]
-        accepted = walk_typical(proposal, choice, warped, 9, typical=typical)
+        accepted = accept_typical_path(proposal, choice, warped, 9, typical=typical)
         count = int(accepted.count)
         ids, nodes = find_longest_path(proposal, warped, choice, typical)
         assert accepted.ids[0, :count].tolist() == ids
@@ -105,7 +105,7 @@ def test_with_one_candidate_for_each_token_both_rules_decode_alike(target, learn
     shape = SHAPES.get(shape, NO_TREE)
     sampling = SamplingConf(temperature=1.0, top_k=1)
     exact, typical = (
-        decode(
+        decode_each(
             Decoder(
                 target, draft if shape.nodes else None, shape, sampling=sampling, slots=64, acceptance_rule=verification
             ),
@@ -119,7 +119,7 @@ def test_with_one_candidate_for_each_token_both_rules_decode_alike(target, learn
 def measure_tau(target, draft, shape, prompts, verification):
     hot = SamplingConf(temperature=3.0, seed=2)
     decoder = Decoder(target, draft, shape, sampling=hot, slots=64, acceptance_rule=verification)
-    accepted = [count for row in decode(decoder, prompts) for count in row.accepted]
+    accepted = [count for row in decode_each(decoder, prompts) for count in row.accepted]
     return 1 + sum(accepted) / len(accepted)
 
 
@@ -139,7 +139,7 @@ def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
     for shape in SHAPES.values():
         decoder = Decoder(target, learned[0], shape, sampling=sampling, slots=64, acceptance_rule=MEDUSA)
         not_own = 0
-        for row, generation in enumerate(decode(decoder, prompts)):
+        for row, generation in enumerate(decode_each(decoder, prompts)):
             logits = target.model(torch.tensor([prompts[row] + generation.ids])).logits[0]
             warped = warp_logits(sampling, logits[len(prompts[row]) - 1 :])
             for position, (_, scores) in enumerate(plain.score_tokens(prompts[row], row, generation.ids)):

