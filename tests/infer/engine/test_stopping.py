@@ -58,7 +58,7 @@ class Runs:
 
     def __init__(self, target, learned):
         self.draft, texts = learned
-        # Texts that loop come last: an end is told from its neighbors where tokens differ.
+        # Texts that loop come last: an end can be told from its neighbors only where tokens differ.
         texts = sorted(texts, key=lambda text: -len(set(text[4:28])))[:ROWS]
         self.prompts = [text[:4] for text in texts]
         self.target = copy.copy(target)

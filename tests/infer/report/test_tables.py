@@ -147,8 +147,8 @@ def test_speed_against_batch_size_begins_with_one_row(report, comparison):
 def test_undecided_verdicts_say_what_decides_them(report, report_page):
     content = as_json(report)
     tree = content["overall"]["modes"]["eagle3-demo/tree"]
-    for judged in (tree, *content["drafts"][0]["batches"]):
-        judged["verdict"].update(lossless="undecided", near_tie_gap=3.0, explained_gap=0.5)
+    for section in (tree, *content["drafts"][0]["batches"]):
+        section["verdict"].update(lossless="undecided", near_tie_gap=3.0, explained_gap=0.5)
     content["setup"]["device"]["dtype"] = "bfloat16"
     undecided = from_json(content)
     assert get_column(summary_table(undecided), "lossless")[3:5] == ["yes", "undecided"]

@@ -24,9 +24,9 @@ def replace_curve(report, points):
     return replace(report, drafts=[replace(report.drafts[0], training=points)])
 
 
-def write_metrics(folder, lines, *, torn=""):
+def write_metrics(folder, lines, *, partial_line=""):
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(text + torn)
+    (folder / "metrics.jsonl").write_text(text + partial_line)
     return folder / "checkpoint"
 
 
@@ -38,7 +38,7 @@ def test_the_curve_has_a_point_for_each_evaluation_of_the_run(tmp_path):
     ]
     measured = [CurvePoint(tokens=200, tau=1.5), CurvePoint(tokens=400, tau=1.75)]
     assert read_curve(write_metrics(tmp_path, lines)) == measured
-    assert read_curve(write_metrics(tmp_path, lines, torn='{"step": 60, "tr')) == measured
+    assert read_curve(write_metrics(tmp_path, lines, partial_line='{"step": 60, "tr')) == measured
     assert read_curve(tmp_path / "elsewhere" / "checkpoint") == []
 
 

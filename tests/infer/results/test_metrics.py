@@ -83,7 +83,7 @@ def test_acceptance_rate_counts_drafted_tokens():
     assert estimate_metric("acceptance_rate", PLAIN, PLAIN) is None
 
 
-def test_acceptance_by_position_is_a_share_of_all_rounds_or_of_those_that_accepted_the_position_before():
+def test_acceptance_by_position_is_marginal_and_conditional():
     shares = acceptance_by_position(CHAIN)
     assert shares.marginal == pytest.approx([3 / 5, 2 / 5, 1 / 5])
     assert shares.conditional == pytest.approx([3 / 5, 2 / 3, 1 / 2])

@@ -156,9 +156,9 @@ def test_prompts_of_the_report_do_not_choose_the_tree(target, run):
     """One prompt stands in both files."""
     conf = build_evaluation(run)
     chosen = choose_prompts(target, [run / "checkpoint"], OWN, conf)
-    judged = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
+    reported_prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
     assert len(chosen) == 2
-    assert not {tuple(p.ids) for p in chosen} & {tuple(p.ids) for p in judged}
+    assert not {tuple(p.ids) for p in chosen} & {tuple(p.ids) for p in reported_prompts}
 
 
 @pytest.mark.parametrize(
