@@ -1,4 +1,4 @@
-"""Count what no linter knows in the sources, such as vague names; fail above the bounds.
+"""Count what no linter knows in product and tests, such as vague names; fail above the bounds.
 
 python -m scripts.check_sources
 """
@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.prose import FRAGMENT, PRIVATE_WORDS, is_fragment, list_private_words
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("conf", "data", "infer", "models", "train")
 VAGUE_NAMES = {"found", "some", "said", "told", "given", "one"}
-FRAGMENT = re.compile(r"(Of|What|Whether|How|Which|Where)\b")
 MAX_LINES, MAX_FILES = 400, 12
 UNFORMATTED = "# fmt" + ":"  # in two parts, so that this file has none
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
@@ -60,19 +61,17 @@ def read_modules(*folders: str) -> list[Module]:
 def count_all() -> list[Count]:
     """Return every count that has a bound."""
     modules, scripts, tests = read_modules(*PACKAGES), read_modules("scripts"), read_modules("tests")
-    docstrings = [place for module in modules for place in list_docstrings(module)]
-    fragments = [f"{place}: {first}" for place, first in docstrings if FRAGMENT.match(first)]
     functions = [place for module in modules for place in list_functions(module)]
     one_word = [place for place in functions if "_" not in place.split(" ")[1].strip("_")]
-    long = [m.path for m in modules + scripts if len(m.text.splitlines()) > MAX_LINES]
+    long = [m.path for m in modules + scripts + tests if len(m.text.splitlines()) > MAX_LINES]
     accented = [m.path for m in modules + scripts if not m.text.isascii()]
     drawers = [m.path for m in modules if DRAWERS & {*Path(m.path).with_suffix("").parts}]
     hardware = [place for module in modules for place in list_hardware_names(module)]
-    doubled = list_doubled_classes(modules)
+    doubled = list_doubled_classes(modules) + list_doubled_classes(tests)
     crowded = list_crowded_rooms(modules + scripts + tests)
     unformatted = [m.path for m in modules + scripts + tests if UNFORMATTED in m.text]
     modeling = [place for module in modules for place in list_modeling_imports(module)]
-    vague = [place for module in modules for place in list_vague_names(module)]
+    vague = [place for module in modules + tests for place in list_vague_names(module)]
     return [
         Count("class names defined twice", len(doubled), 0, doubled),
         Count(f"files of more than {MAX_LINES} lines", len(long), 0, long),
@@ -83,8 +82,21 @@ def count_all() -> list[Count]:
         Count(f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
         Count(f"imports of modeling files outside {KNOWS_MODELING}", len(modeling), 0, modeling),
         Count(f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
-        Count("% of docstrings that begin with a fragment", share(fragments, docstrings), 3, fragments),
+        *count_prose(modules, of="the product"),
+        *count_prose(tests, of="the tests"),
         Count("% of module-level functions of one word", share(one_word, functions), 5, one_word),
+    ]
+
+
+def count_prose(modules: list[Module], *, of: str) -> list[Count]:
+    """Return the counts of private words and of docstrings that are fragments."""
+    words = [f"{m.path}:{line} {text}" for m in modules for line, text in list_private_words(m.text, m.tree)]
+    thousands = sum(len(module.text.splitlines()) for module in modules) / 1000
+    docstrings = [place for module in modules for place in list_docstrings(module)]
+    fragments = [f"{place}: {text.splitlines()[0]}" for place, text, fragment in docstrings if fragment]
+    return [
+        Count(f"private words ({', '.join(PRIVATE_WORDS)}) in 1,000 lines of {of}", len(words) / thousands, 6, words),
+        Count(f"% of docstrings of {of} that are fragments", share(fragments, docstrings), 3, fragments),
     ]
 
 
@@ -118,12 +130,15 @@ def list_functions(module: Module) -> Iterator[str]:
             yield f"{module.path}:{node.lineno} {node.name}"
 
 
-def list_docstrings(module: Module) -> Iterator[tuple[str, str]]:
-    """List the place and the first line of every docstring."""
+def list_docstrings(module: Module) -> Iterator[tuple[str, str, bool]]:
+    """List place and text of every docstring, and whether it is a fragment.
+
+    That of a class or module may name its subject ("A source file and its syntax tree."), but not begin as a question.
+    """
     for node in ast.walk(module.tree):
         if isinstance(node, Function | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
-            line = getattr(node, "lineno", 1)
-            yield f"{module.path}:{line}", text.splitlines()[0]
+            fragment = is_fragment(text) if isinstance(node, Function) else bool(FRAGMENT.match(text))
+            yield f"{module.path}:{getattr(node, 'lineno', 1)}", text, fragment
 
 
 def list_hardware_names(module: Module) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a user gets wrong ends as one line on stderr and exit code 2, word for word."""
+"""A user's mistake ends in one line on stderr, checked word for word, and exit code 2."""
 
 import argparse
 import logging
@@ -23,16 +23,16 @@ pytestmark = pytest.mark.no_shapes
 ROOT = Path(__file__).parents[2]
 
 
-def options(group: str) -> str:
+def list_names(group: str) -> str:
     files = [path.stem for path in (Path(CONF_DIR) / group).glob("*.yaml")]
-    brought = [name for brought_to, name, _ in list_options("train") if brought_to == group]
-    return ", ".join(sorted(files + brought))
+    registered = [name for group_of_option, name, _ in list_options("train") if group_of_option == group]
+    return ", ".join(sorted(files + registered))
 
 
-DRAFTS = options("draft")
+DRAFTS = list_names("draft")
 MISTAKES = {
     "draft=nope": f"draft: no such option, got 'nope'; choose one of {DRAFTS}",
-    "loss=kl": f"loss: no such option, got 'kl'; choose one of {options('loss')}",
+    "loss=kl": f"loss: no such option, got 'kl'; choose one of {list_names('loss')}",
     "draft.layrs=[1]": "draft.layrs: no such key; did you mean draft.layers?",
     "lr=1": "lr: no such key; did you mean optim.lr?",
     "log.color=1": "log.color: no such key; choose one of entity, interval, project, wandb",
@@ -65,7 +65,7 @@ MISTAKES = {
 }
 
 
-ABSENT = {  # groups that training has: a recipe brings them to no other command
+ABSENT = {  # groups of training, which a recipe adds to no other command
     "evaluation.turns=9": (DecodePlanConf, "infer_plan"),
     "+optim.banana=5": (DecodePlanConf, "infer_plan"),
     "optim.lr=-5": (DecodePlanConf, "infer_plan"),
@@ -88,7 +88,7 @@ def test_a_group_without_effect_is_no_key_of_a_command(override):
 
 @pytest.mark.parametrize(("schema", "name"), [(CaptureConf, "capture"), (PrepareConf, "prepare")])
 def test_a_key_without_effect_is_refused(schema, name):
-    with pytest.raises(UserError) as refused:  # where nothing is planned
+    with pytest.raises(UserError) as refused:  # the commands plan no memory
         compose(name, schema, ["device.memory_gib=null"])
     assert str(refused.value) == (
         "device.memory_gib: must be left out, as it has no effect here, got device.memory_gib=null"
@@ -97,21 +97,21 @@ def test_a_key_without_effect_is_refused(schema, name):
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """`python -m train` up to the point where main is called: returns the configs that main saw."""
+    """Return a function that runs `python -m train` with a main that records its configurations."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, fail: BaseException | None = None) -> list[TrainConf]:
-        seen = []
+        configs = []
 
         @entry_point("train", TrainConf)
         def main(conf: TrainConf) -> None:
-            seen.append(conf)
+            configs.append(conf)
             if fail:
                 raise fail
 
         monkeypatch.setattr(sys, "argv", ["train", *arguments])
         main()
-        return seen
+        return configs
 
     return run
 
@@ -124,14 +124,14 @@ def test_mistakes_are_answered_in_one_line(mistake, command, capsys):
     assert capsys.readouterr().err == f"error: {MISTAKES[mistake]}\n"
 
 
-def test_user_errors_of_a_run_are_one_line_too(command, capsys):
+def test_user_errors_of_a_run_are_printed_in_one_line_too(command, capsys):
     with pytest.raises(SystemExit) as stop:
         command(fail=UserError("target.name: must be reachable, got 'x'; give a local path"))
     assert stop.value.code == 2
     assert capsys.readouterr().err == ("error: target.name: must be reachable, got 'x'; give a local path\n")
 
 
-def test_ctrl_c_is_no_fault(command, capsys):
+def test_ctrl_c_ends_with_the_exit_code_of_an_interrupt(command, capsys):
     with pytest.raises(SystemExit) as stop:
         command(fail=KeyboardInterrupt())
     assert (stop.value.code, capsys.readouterr().err) == (130, "interrupted\n")
@@ -144,7 +144,7 @@ def test_hydra_leaves_loggers_as_they_are(command):
     assert not logging.root.handlers
 
 
-def test_our_own_faults_keep_their_traceback(command):
+def test_bugs_keep_their_traceback(command):
     with pytest.raises(ValueError, match="a bug"):
         command(fail=ValueError("a bug"))
 
@@ -171,7 +171,7 @@ def test_a_multirun_gives_each_job_its_own_folder(command, tmp_path):
     assert names == ["demo-seed=1", "qwen3-8b-eagle3-seed=1", "demo-seed=2", "qwen3-8b-eagle3-seed=2"]
 
 
-def test_a_multirun_parts_text_at_commas_and_keeps_it_as_typed(command, tmp_path):
+def test_a_multirun_splits_text_at_commas_and_keeps_it_as_typed(command, tmp_path):
     jobs = command("-m", "run_name=1.50,'a, b'")
     assert [conf.run_name for conf in jobs] == ["1.50", "a, b"]
     names = [conf.run_name for conf in command("-m", "data=jsonl", "data.path=1.50,café.jsonl")]
@@ -186,7 +186,7 @@ def test_a_multirun_writes_below_the_home_folder(command, monkeypatch, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-def test_python_3_14_may_check_the_help_of_every_argument(command, monkeypatch):
+def test_argparse_of_python_3_14_accepts_the_help_of_every_argument(command, monkeypatch):
     def check_help(self, action):  # as argparse of Python 3.14 does for each new argument
         try:
             _ = action.help and "%" in action.help
@@ -205,7 +205,7 @@ def test_python_3_14_may_check_the_help_of_every_argument(command, monkeypatch):
     assert command("seed=3")[0].seed == 3
 
 
-def test_a_run_leaves_its_folder_to_main(command, tmp_path):
+def test_the_entry_point_creates_no_folder(command, tmp_path):
     assert command("seed=3")[0].seed == 3
     assert not list(tmp_path.iterdir())
 
@@ -226,8 +226,8 @@ def test_help_prints_groups_and_config(command, capsys):
     assert "max_new_tokens" in out
 
 
-def test_the_commands_are_wired_to_it():
+def test_the_command_of_a_module_answers_a_mistake_in_one_line():
     command = [sys.executable, "-m", "train", "draft=nope"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {MISTAKES['draft=nope']}\n"
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr == f"error: {MISTAKES['draft=nope']}\n"

@@ -42,18 +42,18 @@ NEEDS = {
     "answers=endpoint": ["answers.url=http://localhost:8000/v1"],
     "data=prepared": ["data.path=outputs/prepare/demo"],
     "mixture=one": ["mixture.sources.rows.path=rows.jsonl"],
-}  # what has no sensible default
+}  # keys without a sensible default
 YAMLS = {group: sorted((Path(CONF_DIR) / group).glob("*.yaml")) for group in GROUPS}
 DRAFTS = list(yaml.safe_load((Path(CONF_DIR) / "drafts.yaml").read_text()))
 FILES = [f"{group}={path.stem}" for group, paths in YAMLS.items() for path in paths]
 OPTIONS = [*FILES, *(f"draft={name}" for name in DRAFTS)]
 
 
-def train(*overrides: str) -> TrainConf:
+def compose_train(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, list(overrides))
 
 
-def plan(*overrides: str) -> TrainPlanConf:
+def compose_plan(*overrides: str) -> TrainPlanConf:
     return compose("train_plan", TrainPlanConf, list(overrides))
 
 
@@ -67,20 +67,20 @@ def test_every_option_composes_and_validates(option):
 
 @pytest.fixture(scope="module")
 def mixed_tree():
-    return train("tree=mixed").tree
+    return compose_train("tree=mixed").tree
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_real_draft_is_tuned_for_its_report_and_a_demo_keeps_its_tree(draft, mixed_tree):
-    tree = train(f"draft={draft}").tree
+    tree = compose_train(f"draft={draft}").tree
     assert tree.auto == ("demo" not in draft)
     assert dataclasses.replace(tree, auto=False) == mixed_tree
 
 
 def test_the_command_line_chooses_the_tree_of_a_draft():
-    for words in (["draft=qwen3-8b-eagle3", "tree=chain"], ["tree=chain", "draft=demo"]):
-        assert train(*words).tree == TreeConf(kind=TreeKind.chain, depth=4)
-    assert train("draft=demo", "tree=auto").tree.auto
+    for overrides in (["draft=qwen3-8b-eagle3", "tree=chain"], ["tree=chain", "draft=demo"]):
+        assert compose_train(*overrides).tree == TreeConf(kind=TreeKind.chain, depth=4)
+    assert compose_train("draft=demo", "tree=auto").tree.auto
 
 
 def test_every_group_has_options():
@@ -88,7 +88,7 @@ def test_every_group_has_options():
 
 
 def test_every_yaml_belongs_to_a_group_or_a_command():
-    here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
+    files = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in FILES}
     commands = (
         "training train train_plan train_warmup infer_plan eval eval_warmup generate tune "
@@ -96,64 +96,64 @@ def test_every_yaml_belongs_to_a_group_or_a_command():
     )
     registered = {"drafts.yaml", "sequences.yaml"}  # options of draft and of experiment
     hydra = {"hydra/job_logging/quiet.yaml"}  # settings of Hydra itself
-    assert here == groups | registered | hydra | {f"{name}.yaml" for name in commands.split()}
+    assert files == groups | registered | hydra | {f"{name}.yaml" for name in commands.split()}
 
 
 def test_every_trainable_method_has_a_draft():
-    shipped = {type(train(f"draft={name}").draft) for name in DRAFTS}
+    shipped = {type(compose_train(f"draft={name}").draft) for name in DRAFTS}
     assert shipped == set(METHODS.values())
 
 
-def test_evaluation_composes():
+def test_evaluation_composes_with_several_checkpoints():
     assert type(compose("eval", EvalConf, ["checkpoint=[a,b]", "tree=chain"])) is EvalConf
 
 
 def test_the_defaults_need_no_network():
-    conf = train()
+    conf = compose_train()
     assert conf.target.name == "demo"
     assert conf.data.source.value == "demo"
     assert conf.log.wandb.value == "off"
 
 
-def test_a_draft_brings_its_target_and_the_command_line_wins():
-    assert train("draft=qwen3-8b-eagle3").target.name == "Qwen/Qwen3-8B"
-    assert train("draft=qwen3-8b-eagle3", "target=demo").target.name == "demo"
-    assert train("target=demo", "draft=qwen3-8b-eagle3").target.name == "demo"
-    assert train("draft=qwen3-8b-eagle3", "target.name=/models/mine").target.name == "/models/mine"
+def test_a_draft_chooses_its_target_and_the_command_line_wins():
+    assert compose_train("draft=qwen3-8b-eagle3").target.name == "Qwen/Qwen3-8B"
+    assert compose_train("draft=qwen3-8b-eagle3", "target=demo").target.name == "demo"
+    assert compose_train("target=demo", "draft=qwen3-8b-eagle3").target.name == "demo"
+    assert compose_train("draft=qwen3-8b-eagle3", "target.name=/models/mine").target.name == "/models/mine"
 
 
 def test_an_experiment_wins_over_the_defaults_and_the_command_line_over_it():
     experiment = "experiment=demo-long"
-    assert (train().optim.steps, train(experiment).optim.steps) == (300, 1200)
-    assert train(experiment, "optim.steps=2").optim.steps == 2
-    assert train(experiment, "evaluation=quick").evaluation.batch_sizes == []
-    assert train(experiment, "draft=llama-3.1-8b-eagle3").target.name.startswith("meta-llama/")
+    assert (compose_train().optim.steps, compose_train(experiment).optim.steps) == (300, 1200)
+    assert compose_train(experiment, "optim.steps=2").optim.steps == 2
+    assert compose_train(experiment, "evaluation=quick").evaluation.batch_sizes == []
+    assert compose_train(experiment, "draft=llama-3.1-8b-eagle3").target.name.startswith("meta-llama/")
 
 
 def test_the_recipe_of_one_draft_serves_another():
-    medusa = train("draft=qwen3-8b-medusa")
-    conf = train("draft=qwen3-8b-eagle3", "optim=qwen3-8b-medusa", "loss=qwen3-8b-medusa")
+    medusa = compose_train("draft=qwen3-8b-medusa")
+    conf = compose_train("draft=qwen3-8b-eagle3", "optim=qwen3-8b-medusa", "loss=qwen3-8b-medusa")
     assert (conf.optim, conf.loss) == (medusa.optim, medusa.loss)
-    assert train("draft=qwen3-8b-medusa", "optim=muon").optim.name.value == "muon"
+    assert compose_train("draft=qwen3-8b-medusa", "optim=muon").optim.name.value == "muon"
 
 
 def test_a_run_is_named_after_its_draft():
-    assert train().run_name == "demo"
-    assert train("draft=qwen3-8b-eagle3").run_name == "qwen3-8b-eagle3"
-    assert train("run_name=mine").run_name == "mine"
+    assert compose_train().run_name == "demo"
+    assert compose_train("draft=qwen3-8b-eagle3").run_name == "qwen3-8b-eagle3"
+    assert compose_train("run_name=mine").run_name == "mine"
 
 
-def test_what_a_run_keeps_is_read_back_equal(tmp_path):
-    conf = train("draft=qwen3-8b-eagle3", "tree=static", "draft.layers=[1,2]", "optim.lr=3e-5")
-    kept = tmp_path / "config.yaml"
-    kept.write_text(config_to_yaml(conf))
-    assert dataclasses.asdict(read_config(kept, TrainConf)) == dataclasses.asdict(conf)
-    assert type(read_config(kept, TrainConf).draft) is type(conf.draft)
+def test_the_configuration_of_a_run_is_read_back_equal(tmp_path):
+    conf = compose_train("draft=qwen3-8b-eagle3", "tree=static", "draft.layers=[1,2]", "optim.lr=3e-5")
+    file = tmp_path / "config.yaml"
+    file.write_text(config_to_yaml(conf))
+    assert dataclasses.asdict(read_config(file, TrainConf)) == dataclasses.asdict(conf)
+    assert type(read_config(file, TrainConf).draft) is type(conf.draft)
 
 
 @pytest.mark.parametrize(
     ("command", "warmup", "schema"), [("train", "train_warmup", TrainConf), ("eval", "eval_warmup", EvalConf)]
 )
-def test_a_warmup_takes_what_its_run_does(command, warmup, schema):
+def test_a_warmup_takes_the_overrides_of_its_run(command, warmup, schema):
     overrides = ["tree=chain", "device=cpu"]
     assert compose(warmup, schema, overrides).tree == compose(command, schema, overrides).tree

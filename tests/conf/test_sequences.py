@@ -1,4 +1,4 @@
-"""A whole sequence by one name: each command finds what the one before it wrote."""
+"""In a whole sequence of one name each command finds the output of the command before it."""
 
 import itertools
 import sys
@@ -34,24 +34,24 @@ SCHEMAS = {
     "eval_warmup": EvalConf,
 }
 TRAINING = ("train", "train_plan", "train_warmup")
-JUDGING = ("tune", "eval", "eval_warmup")
-PROMPTS = ["mixture.sources.rows.path=rows.jsonl"]  # of one source of one's own
+EVALUATING = ("tune", "eval", "eval_warmup")
+PROMPTS = ["mixture.sources.rows.path=rows.jsonl"]  # of a source of the user's own
 SHORTER = {
     "prepare": ("answers.max_new_tokens=8", lambda conf: conf.answers.max_new_tokens == 8),
     "train": ("optim.lr=2", lambda conf: conf.optim.lr == 2),
     "tune": ("nodes=[4]", lambda conf: conf.nodes == [4]),
     "eval": ("evaluation.max_new_tokens=8", lambda conf: conf.evaluation.max_new_tokens == 8),
-}  # what a trial takes in each command
+}  # a shorter setting for a trial of each command, and its check
 NAMES = list_sequences()
 
 
-def configure(command: str, name: str, *typed: str) -> Any:
+def compose_command(command: str, name: str, *typed: str) -> Any:
     needs_prompts = (command, name) == ("prepare", "smollm2-135m-eagle3")
     words = [f"experiment={name}", *(PROMPTS if needs_prompts else []), *typed]
     return compose(command, SCHEMAS[command], words)
 
 
-def test_the_sequences_that_ship():
+def test_the_shipped_sequences_have_these_names_and_no_experiment_has_one_of_them():
     assert NAMES == [
         "gpt-oss-20b-eagle3",
         "llama-3.1-8b-eagle3",
@@ -61,30 +61,30 @@ def test_the_sequences_that_ship():
         "smollm2-135m-eagle3",
     ]
     own = {file.stem for file in (Path(CONF_DIR) / "experiment").glob("*.yaml")}
-    assert not own & set(NAMES)  # Hydra would take the file of this name in their place
+    assert not own & set(NAMES)  # Hydra would take the file of this name instead
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_command_reads_what_the_one_before_it_writes(name):
-    prepared = configure("prepare", name)
+def test_each_command_reads_the_output_of_the_command_before_it(name):
+    prepared = compose_command("prepare", name)
     assert prepared.run_name == name
     for command in TRAINING:
-        trained = configure(command, name)
+        trained = compose_command(command, name)
         assert trained.target == prepared.target
         assert trained.data.source is DataSource.prepared
         assert trained.data.path == f"{prepared.output_dir}/{prepared.run_name}"
         assert trained.run_name == name
-        for command in JUDGING:
-            judged = configure(command, name)
-            assert judged.checkpoint == [f"{trained.output_dir}/{trained.run_name}/checkpoint"]
-            assert judged.target.name == OWN_TARGET  # that the checkpoint names
-            assert judged.run_name == name
+        for command in EVALUATING:
+            evaluated = compose_command(command, name)
+            assert evaluated.checkpoint == [f"{trained.output_dir}/{trained.run_name}/checkpoint"]
+            assert evaluated.target.name == OWN_TARGET  # that the checkpoint names
+            assert evaluated.run_name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sequence_is_thin(name):
-    """But for its data and names, its run is the one of its draft."""
-    trained = configure("train", name)
+def test_a_sequence_changes_only_data_and_names_of_its_draft(name):
+
+    trained = compose_command("train", name)
     draft = compose("train", TrainConf, [f"draft={read_draft(name)}", f"run_name={name}"])
     draft.data = trained.data
     assert trained == draft
@@ -95,34 +95,34 @@ def read_draft(name: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "command"), list(itertools.product(NAMES[-2:], SHORTER)))
-def test_a_trial_is_typed_behind_the_name_in_every_command(name, command):
+def test_an_override_behind_the_name_holds_in_every_command(name, command):
     word, holds = SHORTER[command]
-    assert not holds(configure(command, name))
-    assert holds(configure(command, name, word))
+    assert not holds(compose_command(command, name))
+    assert holds(compose_command(command, name, word))
 
 
-def test_what_is_typed_wins_over_the_sequence():
+def test_the_command_line_wins_over_the_sequence():
     name = "qwen3-8b-eagle3"
     typed = ["mixture=one", *PROMPTS, "answers=endpoint", "answers.url=http://node:8000/v1"]
-    prepared = configure("prepare", name, *typed, "target=llama-3.1-8b", "run_name=mine")
+    prepared = compose_command("prepare", name, *typed, "target=llama-3.1-8b", "run_name=mine")
     assert list(prepared.mixture.sources) == ["rows"]
     assert prepared.answers.url == "http://node:8000/v1"
     assert prepared.target.name.startswith("meta-llama/")
     assert prepared.run_name == "mine"
-    trained = configure("train", name, "data=ultrachat", "draft=qwen3-8b-medusa", "run_name=mine")
+    trained = compose_command("train", name, "data=ultrachat", "draft=qwen3-8b-medusa", "run_name=mine")
     assert trained.data == compose("train", TrainConf, ["draft=qwen3-8b-medusa"]).data
     assert trained.draft.method == "medusa"
     assert trained.run_name == "mine"
-    assert configure("train", name, "data.path=mine").data.path == "mine"
-    for command in JUDGING:
-        judged = configure(command, name, "checkpoint=[A,B]", "target.path=copy", "run_name=mine")
-        assert judged.checkpoint == ["A", "B"]
-        assert judged.target.location == "copy"
-        assert judged.run_name == "mine"
+    assert compose_command("train", name, "data.path=mine").data.path == "mine"
+    for command in EVALUATING:
+        evaluated = compose_command(command, name, "checkpoint=[A,B]", "target.path=copy", "run_name=mine")
+        assert evaluated.checkpoint == ["A", "B"]
+        assert evaluated.target.location == "copy"
+        assert evaluated.run_name == "mine"
 
 
-@pytest.mark.parametrize("command", JUDGING)
-def test_without_an_experiment_the_newest_run_is_judged(command):
+@pytest.mark.parametrize("command", EVALUATING)
+def test_without_an_experiment_the_newest_run_is_evaluated(command):
     assert compose(command, SCHEMAS[command], []).checkpoint is None
 
 
@@ -133,12 +133,12 @@ def test_prepared_data_without_an_experiment_needs_a_path():
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys, tmp_path):
-    """Run a command in an empty folder; return its error, which is one line."""
+def run_refused(monkeypatch, capsys, tmp_path):
+    """Return a function that runs a command in an empty folder and returns its one line of error."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "target").mkdir()
 
-    def refused(main, *words: str) -> str:
+    def run_refused(main, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["command", *words])
         with pytest.raises(SystemExit) as stop:
             main()
@@ -146,21 +146,21 @@ def refused(monkeypatch, capsys, tmp_path):
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    return refused
+    return run_refused
 
 
-def test_train_names_the_command_that_prepares_its_data(refused):
+def test_train_names_the_command_that_prepares_its_data(run_refused):
     words = ["experiment=qwen3-8b-eagle3", "target.path=target"]
-    line = refused(train.__main__.main, *words)
+    line = run_refused(train.__main__.main, *words)
     assert line.startswith("error: data.path: must be a folder written by data.prepare, got output")
     assert line.endswith(f"run `python -m data.prepare {' '.join(words)}` first")
-    elsewhere = refused(train.__main__.main, *words, "data.path=elsewhere")
+    elsewhere = run_refused(train.__main__.main, *words, "data.path=elsewhere")
     assert elsewhere.endswith("run `python -m data.prepare` first")
 
 
 @pytest.mark.parametrize("command", [infer.tune, infer.eval, infer.warmup])
-def test_what_judges_a_draft_names_the_command_that_trains_it(command, refused):
-    line = refused(command.main, "experiment=llama-3.1-8b-eagle3")
+def test_evaluation_and_tuning_name_the_command_that_trains_the_draft(command, run_refused):
+    line = run_refused(command.main, "experiment=llama-3.1-8b-eagle3")
     assert line == (
         "error: checkpoint: must be a folder, got outputs/train/llama-3.1-8b-eagle3/checkpoint, "
         "which is not there; run `python -m train experiment=llama-3.1-8b-eagle3` first"
@@ -168,8 +168,8 @@ def test_what_judges_a_draft_names_the_command_that_trains_it(command, refused):
 
 
 @pytest.mark.parametrize("command", [data.prepare, infer.tune, infer.eval])
-def test_an_experiment_of_training_alone_is_refused_elsewhere(command, refused):
-    assert refused(command.main, "experiment=demo-long") == (
+def test_an_experiment_of_training_alone_is_refused_elsewhere(command, run_refused):
+    assert run_refused(command.main, "experiment=demo-long") == (
         "error: experiment: must be a whole sequence for this command, got demo-long, which is of "
         f"training alone; choose one of {', '.join(NAMES)}"
     )
@@ -186,13 +186,13 @@ def test_an_experiment_of_training_alone_is_refused_elsewhere(command, refused):
         (infer.generate, "experiment=none", "experiment"),
     ],
 )
-def test_what_a_command_does_not_know_is_refused_beside_a_sequence_too(command, word, key, refused):
-    given = [] if command is infer.generate else ["experiment=qwen3-8b-eagle3"]
-    assert refused(command.main, *given, word).startswith(f"error: {key}")
+def test_keys_that_a_command_does_not_have_are_refused_beside_a_sequence_too(command, word, key, run_refused):
+    experiment = [] if command is infer.generate else ["experiment=qwen3-8b-eagle3"]
+    assert run_refused(command.main, *experiment, word).startswith(f"error: {key}")
 
 
-def test_an_unknown_experiment_is_answered_with_those_that_ship(refused):
-    line = refused(train.__main__.main, "experiment=none")
+def test_an_unknown_experiment_is_answered_with_the_shipped_ones(run_refused):
+    line = run_refused(train.__main__.main, "experiment=none")
     assert line == (
         f"error: experiment: no such option, got 'none'; choose one of {', '.join(sorted([*NAMES, 'demo-long']))}"
     )

@@ -1,4 +1,4 @@
-"""Text after KEY= reaches the command as it was typed; what stays Hydra's works as before."""
+"""Text after KEY= reaches the command as it was typed; Hydra's own syntax stays Hydra's."""
 
 import dataclasses
 from typing import Any, get_args
@@ -42,25 +42,25 @@ PROMPTS = [
 ]
 
 
-def generate(*overrides: str) -> GenerateConf:
+def compose_generate(*overrides: str) -> GenerateConf:
     return compose("generate", GenerateConf, list(overrides))
 
 
-def prepare(*overrides: str) -> PrepareConf:
+def compose_prepare(*overrides: str) -> PrepareConf:
     return compose("prepare", PrepareConf, ["mixture=one", *overrides])
 
 
-def train(*overrides: str) -> TrainConf:
+def compose_train(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, list(overrides))
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_prompt_is_taken_as_typed(prompt):
-    assert generate(f"prompt={prompt}").prompt == prompt
+def test_a_prompt_is_read_as_typed(prompt):
+    assert compose_generate(f"prompt={prompt}").prompt == prompt
 
 
-def test_names_and_paths_are_taken_as_typed():
-    conf = train(
+def test_names_and_paths_are_read_as_typed():
+    conf = compose_train(
         "run_name=2026_11_25",
         "data=jsonl",
         "data.path=date=2026-11-25/café, a(1).jsonl",
@@ -75,34 +75,34 @@ def test_names_and_paths_are_taken_as_typed():
     assert (conf.target.revision, conf.output_dir) == ("3.10", "1e5")
 
 
-def test_text_of_a_source_and_of_a_draft_is_taken_as_typed():
-    source = prepare(
+def test_text_of_a_source_and_of_a_draft_is_read_as_typed():
+    source = compose_prepare(
         "mixture.sources.rows.path=a,b.jsonl",
         "++mixture.sources.rows.columns.prompt=2024",
         "mixture.sources.rows.category=it's",
     ).mixture.sources["rows"]
     assert (source.path, source.columns, source.category) == ("a,b.jsonl", {"prompt": "2024"}, "it's")
-    draft = train("draft=demo-lm", "draft.init_from=checkpoint", "draft.path=1.50").draft
+    draft = compose_train("draft=demo-lm", "draft.init_from=checkpoint", "draft.path=1.50").draft
     assert draft.path == "1.50"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_items_of_a_list_are_taken_as_typed():
-    conf = generate("prompt=a", "stop=[3.10, it's, café, '1, 2', \"}\", a b, true]")
+def test_items_of_a_list_are_read_as_typed():
+    conf = compose_generate("prompt=a", "stop=[3.10, it's, café, '1, 2', \"}\", a b, true]")
     assert conf.stop == ["3.10", "it's", "café", "1, 2", "}", "a b", "true"]
     assert compose("eval", EvalConf, ["checkpoint=[1.50,a(1)]"]).checkpoint == ["1.50", "a(1)"]
     assert compose("eval", EvalConf, ["checkpoint=2026_11_25"]).checkpoint == ["2026_11_25"]
 
 
-def test_quoted_values_null_and_interpolations_stay_what_they_were():
-    assert generate('prompt="a, b"', "checkpoint='x=1'").checkpoint == "x=1"
-    assert generate('prompt="a, b"').prompt == "a, b"
-    assert generate("prompt=null", "prompts=demo").prompt is None
-    assert generate("prompt=a", "run_name=x-${tree.depth}", "output=${run_name}").output == "x-4"
-    assert generate("prompt=a", "stop=[]").stop == []
+def test_quoted_values_null_and_interpolations_keep_hydras_meaning():
+    assert compose_generate('prompt="a, b"', "checkpoint='x=1'").checkpoint == "x=1"
+    assert compose_generate('prompt="a, b"').prompt == "a, b"
+    assert compose_generate("prompt=null", "prompts=demo").prompt is None
+    assert compose_generate("prompt=a", "run_name=x-${tree.depth}", "output=${run_name}").output == "x-4"
+    assert compose_generate("prompt=a", "stop=[]").stop == []
 
 
-def test_a_run_keeps_text_that_looks_like_a_number(tmp_path):
-    conf = train("run_name=1.50", "log.project=2026-11-25", "data.column=1_0")
+def test_text_that_looks_like_a_number_is_read_back_as_text(tmp_path):
+    conf = compose_train("run_name=1.50", "log.project=2026-11-25", "data.column=1_0")
     file = tmp_path / "config.yaml"
     file.write_text(config_to_yaml(conf))
     assert dataclasses.asdict(read_config(file, TrainConf)) == dataclasses.asdict(conf)
@@ -114,18 +114,18 @@ def test_a_run_keeps_text_that_looks_like_a_number(tmp_path):
 def test_an_empty_value_is_refused(override):
     key = override.partition("=")[0]
     with pytest.raises(UserError, match=rf"^{key}: must not be empty, got ' ?'; "):
-        generate("prompts=demo", override)
+        compose_generate("prompts=demo", override)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../b", "/tmp/x", "."])
 def test_a_run_stays_in_its_folder(name):
     with pytest.raises(UserError, match=r"^run_name: must name a folder below output_dir, got "):
-        generate("prompt=a", f"run_name={name}")
+        compose_generate("prompt=a", f"run_name={name}")
 
 
 def test_home_folders_are_expanded_in_every_path(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/me")
-    conf = generate(
+    conf = compose_generate(
         "checkpoint=~/ck",
         "prompts=~/p.jsonl",
         "target.path=~/m",
@@ -137,9 +137,9 @@ def test_home_folders_are_expanded_in_every_path(monkeypatch, tmp_path):
     assert (conf.target.path, conf.tree.file) == ("/home/me/m", "/home/me/tree.json")
     assert (conf.output, conf.device.cache_dir) == ("/home/me/out/generate/answers.jsonl", "/home/me/cache")
     assert compose("eval", EvalConf, ["checkpoint=[~/a,~/b]"]).checkpoint == ["/home/me/a", "/home/me/b"]
-    mixture = prepare("mixture.sources.rows.path=~/rows", "mixture.exclude=[~/held]").mixture
+    mixture = compose_prepare("mixture.sources.rows.path=~/rows", "mixture.exclude=[~/held]").mixture
     assert (mixture.sources["rows"].path, mixture.exclude) == ("/home/me/rows", ["/home/me/held"])
-    assert generate("prompt=~/m is home").prompt == "~/m is home"
+    assert compose_generate("prompt=~/m is home").prompt == "~/m is home"
 
 
 TEXT_KEYS = {
@@ -171,7 +171,7 @@ def list_text_keys(schema: Any) -> set[str]:
     return keys
 
 
-def test_every_text_key_is_known_to_be_a_path_or_not():
+def test_every_text_key_is_listed_as_a_path_or_as_other_text():
     schemas = (
         TrainPlanConf,
         PrepareConf,
@@ -184,5 +184,5 @@ def test_every_text_key_is_known_to_be_a_path_or_not():
         TreeFileConf,
         *METHODS.values(),
     )
-    found = set().union(*map(list_text_keys, schemas)) - {"stop"}
-    assert found | {"checkpoint"} == TEXT_KEYS | PATH_KEYS
+    keys = set().union(*map(list_text_keys, schemas)) - {"stop"}
+    assert keys | {"checkpoint"} == TEXT_KEYS | PATH_KEYS

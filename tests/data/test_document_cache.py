@@ -1,4 +1,4 @@
-"""A data set is tokenized once, and again for whatever would change its documents."""
+"""A data set is tokenized once, and again when anything changes that its documents depend on."""
 
 import json
 import os
@@ -28,13 +28,13 @@ MARKERS = ["<user>", "<assistant>", "<end>"]
 SIZE = 400  # of the target's vocabulary
 
 
-def tokenizer(template: str = TEMPLATE):
+def build_tokenizer(template: str = TEMPLATE):
     return byte_tokenizer(MARKERS, template=template, eos_token="<end>")
 
 
 @pytest.fixture
 def conf(tmp_path) -> DataConf:
-    """Conversations of a file, one of them without an answer."""
+    """Return the configuration of a file of conversations, one of them without an answer."""
     rows = [
         {
             "messages": [
@@ -51,8 +51,8 @@ def conf(tmp_path) -> DataConf:
     return DataConf(source=DataSource.jsonl, path=str(file))
 
 
-def assert_equal(some: Documents, others: Documents) -> None:
-    for name, value in vars(some).items():
+def assert_equal(documents: Documents, others: Documents) -> None:
+    for name, value in vars(documents).items():
         other = getattr(others, name)
         if isinstance(value, np.ndarray):
             assert value.dtype == other.dtype
@@ -63,58 +63,58 @@ def assert_equal(some: Documents, others: Documents) -> None:
 
 def test_a_second_start_reads_the_same_documents_and_tokenizes_nothing(conf, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
-    first = read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
-    assert_equal(first, read_documents(conf, tokenizer(), SIZE))
+    first = read_cached_documents(conf, build_tokenizer(), SIZE, str(tmp_path))
+    assert_equal(first, read_documents(conf, build_tokenizer(), SIZE))
     assert first.skipped
     monkeypatch.delattr(document_cache, "read_documents")
-    assert_equal(read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path)), first)
+    assert_equal(read_cached_documents(conf, build_tokenizer(), SIZE, str(tmp_path)), first)
     assert "data: tokenized before, in " in caplog.text
 
 
-def test_whatever_changes_documents_changes_their_name(conf, tmp_path, monkeypatch):
-    def name(conf=conf, template=TEMPLATE, size=SIZE):
-        return fingerprint_documents(conf, tokenizer(template), size)
+def test_every_change_of_documents_changes_their_fingerprint(conf, tmp_path, monkeypatch):
+    def fingerprint(conf=conf, template=TEMPLATE, size=SIZE):
+        return fingerprint_documents(conf, build_tokenizer(template), size)
 
-    same = [name(), name(replace(conf, row_length=64, seed=3))]
+    same = [fingerprint(), fingerprint(replace(conf, row_length=64, seed=3))]
     others = [
-        name(template=TEMPLATE + " "),
-        name(size=SIZE + 1),
-        name(replace(conf, limit=3)),
-        name(replace(conf, turns=TurnSelection.last)),
-        name(replace(conf, split="train[1:]")),
-        name(replace(conf, template={"enable_thinking": False})),
+        fingerprint(template=TEMPLATE + " "),
+        fingerprint(size=SIZE + 1),
+        fingerprint(replace(conf, limit=3)),
+        fingerprint(replace(conf, turns=TurnSelection.last)),
+        fingerprint(replace(conf, split="train[1:]")),
+        fingerprint(replace(conf, template={"enable_thinking": False})),
     ]
     file = tmp_path / "rows.jsonl"
     text = file.read_text()
     middle = len(text) // 2 + text[len(text) // 2 :].index("?")
     file.write_text(text[:middle] + "!" + text[middle + 1 :])  # of the same size
-    others.append(name())
+    others.append(fingerprint())
     file.write_text(text)
     monkeypatch.setattr(document_cache, "CODE", tmp_path)  # other code, as after an update
-    others.append(name())
+    others.append(fingerprint())
     assert len(set(same)) == 1
     assert len({*same, *others}) == 1 + len(others)
 
 
-def test_of_a_folder_every_file_counts(conf, tmp_path):
+def test_the_fingerprint_of_a_folder_depends_on_every_file(conf, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "a.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes())
     conf = replace(conf, source=DataSource.dataset, path=str(folder))
-    before = fingerprint_documents(conf, tokenizer(), SIZE)
+    before = fingerprint_documents(conf, build_tokenizer(), SIZE)
     (folder / "b.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes())
-    assert fingerprint_documents(conf, tokenizer(), SIZE) != before
+    assert fingerprint_documents(conf, build_tokenizer(), SIZE) != before
 
 
 def test_data_that_cannot_be_read_is_refused_each_time(conf, tmp_path):
     (tmp_path / "rows.jsonl").write_text("{}\n")
     for _ in range(2):
         with pytest.raises(UserError, match=r"^data\.format: some row must have the format auto"):
-            read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
+            read_cached_documents(conf, build_tokenizer(), SIZE, str(tmp_path))
 
 
 def save_in_hub_cache(cache: Path, revision: str, texts: list[str]) -> None:
-    """Rows of the data set someone/rows, as `datasets` keeps what it has downloaded."""
+    """Write rows of the data set someone/rows as `datasets` stores a download."""
     folder = cache / "someone___rows/default/0.0.0" / revision
     folder.mkdir(parents=True)
     with ArrowWriter(path=str(folder / "rows-train.arrow")) as writer:
@@ -141,7 +141,7 @@ PRINT_HASHES = (
 
 
 def hash_in_a_process(cache: Path, split: str) -> str:
-    """Return what a process of its own takes for the contents of someone/rows."""
+    """Return the hash that a separate process computes of the contents of someone/rows."""
     environment = os.environ | {"HF_DATASETS_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", PRINT_HASHES, split]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
@@ -149,7 +149,7 @@ def hash_in_a_process(cache: Path, split: str) -> str:
 
 @pytest.mark.system
 def test_data_of_the_hub_has_a_hash_that_stays_and_changes_with_split_and_revision(tmp_path):
-    """`datasets` promises no such thing of `_fingerprint`, so that each version is asked."""
+    """`datasets` does not document that of `_fingerprint`, so each version is tested."""
     first, second = tmp_path / "first", tmp_path / "second"
     save_in_hub_cache(first, "1" * 40, ["a", "b", "c"])
     save_in_hub_cache(second, "2" * 40, ["a", "b", "d"])
@@ -160,7 +160,7 @@ def test_data_of_the_hub_has_a_hash_that_stays_and_changes_with_split_and_revisi
     assert len({*same, *others}) == 3
 
 
-def test_the_number_of_rows_is_known_before_they_are_read(conf):
+def test_rows_are_counted_before_they_are_read(conf):
     with Path(str(conf.path)).open() as file:
         lines = sum(1 for _ in file)
     assert count_training_rows(conf) == lines

@@ -1,4 +1,4 @@
-"""`python -m data.capture`: bounded, resumable, and a damaged file is named and written again."""
+"""`python -m data.capture` is bounded and resumable, and names and replaces a damaged file."""
 
 import json
 import os
@@ -29,58 +29,58 @@ from tests.support.runs.killing import ROOT
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target):
-    """Documents and a store of several shards."""
-    made = written(tmp_path_factory.mktemp("capture"), target)
-    captured(conf(made))
-    return made
+    """Return a folder with documents and a store of several shards."""
+    folder = written(tmp_path_factory.mktemp("capture"), target)
+    captured(conf(folder))
+    return folder
 
 
 @pytest.fixture
 def copy(folder, tmp_path):
-    """The same, to be spoilt."""
+    """Return a copy of the folder, which a test may damage."""
     subprocess.run(["cp", "-r", f"{folder}/.", tmp_path], check=True)
     return tmp_path
 
 
-def refused(match: str, run) -> str:
+def assert_refused(match: str, run) -> str:
     with pytest.raises(UserError, match=match) as error:
         run()
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def flip(path, place: int) -> None:
-    """One bit of a file."""
+def flip_bit(path, position: int) -> None:
+    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[position] ^= 1
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("place", [3, 20, 2000, -1])
-def test_a_flipped_bit_is_named_and_its_shard_alone_is_captured_again(copy, target, place):
+@pytest.mark.parametrize("position", [3, 20, 2000, -1])
+def test_a_shard_with_a_flipped_bit_is_named_and_it_alone_is_captured_again(copy, target, position):
     store = copy / "capture" / "small"
     before = {name: (store / name).stat().st_mtime_ns for name in files(store)}
-    whole, name = files(store), shard_name(1)
-    flip(store / name, place)
-    said = refused(f"{name}, which is changed", lambda: opened(store, target))
-    assert f"`{COMMAND}` with output_dir={store.parent} run_name=small rewrites only this" in said
+    intact, name = files(store), shard_name(1)
+    flip_bit(store / name, position)
+    message = assert_refused(f"{name}, which is changed", lambda: opened(store, target))
+    assert f"`{COMMAND}` with output_dir={store.parent} run_name=small rewrites only this" in message
     captured(conf(copy))
-    assert files(store) == whole
-    after = {name: (store / name).stat().st_mtime_ns for name in whole}
-    assert [n for n in whole if before[n] != after[n]] == [name]
+    assert files(store) == intact
+    after = {name: (store / name).stat().st_mtime_ns for name in intact}
+    assert [n for n in intact if before[n] != after[n]] == [name]
     opened(store, target)
 
 
 @pytest.mark.parametrize("name", [shard_name(0), DOCUMENTS_FILE])
 def test_truncated_and_missing_files_are_named(copy, target, name):
     store = copy / "capture" / "small"
-    whole = files(store)
+    intact = files(store)
     os.truncate(store / name, 300)
-    refused(f"{name}, which is truncated: 300 of", lambda: opened(store, target, checksums=False))
+    assert_refused(f"{name}, which is truncated: 300 of", lambda: opened(store, target, checksums=False))
     (store / name).unlink()
-    refused(f"{name}, which is missing", lambda: opened(store, target))
+    assert_refused(f"{name}, which is missing", lambda: opened(store, target))
     captured(conf(copy))
-    assert files(store) == whole
+    assert files(store) == intact
 
 
 def test_a_finished_store_is_left_alone(folder, caplog):
@@ -90,23 +90,23 @@ def test_a_finished_store_is_left_alone(folder, caplog):
     assert {path: path.stat().st_mtime_ns for path in store.iterdir()} == before
 
 
-def test_others_stores_are_refused(folder, target):
+def test_stores_of_another_target_tokenizer_or_draft_are_refused(folder, target):
     store = folder / "capture" / "small"
     other = tiny_target(seed=1)
-    refused("must be a store of this target", lambda: opened(store, other))
+    assert_refused("must be a store of this target", lambda: opened(store, other))
     other.tokenizer_fingerprint = "another"
-    refused("must be a store of this tokenizer", lambda: opened(store, other))
-    refused(
+    assert_refused("must be a store of this tokenizer", lambda: opened(store, other))
+    assert_refused(
         r"captured layers \[1, 2, 3\], got \[1, 3, 5\]",
         lambda: opened(store, target, replace(EAGLE3, layers=[1, 2, 3])),
     )
     every = Needs(layers=[], hidden=True, context=True)
-    refused("of every token, got that of supervised", lambda: opened(store, target, every))
-    refused("must be a feature store", lambda: opened(folder, target))
+    assert_refused("of every token, got that of supervised", lambda: opened(store, target, every))
+    assert_refused("must be a feature store", lambda: opened(folder, target))
     manifest = store_manifest.read_manifest(store)
     early = {"tokenizer_hash": target.tokenizer_fingerprint, "needs": EAGLE3}
     manifest.check_serves(store, hidden_size=32, **early)
-    refused(
+    assert_refused(
         "for a different one .hidden size 32, captured from",
         lambda: manifest.check_serves(store, hidden_size=64, **early),
     )
@@ -115,15 +115,15 @@ def test_others_stores_are_refused(folder, target):
 def test_other_versions_and_broken_manifests_are_refused(copy, target):
     store = copy / "capture" / "small"
     path = store / "manifest.json"
-    whole, before = path.read_text(), files(store)
-    path.write_text(whole.replace('"version": 4', '"version": 2'))
-    refused("must be a store of version 4, got version 2", lambda: opened(store, target))
-    for spoilt in (whole[:100], whole.replace('"hidden_size": 32', '"hidden_size": "?"'), "[]", ""):
-        assert spoilt != whole
-        path.write_text(spoilt)
-        said = refused("manifest as it was written", lambda: opened(store, target))
-        assert "remove it and capture again" in said
-        refused("manifest as it was written", lambda: captured(conf(copy)))
+    intact, before = path.read_text(), files(store)
+    path.write_text(intact.replace('"version": 4', '"version": 2'))
+    assert_refused("must be a store of version 4, got version 2", lambda: opened(store, target))
+    for damaged in (intact[:100], intact.replace('"hidden_size": 32', '"hidden_size": "?"'), "[]", ""):
+        assert damaged != intact
+        path.write_text(damaged)
+        message = assert_refused("manifest as it was written", lambda: opened(store, target))
+        assert "remove it and capture again" in message
+        assert_refused("manifest as it was written", lambda: captured(conf(copy)))
     path.unlink()
     captured(conf(copy))
     assert files(store) == before
@@ -131,52 +131,52 @@ def test_other_versions_and_broken_manifests_are_refused(copy, target):
 
 
 @pytest.mark.parametrize("name", [shard_name(1), DOCUMENTS_FILE])
-@pytest.mark.parametrize("place", [3, 20, 90])
-def test_a_spoilt_header_is_named_without_checksums(copy, target, name, place):
+@pytest.mark.parametrize("position", [3, 20, 90])
+def test_a_shard_with_a_damaged_header_is_named_without_checksums(copy, target, name, position):
     store = copy / "capture" / "small"
-    flip(store / name, place)
-    refused(f"{name}, which is changed: ", lambda: opened(store, target, checksums=False))
+    flip_bit(store / name, position)
+    assert_refused(f"{name}, which is changed: ", lambda: opened(store, target, checksums=False))
 
 
-def test_a_moved_store_is_mended_where_it_lies(copy, target):
+def test_a_moved_store_is_repaired_in_its_new_folder(copy, target):
     complete = files(copy / "capture" / "small")
     store = (copy / "capture" / "small").rename(copy / "moved")
     opened(store, target)
     (store / shard_name(2)).unlink()
-    message = refused("which is missing", lambda: opened(store, target))
+    message = assert_refused("which is missing", lambda: opened(store, target))
     assert f"with output_dir={copy} run_name=moved rewrites only this file" in message
     captured(replace(conf(copy), output_dir=str(copy), run_name="moved"))
     assert files(store) == complete
     assert not (copy / "capture" / "small").exists()
 
 
-def test_a_full_disk_leaves_whole_files_to_go_on_from(folder, tmp_path):
+def test_after_a_full_disk_the_complete_files_are_used_again(folder, tmp_path):
     """Nothing larger than the documents' file can be written for a while."""
-    wanted = replace(conf(folder), output_dir=str(tmp_path))
-    whole = files(folder / "capture" / "small")
+    capture_conf = replace(conf(folder), output_dir=str(tmp_path))
+    intact = files(folder / "capture" / "small")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole[DOCUMENTS_FILE]), hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(intact[DOCUMENTS_FILE]), hard))
     try:
-        # The limit holds for what is printed too, where a file takes it.
+        # The limit holds for printed lines too if they go to a file.
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            refused("File too large.; make room and repeat the command", lambda: captured(wanted))
+            assert_refused("File too large.; make room and repeat the command", lambda: captured(capture_conf))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    left = files(tmp_path / "small")
-    assert DOCUMENTS_FILE in left
-    assert left.items() <= whole.items()
+    stored = files(tmp_path / "small")
+    assert DOCUMENTS_FILE in stored
+    assert stored.items() <= intact.items()
     assert not list((tmp_path / "small").glob(f"*{PARTIAL_SUFFIX}"))
-    captured(wanted)
-    assert files(tmp_path / "small") == whole
+    captured(capture_conf)
+    assert files(tmp_path / "small") == intact
 
 
-def test_a_store_that_the_disk_has_no_room_for_is_refused(folder, tmp_path, monkeypatch):
+def test_a_store_that_does_not_fit_on_the_disk_is_refused(folder, tmp_path, monkeypatch):
     """A resumed capture needs room for the missing shards alone."""
     conf_here = replace(conf(folder), output_dir=str(tmp_path))
     store = files(folder / "capture" / "small")
     free = sum(map(len, store.values())) // 2
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
-    message = refused("output_dir: must have room for", lambda: captured(conf_here))
+    message = assert_refused("output_dir: must have room for", lambda: captured(conf_here))
     assert f"GB free in {tmp_path}" in message
     shutil.copytree(folder / "capture" / "small", tmp_path / "small", dirs_exist_ok=True)
     (tmp_path / "small" / shard_name(1)).unlink()
@@ -185,30 +185,30 @@ def test_a_store_that_the_disk_has_no_room_for_is_refused(folder, tmp_path, monk
 
 
 def test_another_capture_of_the_same_name_is_refused(folder):
-    refused("dtype int8 instead of fp8", lambda: captured(conf(folder, dtype=Dtype.fp8)))
-    refused("documents 40 instead of 7", lambda: captured(conf(folder, limit=7)))
+    assert_refused("dtype int8 instead of fp8", lambda: captured(conf(folder, dtype=Dtype.fp8)))
+    assert_refused("documents 40 instead of 7", lambda: captured(conf(folder, limit=7)))
 
 
 def test_another_target_of_the_same_name_is_refused(copy):
     tiny_target(seed=1).model.save_pretrained(copy / "target")
     (copy / "capture" / "small" / shard_name(1)).unlink()
-    refused("one of this target, got .* other weights", lambda: captured(conf(copy)))
+    assert_refused("one of this target, got .* other weights", lambda: captured(conf(copy)))
 
 
 @pytest.mark.system
-def test_a_killed_capture_goes_on(folder, tmp_path):
-    """Killed while it writes shards: what is finished is not done again, and all is as without."""
-    wanted = conf(folder)
-    wanted.output_dir = str(tmp_path)
+def test_a_killed_capture_is_resumed_to_the_same_store(folder, tmp_path):
+    """The capture is killed while it writes shards; finished shards are not written again."""
+    capture_conf = conf(folder)
+    capture_conf.output_dir = str(tmp_path)
     store = tmp_path / "small"
-    words = [
-        "target.path=" + wanted.target.path,
+    arguments = [
+        "target.path=" + capture_conf.target.path,
         "target.name=tiny",
         "draft.ttt_steps=2",
         f"draft.layers={LAYERS}",
         "data=jsonl",
-        f"data.path={wanted.data.path}",
-        f"data.row_length={wanted.data.row_length}",
+        f"data.path={capture_conf.data.path}",
+        f"data.row_length={capture_conf.data.row_length}",
         "device=cpu",
         "device.compile=false",
         "batch=2",
@@ -219,45 +219,45 @@ def test_a_killed_capture_goes_on(folder, tmp_path):
     ]
     killed = ["tests.support.runs.signaled", str(int(signal.SIGKILL)), f"*/{shard_name(2)}"]
     run = subprocess.run(
-        [sys.executable, "-m", *killed, "data.capture", *words],
+        [sys.executable, "-m", *killed, "data.capture", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert run.returncode == -signal.SIGKILL
     assert (store / shard_name(1)).exists()
     manifest = json.loads((store / "manifest.json").read_text())
-    done = {name: (store / name).stat().st_mtime_ns for name in manifest["files"]}
-    assert DOCUMENTS_FILE in done
-    assert len(done) <= manifest["spec"]["shards"]
-    captured(wanted)
+    finished = {name: (store / name).stat().st_mtime_ns for name in manifest["files"]}
+    assert DOCUMENTS_FILE in finished
+    assert len(finished) <= manifest["spec"]["shards"]
+    captured(capture_conf)
     assert files(store) == files(folder / "capture" / "small")
-    assert all((store / name).stat().st_mtime_ns == when for name, when in done.items())
+    assert all((store / name).stat().st_mtime_ns == written_ns for name, written_ns in finished.items())
     assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))
 
 
-def test_what_cannot_be_kept_is_refused(folder):
-    refused(
+def test_drafts_and_data_whose_features_cannot_be_stored_are_refused(folder):
+    assert_refused(
         "must leave its target as it is, got medusa2",
         lambda: captured(conf(folder, draft=Medusa2Conf(heads=2), run_name="adapted")),
     )
-    refused("data.overlap: must be null for eagle3", lambda: captured(conf(folder, overlap=8, run_name="split")))
+    assert_refused("data.overlap: must be null for eagle3", lambda: captured(conf(folder, overlap=8, run_name="split")))
     again = DataConf(source=DataSource.captured, path=str(folder / "capture" / "small"))
     for data in (again, DataConf(source=DataSource.demo)):
         message = rf"must be documents, got {data.source.value}; run `python -m data.prepare`"
-        refused(message, lambda data=data: captured(replace(conf(folder), data=data)))
+        assert_refused(message, lambda data=data: captured(replace(conf(folder), data=data)))
 
 
-def test_numbers_that_are_not_finite_are_refused(tmp_path, target):
+def test_features_that_are_not_finite_are_refused(tmp_path, target):
     folder = written(tmp_path, target)
     broken = tiny_target(seed=0)
     with torch.no_grad():
         broken.model.get_input_embeddings().weight[7] = torch.inf
     broken.model.save_pretrained(folder / "target")
-    refused("features must be finite", lambda: captured(conf(folder)))
+    assert_refused("features must be finite", lambda: captured(conf(folder)))
 
 
-def test_a_shard_is_as_large_as_asked(folder, tmp_path):
-    """Rows of whole batches; a small setting has a batch a shard."""
+def test_a_shard_has_the_configured_size(folder, tmp_path):
+    """A shard has rows of complete batches, and at least one batch."""
     small = conf(folder, shard_mb=1e-6, run_name="small")
     small.output_dir = str(tmp_path)
     spec = store_manifest.read_manifest(captured(small)).spec
@@ -266,15 +266,15 @@ def test_a_shard_is_as_large_as_asked(folder, tmp_path):
     assert spec.shards > store_manifest.read_manifest(folder / "capture" / "small").spec.shards
 
 
-def test_what_nobody_recorded_is_not_believed(copy):
-    """Half a file under its temporary name, or a whole one that the manifest does not know."""
+def test_files_that_the_manifest_does_not_record_are_written_again(copy):
+    """One file is half written under its temporary name; another is complete, but not in the manifest."""
     store = copy / "capture" / "small"
-    whole = files(store)
+    intact = files(store)
     manifest = store_manifest.read_manifest(store)
     del manifest.files[shard_name(1)]
     manifest.write(store)
-    (store / shard_name(1)).write_bytes(whole[shard_name(2)])
-    (store / f"{shard_name(1)}{PARTIAL_SUFFIX}").write_bytes(whole[shard_name(1)][:1000])
+    (store / shard_name(1)).write_bytes(intact[shard_name(2)])
+    (store / f"{shard_name(1)}{PARTIAL_SUFFIX}").write_bytes(intact[shard_name(1)][:1000])
     captured(conf(copy))
-    assert files(store) == whole
+    assert files(store) == intact
     assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))

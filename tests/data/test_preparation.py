@@ -1,4 +1,4 @@
-"""`data.prepare` as a command: what moves, and what several workers make of it."""
+"""`data.prepare` splits rows the same way in every run, and several workers write what a single one writes."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ from tests.support.data.preparing import asked, lines, prepare, report
 from tests.support.reports.wandb_files import logged, run_ids
 
 
-def test_what_is_held_out_never_moves_when_data_is_added(tmp_path):
+def test_held_out_rows_stay_held_out_when_data_is_added(tmp_path):
     lines(tmp_path / "a.jsonl", range(400))
     before = prepare(tmp_path, held_out=0.1, run="before", a="a.jsonl")
     lines(tmp_path / "a.jsonl", range(400, 700))
@@ -37,7 +37,7 @@ def test_what_is_held_out_never_moves_when_data_is_added(tmp_path):
     assert not set(asked(after)) & set(asked(after, "held_out"))
 
 
-def test_conversations_that_begin_alike_are_on_one_side(tmp_path):
+def test_conversations_that_begin_alike_are_in_the_same_split(tmp_path):
     with (tmp_path / "a.jsonl").open("w") as opened:
         for n in range(120):
             turns = [("system", f"You are {n}."), ("user", f"Question {n % 20}"), ("assistant", "!")]
@@ -61,7 +61,7 @@ def test_the_counts_and_the_page_of_a_finished_folder_are_logged(tmp_path):
     lines(tmp_path / "a.jsonl", range(50))
     for worker in (0, 1):
         out = prepare(tmp_path, "log=wandb-offline", "workers=2", f"worker={worker}", held_out=0.2, a="a.jsonl")
-        assert len(logged(out)) == worker  # the last one
+        assert len(logged(out)) == worker  # written by the last worker
     ((_, project, name),) = run_ids(out)
     assert (project, name) == ("drafts", "run")
     (values,) = logged(out)
@@ -69,16 +69,16 @@ def test_the_counts_and_the_page_of_a_finished_folder_are_logged(tmp_path):
         assert values[f"prepare_report/{count}"] == report(out)[count]
     assert values["prepare_report/table/nrows"] == 1
     assert values["prepare_report/page/_type"] == "html-file"
-    prepare(tmp_path, "workers=2", held_out=0.2, a="a.jsonl")  # may be finished without
+    prepare(tmp_path, "workers=2", held_out=0.2, a="a.jsonl")  # a finished folder may be opened without tracking
 
 
-def test_several_workers_write_what_one_writes(tmp_path):
+def test_several_workers_write_what_a_single_worker_writes(tmp_path):
     lines(tmp_path / "a.jsonl", range(100))
     lines(tmp_path / "a.jsonl", range(10))
     alone = prepare(tmp_path, held_out=0.2, run="alone", a="a.jsonl")
     for worker in (2, 0, 1):
         together = prepare(tmp_path, "workers=3", f"worker={worker}", held_out=0.2, run="together", a="a.jsonl")
-        assert (together / "report.json").exists() == (worker == 1)  # the last one
+        assert (together / "report.json").exists() == (worker == 1)  # written by the last worker
     assert len(list(together.glob("train-*-of-00003.parquet"))) == 3
     for split in ("train", "held_out"):
         assert asked(together, split) == asked(alone, split)
@@ -103,10 +103,10 @@ def test_shares_are_exact_and_summed_up(tmp_path):
         a=SourceConf(path="a.jsonl", share=0.8),
         b=SourceConf(path="b.jsonl", share=0.2, license="MIT"),
     )
-    found = report(out)["sources"]
-    assert {name: one["train"] + one["held_out"] for name, one in found.items()} == {"a": 40, "b": 10}
-    assert found["b"]["dropped"] == {"beyond its share": 90}
-    assert found["b"]["licenses"] == {"MIT": 10}
+    sources = report(out)["sources"]
+    assert {name: counts["train"] + counts["held_out"] for name, counts in sources.items()} == {"a": 40, "b": 10}
+    assert sources["b"]["dropped"] == {"beyond its share": 90}
+    assert sources["b"]["licenses"] == {"MIT": 10}
     assert "| b |" in (out / "report.md").read_text()
     assert "MIT" in (out / "report.md").read_text()
 
@@ -134,27 +134,27 @@ def test_prompts_that_the_target_cannot_read_are_dropped(tmp_path):
     assert report(out)["dropped_by_reason"] == {"a prompt of more than 30 tokens": 3}
 
 
-def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
+def test_training_learns_recorded_spans_or_else_the_rows_own_answers(tmp_path):
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     drawn = SamplingInfo(
         turn=1, temperature=0.7, top_p=1.0, top_k=0, seed=1, finish_reason="stop", tokens=2, retokenized=False
     )
-    told = {"source": "s", "category": "c", "language": "en"}
-    kept = [
+    labels_of_source = {"source": "s", "category": "c", "language": "en"}
+    rows = [
         PreparedRow(
             id="1",
             messages=chat,
             documents=[RecordedDocument(ids=[5, 6, 7, 8], spans=[[1, 2], [3, 4]])],
             answers=[drawn],
-            **told,
+            **labels_of_source,
         ),
-        PreparedRow(id="2", messages=[*chat, chat[0]], tools=[{"a": 1}], template={"b": [2]}, **told),
-        PreparedRow(id="3", text="Once", **told),
-        PreparedRow(id="4", messages=chat[:1], **told),
+        PreparedRow(id="2", messages=[*chat, chat[0]], tools=[{"a": 1}], template={"b": [2]}, **labels_of_source),
+        PreparedRow(id="3", text="Once", **labels_of_source),
+        PreparedRow(id="4", messages=chat[:1], **labels_of_source),
     ]
-    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", kept, dict)
-    assert list(read_prepared_rows(tmp_path)) == kept
-    assert list(read_prepared_rows(tmp_path, "train[:1]+train[-1:]")) == [kept[0], kept[-1]]
+    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
+    assert list(read_prepared_rows(tmp_path)) == rows
+    assert list(read_prepared_rows(tmp_path, "train[:1]+train[-1:]")) == [rows[0], rows[-1]]
     conf = DataConf(source=DataSource.prepared, path=str(tmp_path))
     labels = {"category": "c", "language": "en"}
     skipped = Counter()

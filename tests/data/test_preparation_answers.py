@@ -1,4 +1,4 @@
-"""A prepared folder with answers by the target: what is written, counted, resumed and learned."""
+"""A prepared folder with answers by the target is complete, counted, resumable and learned as recorded."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ TOOL = {"role": "tool", "content": "3"}  # a role that the target's chat templat
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A target, and conversations of which one grows too long and one has another's role."""
+    """Return a folder with a target and conversations; some are too long or have an unknown role."""
     folder = tmp_path_factory.mktemp("answers")
     save(chat_target(), folder / "target")
     lines = [{"id": row.id, "messages": row.messages} for row in asked(ROWS)]
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def prepare(folder: Path, run: str, *changes: str) -> Path:
+def run_prepare(folder: Path, run: str, *changes: str) -> Path:
     conf = compose(
         "prepare",
         PrepareConf,
@@ -56,13 +56,13 @@ def prepare(folder: Path, run: str, *changes: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder):
-    return prepare(folder, "one")
+def prepared(folder):
+    return run_prepare(folder, "single")
 
 
-def test_every_row_is_answered_or_counted(made):
-    report = json.loads((made / "report.json").read_text())
-    train, held_out = list(read_prepared_rows(made)), list(read_prepared_rows(made, "held_out"))
+def test_every_row_is_answered_or_counted(prepared):
+    report = json.loads((prepared / "report.json").read_text())
+    train, held_out = list(read_prepared_rows(prepared)), list(read_prepared_rows(prepared, "held_out"))
     assert report["read"] == ROWS + 2 == len(train) + len(held_out) + report["dropped"]
     assert report["dropped_by_reason"] == {
         "a prompt of more than 248 tokens": 1,
@@ -71,35 +71,35 @@ def test_every_row_is_answered_or_counted(made):
     assert report["answers"]["rows"] == len(train)
     assert report["answers"]["tokens"] == sum(a.tokens for row in train for a in row.answers)
     assert sum(report["answers"]["finished"].values()) == sum(len(row.answers) for row in train)
-    assert "Answers by the target" in (made / "report.md").read_text()
+    assert "Answers by the target" in (prepared / "report.md").read_text()
     assert not any(row.documents for row in held_out)  # prompts, for evaluation to answer
-    assert not list(made.glob("answers-*"))
+    assert not list(prepared.glob("answers-*"))
 
 
-def test_what_is_learned_is_what_was_generated(made, folder):
+def test_the_learned_tokens_are_the_generated_tokens(prepared, folder):
     """Masks come from the recorded spans, token by token."""
-    conf = DataConf(source=DataSource.prepared, path=str(made))
+    conf = DataConf(source=DataSource.prepared, path=str(prepared))
     tokenizer = chat_target().tokenizer
     learned = list(iter_documents(conf, tokenizer, Counter()))
-    recorded = [document for row in read_prepared_rows(made) for document in row.documents]
+    recorded = [document for row in read_prepared_rows(prepared) for document in row.documents]
     assert [document.ids for document in learned] == [document.ids for document in recorded]
-    for document, kept in zip(learned, recorded, strict=True):
-        inside = {t for begin, end in kept.spans for t in range(begin, end)}
+    for document, recorded_document in zip(learned, recorded, strict=True):
+        inside = {t for begin, end in recorded_document.spans for t in range(begin, end)}
         assert document.answer == [t in inside for t in range(len(document.ids))]
 
 
-def test_workers_answer_what_one_would(made, folder):
+def test_several_workers_give_the_answers_of_a_single_worker(prepared, folder):
     for worker in (1, 0):
-        several = prepare(folder, "several", "workers=2", f"worker={worker}", "answers.batch=3")
-    assert {row.id: row for row in read_prepared_rows(several)} == {row.id: row for row in read_prepared_rows(made)}
-    one, two = (json.loads((run / "report.json").read_text()) for run in (made, several))
-    assert one["answers"] == two["answers"]
+        several = run_prepare(folder, "several", "workers=2", f"worker={worker}", "answers.batch=3")
+    assert {row.id: row for row in read_prepared_rows(several)} == {row.id: row for row in read_prepared_rows(prepared)}
+    single, parallel = (json.loads((run / "report.json").read_text()) for run in (prepared, several))
+    assert single["answers"] == parallel["answers"]
 
 
-def test_other_answers_need_another_folder(made, folder):
+def test_other_answers_need_another_folder(prepared, folder):
     with pytest.raises(UserError, match=r"^answers.temperature: must be 0.7 as in .*, got 0.8"):
-        prepare(folder, "one", "answers.temperature=0.8")
-    prepare(folder, "one", "answers.batch=5")
+        run_prepare(folder, "single", "answers.temperature=0.8")
+    run_prepare(folder, "single", "answers.batch=5")
 
 
 def test_answers_need_a_target(folder):

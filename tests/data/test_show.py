@@ -1,4 +1,4 @@
-"""What data.show prints and writes: every token once, answers marked, nothing that steers."""
+"""data.show prints and writes every token once, marks answers and escapes control characters."""
 
 import json
 import re
@@ -38,54 +38,54 @@ def tokenizer():
 
 @pytest.fixture
 def rows(tmp_path, tokenizer, monkeypatch):
-    """A folder with a tokenizer and rows of two categories, where the command is called."""
+    """Return the working folder, with a tokenizer and rows of two categories."""
     tokenizer.save_pretrained(tmp_path / "target")
     (tmp_path / "target/config.json").write_text('{"model_type": "qwen3", "vocab_size": 400}')
-    said = [
+    conversations = [
         {"messages": SINGLE, "category": "chat", "language": "en"},
         {"messages": TOOL, "tools": TOOLS, "category": "tools"},
         {"messages": [QUESTION, {"role": "assistant", "content": EVIL}], "category": EVIL},
         {"messages": [QUESTION]},
     ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, said)))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, conversations)))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def conf(**changes) -> ShowConf:
+def build_show_conf(**changes) -> ShowConf:
     data = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=TurnSelection.last)
     return ShowConf(data=data, target=TargetConf(name="target"), **changes)
 
 
-def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
-    main.__wrapped__(conf())
-    printed = capsys.readouterr().out
-    assert "--- document 0, chat, en, " in printed
-    assert "\u00abIt is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>\u00bb" in printed
-    assert "1 left out: no assistant turn" in printed
-    assert "\x1b" not in printed
-    written = (rows / "outputs/show/show/sample.html").read_text()
-    assert "://" not in written
-    assert not re.findall("<(script|link|img|iframe|think)", written)
-    tokens = re.findall('<b class="([^"]*)"[^>]*>(.*?)</b>', written, re.DOTALL)
+def test_the_command_prints_and_writes_the_answers_that_are_learned(rows, capsys):
+    main.__wrapped__(build_show_conf())
+    output = capsys.readouterr().out
+    assert "--- document 0, chat, en, " in output
+    assert "\u00abIt is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>\u00bb" in output
+    assert "1 left out: no assistant turn" in output
+    assert "\x1b" not in output
+    page = (rows / "outputs/show/show/sample.html").read_text()
+    assert "://" not in page
+    assert not re.findall("<(script|link|img|iframe|think)", page)
+    tokens = re.findall('<b class="([^"]*)"[^>]*>(.*?)</b>', page, re.DOTALL)
     assert "&lt;think&gt;" in [text for kinds, text in tokens if "a" not in kinds.split()]
     answers = "".join(text for kinds, text in tokens if "a" in kinds.split())
     answers = unescape(re.sub("<[^>]*>", "", answers))  # line breaks are marked by tags
     assert escape_unprintable(EVIL) in answers
     assert "It is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>" in answers
     assert "Oslo" not in answers
-    assert {"chat", "tools"} <= set(printed.split())
+    assert {"chat", "tools"} <= set(output.split())
 
 
 def test_rows_are_shown_as_training_packs_them(rows, capsys):
-    main.__wrapped__(conf(packed=True, boundaries=True, documents=1))
-    printed = capsys.readouterr().out
-    assert "--- row 0 of 1, 3 documents in 512 positions, " in printed
-    assert "--- document 2 ---" in printed
-    assert "|<|im_end|>\u00bb" in printed
+    main.__wrapped__(build_show_conf(packed=True, boundaries=True, documents=1))
+    output = capsys.readouterr().out
+    assert "--- row 0 of 1, 3 documents in 512 positions, " in output
+    assert "--- document 2 ---" in output
+    assert "|<|im_end|>\u00bb" in output
 
 
-def test_what_a_later_piece_repeats_is_shown_as_context(tokenizer):
+def test_tokens_that_a_later_piece_repeats_are_shown_as_context(tokenizer):
     documents = Documents.from_documents([document_from_pair([7] * 4, [8] * 20)])
     split = DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=5)
     first, second = sample_rows(documents, split, 2, tokenizer, seed=0)
@@ -98,15 +98,15 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
     with (rows / "rows.jsonl").open("a") as file:
         file.write("\n" + json.dumps(flags))
     with pytest.raises(UserError, match="of category 'flags' must hold prompts too"):
-        main.__wrapped__(conf())
+        main.__wrapped__(build_show_conf())
     assert "document 3, flags, 2 tokens, 2 supervised (100.0%), 1 answer" in capsys.readouterr().out
     assert (rows / "outputs/show/show/sample.html").exists()
     with pytest.raises(UserError, match="of category 'flags' must hold prompts too"):
-        main.__wrapped__(conf(packed=True))
+        main.__wrapped__(build_show_conf(packed=True))
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["data=jsonl", "data.path=none.jsonl"], "data.path: must be a JSONL file, got none.jsonl"),
         (["data.answers.source=target"], "data.answers.source: data.show generates nothing, got target;"),
@@ -116,8 +116,8 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
         (["output_dir=rows.jsonl"], "output_dir: must be a writable folder, got rows.jsonl/show"),
     ],
 )
-def test_mistakes_are_one_line(rows, monkeypatch, capfd, words, message):
-    monkeypatch.setattr(sys, "argv", ["data.show", *words])
+def test_mistakes_are_refused_in_one_line(rows, monkeypatch, capfd, overrides, message):
+    monkeypatch.setattr(sys, "argv", ["data.show", *overrides])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
@@ -125,33 +125,33 @@ def test_mistakes_are_one_line(rows, monkeypatch, capfd, words, message):
     assert line.startswith(f"error: {message}")
 
 
-def test_bare_it_shows_the_demo_without_generating():
+def test_without_arguments_the_demo_is_shown_without_generation():
     bare = compose("show", ShowConf, [])
     assert (bare.data.source, bare.data.answers.source.value) == (DataSource.demo, "corpus")
     assert bare.target.name == "demo"
 
 
-def test_every_token_is_shown_once_and_no_character_is_torn(tokenizer):
+def test_every_token_is_shown_once_and_no_character_is_split(tokenizer):
     text = AGAIN["content"] + "\n" + EVIL
     ids = tokenizer(text)["input_ids"]
     pieces = list(split_into_spans(tokenizer, document_from_pair(ids[:5], ids[5:])))
     assert [token for piece in pieces for token in piece.ids] == ids
     assert "".join(piece.text for piece in pieces) == escape_unprintable(text)
     assert max(len(piece.ids) for piece in pieces) == 4  # the face
-    torn = TokenizedDocument(ids=ids, answer=[place % 2 == 0 for place in range(len(ids))])
-    parts = list(split_into_spans(tokenizer, torn))
-    assert [piece.answer for piece in parts for _ in piece.ids] == torn.answer
+    alternating = TokenizedDocument(ids=ids, answer=[index % 2 == 0 for index in range(len(ids))])
+    parts = list(split_into_spans(tokenizer, alternating))
+    assert [piece.answer for piece in parts for _ in piece.ids] == alternating.answer
 
 
 def test_long_runs_lose_their_middle_and_keep_their_edges(tokenizer):
     ids = tokenizer("user " * 200 + "system " * 200)["input_ids"]
     half = len(ids) // 2
     pieces = list(split_into_spans(tokenizer, document_from_pair(ids[:half], ids[half:])))
-    some = shorten_spans(pieces, 100)
-    assert 100 <= len(some) <= 104
-    assert [piece.left_out for piece in some].count(True) == 2
-    edge = next(place for place, piece in enumerate(some) if piece.answer)
-    assert some[edge - 1 : edge + 1] == pieces[half - 1 : half + 1]
+    shortened = shorten_spans(pieces, 100)
+    assert 100 <= len(shortened) <= 104
+    assert [piece.left_out for piece in shortened].count(True) == 2
+    edge = next(index for index, piece in enumerate(shortened) if piece.answer)
+    assert shortened[edge - 1 : edge + 1] == pieces[half - 1 : half + 1]
     assert shorten_spans(pieces[:90], 100) == pieces[:90]
 
 
@@ -165,11 +165,11 @@ def test_colours_mark_answers_and_special_tokens(tokenizer):
     assert render_plain(pieces, boundaries=True) == "<|im_start|>|a\u00aba|<|im_end|>\u00bb"
 
 
-def test_a_page_escapes_whatever_it_is_given(tokenizer):
+def test_a_page_escapes_every_text(tokenizer):
     ids = tokenizer(EVIL + "<think>")["input_ids"]
-    look = DocumentView(EVIL, EVIL, list(split_into_spans(tokenizer, document_from_pair(ids, ids))))
-    written = render_page(EVIL, EVIL, [look], {EVIL: MaskStats(documents=1)}, Counter({EVIL: 1}))
-    assert "<script" not in written
-    assert "<think" not in written
-    assert "\x1b" not in written
-    assert "\u202e" not in written
+    view = DocumentView(EVIL, EVIL, list(split_into_spans(tokenizer, document_from_pair(ids, ids))))
+    page = render_page(EVIL, EVIL, [view], {EVIL: MaskStats(documents=1)}, Counter({EVIL: 1}))
+    assert "<script" not in page
+    assert "<think" not in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page

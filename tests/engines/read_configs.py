@@ -1,4 +1,4 @@
-"""Rotary settings and precision as transformers 4 reads them, run by its own Python.
+"""Print rotary settings and precision as transformers 4 reads them, run by its own Python.
 
     .venv-transformers4/bin/python tests/engines/read_configs.py FOLDER ...
 
@@ -13,10 +13,10 @@ from transformers import AutoConfig
 KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "dtype")
 
 
-def read(folder: str) -> dict:
+def read_config(folder: str) -> dict:
     config = AutoConfig.from_pretrained(folder)
     return {key: getattr(config, key) for key in KEYS if hasattr(config, key)}
 
 
 if __name__ == "__main__":
-    json.dump([read(folder) for folder in sys.argv[1:]], sys.stdout)
+    json.dump([read_config(folder) for folder in sys.argv[1:]], sys.stdout)

@@ -1,4 +1,4 @@
-"""Token ids as transformers 4 gives them, run by its own Python.
+"""Print token ids as transformers 4 gives them, run by its own Python.
 
     .venv-transformers4/bin/python tests/engines/read_tokenizers.py TEXT FOLDER ...
 

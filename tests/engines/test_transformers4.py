@@ -1,4 +1,4 @@
-"""transformers 4, by which NxD Inference reads drafts, reads what ours does.
+"""transformers 4, by which NxD Inference reads drafts, reads the same values as our version.
 
 Its configuration classes need no torch. A value that it does not find it replaces by its own
 default in silence, so that nothing but a comparison shows a missing key.
@@ -28,19 +28,19 @@ PYTHON = ROOT / ".venv-transformers4" / "bin" / "python"
 def run_with_transformers4(script: str, *arguments: str | Path) -> Any:
     """Return what the script prints as JSON."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    done = subprocess.run(
+    process = subprocess.run(
         [PYTHON, HERE / script, *arguments], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr[-4000:]
+    return json.loads(process.stdout)
 
 
 def test_transformers_4_reads_theta_and_scaling_of_every_checkpoint(tmp_path):
     folders = [save_draft(*case, tmp_path / " ".join(case)) for case in SAVED]
-    read = run_with_transformers4("read_configs.py", *folders)
-    for (family, draft), found in zip(SAVED, read, strict=True):
+    configs = run_with_transformers4("read_configs.py", *folders)
+    for (family, draft), config in zip(SAVED, configs, strict=True):
         expected = OLDER[family] | {"dtype": "bfloat16"}
-        assert found == expected, f"{family}, {draft}"
+        assert config == expected, f"{family}, {draft}"
 
 
 @pytest.mark.parametrize("written_by", ["Qwen2Tokenizer", "PreTrainedTokenizerFast"])

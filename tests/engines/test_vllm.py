@@ -1,4 +1,4 @@
-"""An engine that nobody here wrote serves our checkpoint as it is, and accepts what we accept.
+"""An independent engine serves our checkpoint unchanged, and accepts the tokens that we accept.
 
 vLLM decodes a chain greedily in fp32. Counts are compared as well as tokens: verification repairs a
 misread draft, so that equal tokens alone would say nothing about the checkpoint.
@@ -69,36 +69,36 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def prompts(target) -> list[EvalPrompt]:
-    """Ten held-out ones of all categories."""
+    """Return ten held-out prompts of all categories."""
     return load_eval_prompts(target.tokenizer, None, limit=3)[:10]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """One folder for all runs: they share the target's answers, which take longest."""
+    """Return one folder for all runs, so that they share the target's answers, which take longest."""
     return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module", params=DRAFTS)
 def trained(request, runs) -> tuple[str, Path]:
-    """A method's name, and a checkpoint of it."""
+    """Return a method's name and a checkpoint of it."""
     name = request.param.replace(" ", "-")
     own = [*DRAFTS[request.param], f"output_dir={runs}", f"run_name={name}"]
-    run([sys.executable, "-m", "train", *TRAIN, *own])
+    run_command([sys.executable, "-m", "train", *TRAIN, *own])
     return request.param, runs / name / "checkpoint"
 
 
 def test_vllm_gives_the_same_tokens_rounds_and_acceptance(target, prompts, trained, tmp_path):
     name, checkpoint = trained
     method = name.partition(" ")[0]
-    compare(target, prompts, checkpoint, method)
+    assert_same_decoding(target, prompts, checkpoint, method)
     if name == "eagle3":
-        compare(target, prompts, reduced(target, checkpoint, tmp_path), method)
+        assert_same_decoding(target, prompts, reduce_vocabulary(target, checkpoint, tmp_path), method)
 
 
-def compare(target: Target, prompts: list[EvalPrompt], checkpoint: Path, method: str) -> None:
-    ours = decode(target, prompts, checkpoint)
-    theirs = serve(prompts, checkpoint, method)
+def assert_same_decoding(target: Target, prompts: list[EvalPrompt], checkpoint: Path, method: str) -> None:
+    ours = decode_prompts(target, prompts, checkpoint)
+    theirs = serve_prompts(prompts, checkpoint, method)
     for prompt, own, other in zip(prompts, ours, theirs, strict=True):
         assert own == other, f"{prompt.id} is decoded differently"
     rounds = sum(own["rounds"] for own in ours)
@@ -107,30 +107,30 @@ def compare(target: Target, prompts: list[EvalPrompt], checkpoint: Path, method:
         assert 0 < accepted < rounds, f"position {position} cannot tell right from wrong"
 
 
-def reduced(target: Target, checkpoint: Path, folder: Path) -> Path:
-    """The same draft with every eighth token of its vocabulary gone, used ones among them."""
-    conf, whole = load_draft(checkpoint, target)
-    kept = torch.tensor([i for i in range(target.vocab_size) if i % 8])
-    small = build_draft(replace(conf, vocab_size=len(kept)), target, loss=LossConf(), seed=0)
-    small.copy_target_weights(target, kept)
-    weights = whole.state_dict()
+def reduce_vocabulary(target: Target, checkpoint: Path, folder: Path) -> Path:
+    """Save the draft without every eighth token of its vocabulary, used tokens among them."""
+    conf, full_draft = load_draft(checkpoint, target)
+    kept_ids = torch.tensor([i for i in range(target.vocab_size) if i % 8])
+    small = build_draft(replace(conf, vocab_size=len(kept_ids)), target, loss=LossConf(), seed=0)
+    small.copy_target_weights(target, kept_ids)
+    weights = full_draft.state_dict()
     shared = {name: weights[name] for name in weights.keys() - {"d2t", "t2d"}}
-    small.load_state_dict(shared | {"lm_head.weight": shared["lm_head.weight"][kept]}, strict=False)
+    small.load_state_dict(shared | {"lm_head.weight": shared["lm_head.weight"][kept_ids]}, strict=False)
     small.save(folder / "reduced", target)
     return folder / "reduced"
 
 
-def decode(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[dict]:
+def decode_prompts(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[dict]:
     _, draft = load_draft(checkpoint, target)
     chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
     decoder = Decoder(target, draft, chain, sampling=SamplingConf(), slots=SLOTS)
     answers = []
     for prompt in prompts:
         answers += decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=TOKENS)
-    return [counted(answer) for answer in answers]
+    return [summarize_answer(answer) for answer in answers]
 
 
-def counted(answer: Generation) -> dict:
+def summarize_answer(answer: Generation) -> dict:
     return {
         "ids": answer.ids,
         "rounds": len(answer.accepted),
@@ -139,7 +139,7 @@ def counted(answer: Generation) -> dict:
     }
 
 
-def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict]:
+def serve_prompts(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict]:
     engine = Engine(
         [
             str(DEMO_TARGET),
@@ -159,9 +159,9 @@ def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict
     return [{name: answer[name] for name in COUNTED} for answer in answers]
 
 
-def run(command: list[str | Path]) -> None:
-    """On one thread, other tests may be beside it; a failure shows what the command said."""
-    done = subprocess.run(
+def run_command(command: list[str | Path]) -> None:
+    """Run on one thread, as other tests may run beside it; a failure shows the command's output."""
+    process = subprocess.run(
         command,
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -170,4 +170,4 @@ def run(command: list[str | Path]) -> None:
         stderr=subprocess.STDOUT,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert process.returncode == 0, process.stdout[-4000:]

@@ -1,4 +1,4 @@
-"""Two sides of reports: noise is called noise, a loss is found, and the exit code says so."""
+"""Comparing two sides of reports calls noise noise, finds a loss, and says so by its exit code."""
 
 import copy
 import json
@@ -19,40 +19,40 @@ pytestmark = pytest.mark.no_shapes
 
 @pytest.fixture(scope="module")
 def report():
-    """The content of a report.json."""
+    """Return the content of a report.json."""
     return as_json(build_draft_report())
 
 
-def side(reports):
-    """A report, or several of one side, as they are read from their files."""
-    return [from_json(one) for one in (reports if isinstance(reports, list) else [reports])]
+def parse_side(reports):
+    """Return the reports of one side as they are read from their files; `reports` is one or a list."""
+    return [from_json(content) for content in (reports if isinstance(reports, list) else [reports])]
 
 
-def verdict_of(report, key):
+def get_verdict(report, key):
     return report["overall"]["modes"][key]["verdict"]
 
 
 def rename_draft(report, old, new):
-    """Rename a draft wherever its name stands."""
+    """Rename a draft in its section and in the keys of its modes."""
     for draft in report["drafts"]:
         draft["name"] = new if draft["name"] == old else draft["name"]
-    for place in (report["overall"], *report["per_prompt"]):
-        place["modes"] = {
+    for section in (report["overall"], *report["per_prompt"]):
+        section["modes"] = {
             f"{new}/{key.removeprefix(f'{old}/')}" if key.startswith(f"{old}/") else key: mode
-            for key, mode in place["modes"].items()
+            for key, mode in section["modes"].items()
         }
 
 
 def compare_reports(before, after, **gate):
-    return compare_typed_reports(side(before), side(after), **gate)
+    return compare_typed_reports(parse_side(before), parse_side(after), **gate)
 
 
 def compare_metrics(before, after, *, gates_speed=False):
-    return metric_changes.compare_metrics(side(before), side(after), gates_speed=gates_speed)
+    return metric_changes.compare_metrics(parse_side(before), parse_side(after), gates_speed=gates_speed)
 
 
-def changed(report, **by_label):
-    """The same run with every row of some modes passed through a function."""
+def change_modes(report, **by_label):
+    """Return a copy of the report with the rows of some modes changed by a function."""
     other = copy.deepcopy(report)
     for row in other["per_prompt"]:
         for label, mode in row["modes"].items():
@@ -62,8 +62,8 @@ def changed(report, **by_label):
     return other
 
 
-def scale(factor):
-    """Return a change of a mode's latencies behind the first token."""
+def scale_latency(factor):
+    """Return a function that scales a mode's latencies behind the first token."""
 
     def change(mode):
         mode["e2e_ms"] = mode["ttft_ms"] + factor * (mode["e2e_ms"] - mode["ttft_ms"])
@@ -71,18 +71,18 @@ def scale(factor):
     return change
 
 
-def shaken(report, rng):
-    """Measured again on a machine that is slower and faster from prompt to prompt."""
-    return changed(report, every=lambda mode: scale(rng.lognormal(0, 0.1))(mode))
+def measure_on_noisy_machine(report, rng):
+    """Return the report as measured on a machine that is slower and faster from prompt to prompt."""
+    return change_modes(report, every=lambda mode: scale_latency(rng.lognormal(0, 0.1))(mode))
 
 
-def repeated(report, rng, *, runs=3, spread=0.06, **factors):
-    """Measured in several runs: each mode of each run is faster or slower as a whole."""
+def measure_runs(report, rng, *, runs=3, spread=0.06, **factors):
+    """Return the report as measured in several runs: each mode of a run is faster or slower as a whole."""
     return [
-        changed(
+        change_modes(
             report,
             **{
-                part: scale(factors.get(part, 1.0) * rng.lognormal(0, spread))
+                part: scale_latency(factors.get(part, 1.0) * rng.lognormal(0, spread))
                 for part in ("untrained", "chain", "tree")
             },
         )
@@ -90,20 +90,20 @@ def repeated(report, rng, *, runs=3, spread=0.06, **factors):
     ]
 
 
-def fewer_accepted(mode):
-    gone = mode["accepted"] // 4
-    mode["rounds"] += gone // 2
-    mode["accepted"] -= gone
+def accept_fewer(mode):
+    lost = mode["accepted"] // 4
+    mode["rounds"] += lost // 2
+    mode["accepted"] -= lost
 
 
-def found(before, after, **gate):
+def list_directions(before, after, **gate):
     return {
         (move.mode, move.metric): move.is_beyond_noise and np.sign(move.after - move.before)
         for move in compare_metrics(before, after, **gate)
     }
 
 
-def interval_of(before, after, name, metric, **gate):
+def get_interval(before, after, name, metric, **gate):
     (interval,) = (
         move.interval for move in compare_metrics(before, after, **gate) if (move.mode, move.metric) == (name, metric)
     )
@@ -113,24 +113,24 @@ def interval_of(before, after, name, metric, **gate):
 def test_a_report_beside_itself_has_not_moved(report):
     settings, table, regressions = compare_reports(report, report)
     assert settings == regressions == []
-    assert not any(found(report, report).values())
+    assert not any(list_directions(report, report).values())
     assert {row[0] for row in table.rows} == {"autoregressive", "ngram", "draft/untrained", "draft/chain", "draft/tree"}
 
 
 def test_a_worse_draft_is_a_regression_of_its_mode_alone(report):
-    after = changed(report, tree=fewer_accepted)
+    after = change_modes(report, tree=accept_fewer)
     assert compare_reports(report, after)[2] == ["draft/tree tau"]
-    said = found(report, after)
-    assert (said["draft/tree", "tau"], said["draft/tree", "acceptance rate"]) == (-1, -1)
-    assert not said["draft/chain", "tau"]
-    assert found(after, report)["draft/tree", "tau"] == 1
+    directions = list_directions(report, after)
+    assert (directions["draft/tree", "tau"], directions["draft/tree", "acceptance rate"]) == (-1, -1)
+    assert not directions["draft/chain", "tau"]
+    assert list_directions(after, report)["draft/tree", "tau"] == 1
     assert compare_reports(after, report)[2] == []
 
 
 @pytest.mark.parametrize("part", ["chain", "tree", "every"])
 def test_other_latencies_of_the_same_tokens_are_no_regression(report, part):
-    """One run on each side: nobody knows what the next run of the same would have measured."""
-    after = changed(report, **{part: scale(1.3)})
+    """With one run on each side, nobody knows what the next run of the same would have measured."""
+    after = change_modes(report, **{part: scale_latency(1.3)})
     _, table, regressions = compare_reports(report, after)
     assert regressions == []
     assert "Speed is shown and not judged" in table.note
@@ -139,39 +139,46 @@ def test_other_latencies_of_the_same_tokens_are_no_regression(report, part):
     assert all(row[4].endswith("[?]") for row in timed)
 
 
-def test_a_slower_mode_loses_speedup_where_that_is_asked_for_and_a_slower_machine_does_not(report):
-    asked = {"gates_speed": True}
-    after = changed(report, chain=scale(1.1))
-    assert compare_reports(report, after, **asked)[2] == ["draft/chain speed-up"]
-    machine = changed(report, every=scale(1.1))
-    assert compare_reports(report, machine, **asked)[2] == []
-    assert found(report, machine, **asked)["draft/chain", "tokens/s"] == -1
+def test_a_slower_mode_loses_speedup_where_the_gate_asks_for_it_and_a_slower_machine_does_not(report):
+    gate = {"gates_speed": True}
+    after = change_modes(report, chain=scale_latency(1.1))
+    assert compare_reports(report, after, **gate)[2] == ["draft/chain speed-up"]
+    machine = change_modes(report, every=scale_latency(1.1))
+    assert compare_reports(report, machine, **gate)[2] == []
+    assert list_directions(report, machine, **gate)["draft/chain", "tokens/s"] == -1
 
 
 def test_noise_alone_is_rarely_called_a_regression(report):
     rng = np.random.default_rng(0)
-    alarms = [bool(compare_reports(shaken(report, rng), shaken(report, rng), gates_speed=True)[2]) for _ in range(30)]
+    alarms = [
+        bool(
+            compare_reports(
+                measure_on_noisy_machine(report, rng), measure_on_noisy_machine(report, rng), gates_speed=True
+            )[2]
+        )
+        for _ in range(30)
+    ]
     assert sum(alarms) <= 3
 
 
 @pytest.mark.parametrize("runs", [2, 3])
 def test_runs_that_differ_as_a_whole_are_rarely_called_a_regression(report, runs):
-    """As runs of one command on a shared machine do; one run a side would nearly always be."""
+    """Such runs differ as on a shared machine; a single run a side would often be called a regression."""
     rng = np.random.default_rng(runs)
-    sides = [[repeated(report, rng, runs=runs) for _ in range(2)] for _ in range(10)]
+    sides = [[measure_runs(report, rng, runs=runs) for _ in range(2)] for _ in range(10)]
     assert sum(bool(compare_reports(*each)[2]) for each in sides) <= 1
     single = [compare_reports(old[0], new[0], gates_speed=True)[2] for old, new in sides]
     assert sum(map(bool, single)) > 5
 
 
 def test_the_interval_of_several_runs_holds_the_noise_between_them(report):
-    """Welch's, by hand: with equal runs it is that of prompts, and beside it that of the runs."""
+    """Compute Welch's interval by hand: with equal runs it is that of prompts, else that of the runs."""
     steady, factors = [report] * 3, (1.0, 1.2, 1.5)
-    shaky = [changed(report, tree=scale(factor)) for factor in factors]
+    shaky = [change_modes(report, tree=scale_latency(factor)) for factor in factors]
     figure = {"name": "draft/tree", "metric": "speed-up", "gates_speed": True}
-    of_prompts = interval_of(report, report, **figure)
-    assert interval_of(steady, steady, **figure) == pytest.approx(of_prompts)
-    low, high = interval_of(shaky, shaky, **figure)
+    of_prompts = get_interval(report, report, **figure)
+    assert get_interval(steady, steady, **figure) == pytest.approx(of_prompts)
+    low, high = get_interval(shaky, shaky, **figure)
     measured = from_json(report).overall.modes["eagle3-demo/tree"].figures.speedup.mean
     variance = np.var([measured / factor for factor in factors], ddof=1) / 3
     quantile = stats.t.ppf(1 - 0.05 / 8 / 2, df=4)  # tau and speed-up of four modes
@@ -181,8 +188,8 @@ def test_the_interval_of_several_runs_holds_the_noise_between_them(report):
 
 def test_a_loss_of_speed_beyond_the_noise_between_runs_is_found(report):
     rng = np.random.default_rng(0)
-    before = repeated(report, rng, spread=0.02)
-    after = repeated(report, rng, spread=0.02, chain=1.5)
+    before = measure_runs(report, rng, spread=0.02)
+    after = measure_runs(report, rng, spread=0.02, chain=1.5)
     _, table, regressions = compare_reports(before, after)
     assert regressions == ["draft/chain speed-up"]
     assert "the noise between prompts and between runs" in table.note
@@ -192,7 +199,7 @@ def test_a_loss_of_speed_beyond_the_noise_between_runs_is_found(report):
 
 def test_each_report_of_the_later_side_must_hold_what_the_first_held(report):
     wrong, less = copy.deepcopy(report), copy.deepcopy(report)
-    verdict_of(wrong, "eagle3-demo/chain")["lossless"] = "no"
+    get_verdict(wrong, "eagle3-demo/chain")["lossless"] = "no"
     del less["overall"]["modes"]["ngram"]
     less["setup"]["device"]["threads"] = 4
     settings, _, regressions = compare_reports([report] * 2, [report, wrong, less])
@@ -209,19 +216,19 @@ def test_runs_of_other_prompts_are_not_one_measurement(report):
 
 
 def test_reports_of_other_prompts_are_compared_unpaired(report):
-    after = changed(report, tree=fewer_accepted)
+    after = change_modes(report, tree=accept_fewer)
     old, after["setup"]["prompts"]["sha256"] = after["setup"]["prompts"]["sha256"], "1" * 64
     settings, table, regressions = compare_reports(report, after)
     assert f"prompts.sha256: {old} -> {'1' * 64}" in settings
     assert "unpaired" in table.note
     wide, narrow = (
-        interval_of(report, other, "draft/tree", "tau") for other in (after, {**after, "setup": report["setup"]})
+        get_interval(report, other, "draft/tree", "tau") for other in (after, {**after, "setup": report["setup"]})
     )
     assert wide[1] - wide[0] > narrow[1] - narrow[0]
     assert regressions == ["draft/tree tau"]
 
 
-def test_what_was_measured_is_compared_key_by_key(report):
+def test_settings_of_the_measurement_are_compared_key_by_key(report):
     after = copy.deepcopy(report)
     after["setup"]["versions"] = {"torch": "2.14.0"}
     after["setup"]["device"]["threads"] = 4
@@ -244,7 +251,7 @@ def test_a_mode_that_is_no_longer_measured_is_a_regression(report):
     ]
     rows = [row for row in table.rows if row[0] in ("ngram", "draft/untrained")]
     assert [row[1:4] for row in rows] == [["measured", "yes", "NO"]] * 2
-    for known in (after, report):  # what was not measured before is no loss
+    for known in (after, report):  # a mode that was not measured before cannot be lost
         assert compare_reports(after, known)[2] == []
     del modes["eagle3-demo/tree"]
     assert "draft/tree is no longer measured" in compare_reports(report, after)[2]
@@ -268,14 +275,14 @@ def test_a_draft_called_like_a_mode_is_not_taken_for_it(report):
     after = copy.deepcopy(report)
     rename_draft(after, "eagle3-demo", "n")
     assert compare_reports(report, after)[2] == []
-    assert ("ngram", "tau") in found(report, after)
+    assert ("ngram", "tau") in list_directions(report, after)
 
 
 def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
-    after = changed(report, tree=fewer_accepted)
-    verdict_of(after, "eagle3-demo/chain")["lossless"] = "no"
-    for name, one in (("a", report), ("b", after)):
-        write_report_files(from_json(one), tmp_path / name)
+    after = change_modes(report, tree=accept_fewer)
+    get_verdict(after, "eagle3-demo/chain")["lossless"] = "no"
+    for name, content in (("a", report), ("b", after)):
+        write_report_files(from_json(content), tmp_path / name)
     assert main([str(tmp_path / "a"), str(tmp_path / "a/report.json")]) == 0
     shown = capsys.readouterr().out
     assert "settings: all the same" in shown
@@ -297,21 +304,21 @@ def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
         (["slow", "slow", "--", "fast", "fast"], 0),
     ],
 )
-def test_the_sides_and_the_gate_are_words_of_the_command(report, tmp_path, monkeypatch, words, code):
+def test_the_command_line_names_the_sides_and_the_gate(report, tmp_path, monkeypatch, words, code):
     monkeypatch.chdir(tmp_path)
-    for name, one in (("fast", report), ("slow", changed(report, tree=scale(1.2)))):
-        (tmp_path / name).write_text(json.dumps(one))
+    for name, content in (("fast", report), ("slow", change_modes(report, tree=scale_latency(1.2)))):
+        (tmp_path / name).write_text(json.dumps(content))
     assert main(words) == code
 
 
 @pytest.mark.parametrize("verdict", ["no", "undecided"])
-def test_only_yes_passes_in_modes_and_batches_whatever_it_was_before(report, verdict):
+def test_only_the_verdict_yes_passes_in_modes_and_batches_whatever_it_was_before(report, verdict):
     after = copy.deepcopy(report)
-    verdict_of(after, "eagle3-demo/chain")["lossless"] = verdict
+    get_verdict(after, "eagle3-demo/chain")["lossless"] = verdict
     after["drafts"][0]["batches"][0]["verdict"]["lossless"] = verdict
-    said = [f"draft/chain lossless: {verdict}", f"draft/tree, batch 4 lossless: {verdict}"]
-    assert compare_reports(report, after)[2] == said
-    assert compare_reports(after, after)[2] == said
+    regressions = [f"draft/chain lossless: {verdict}", f"draft/tree, batch 4 lossless: {verdict}"]
+    assert compare_reports(report, after)[2] == regressions
+    assert compare_reports(after, after)[2] == regressions
     assert compare_reports(after, report)[2] == []
 
 
@@ -320,14 +327,14 @@ def test_a_lossy_rule_passes_only_beside_a_lossy_one():
     exact = copy.deepcopy(comparison)
     lossy = comparison["drafts"][2]["name"]
     for mode in ("untrained", "chain", "tree"):
-        verdict_of(exact, f"{lossy}/{mode}").update(verification="exact", lossy=False, lossless="yes")
+        get_verdict(exact, f"{lossy}/{mode}").update(verification="exact", lossy=False, lossless="yes")
     assert compare_reports(comparison, comparison)[2] == []
     assert compare_reports(exact, comparison)[2] == [
         f"{lossy}/{mode} lossless: no" for mode in ("untrained", "chain", "tree")
     ]
 
 
-def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
+def test_a_file_that_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
     good, old, cut = (tmp_path / name for name in ("good.json", "old.json", "cut.json"))
     good.write_text(json.dumps(report))
     old.write_text(json.dumps({**report, "schema_version": 1}))
@@ -364,12 +371,12 @@ def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
 def test_a_report_that_lacks_something_is_refused_in_one_line(report, tmp_path, capsys, path, value, message):
     other = copy.deepcopy(report)
     *outer, key = path
-    place = other
+    section = other
     for part in outer:
-        place = place[part]
-    del place[key]
+        section = section[part]
+    del section[key]
     if value is not None:
-        place[key] = value
+        section[key] = value
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps(report))
     bad.write_text(json.dumps(other))

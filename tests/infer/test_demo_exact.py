@@ -1,4 +1,4 @@
-"""On the demo, a few prompts are decoded to what `generate` of transformers says, token for token.
+"""On the demo, a few prompts are decoded to the answers of transformers' `generate`, token for token.
 
 All held-out prompts, with a distilled draft and every shape of tree: tests/long/test_demo_exact.py.
 """
@@ -15,10 +15,10 @@ CATEGORIES = ("code", "structured")
 
 
 def test_two_prompts_are_answered_as_by_transformers():
-    """With a draft that knows nothing, and tokens copied from the text: some rounds accept."""
+    """Decode with an untrained draft and tokens copied from the text, so that some rounds accept."""
     target = demo_target()
-    found = {p.category: p for p in load_eval_prompts(target.tokenizer, None, limit=None)}
-    prompts = [found[category] for category in CATEGORIES]
+    by_category = {p.category: p for p in load_eval_prompts(target.tokenizer, None, limit=None)}
+    prompts = [by_category[category] for category in CATEGORIES]
     slots = max(len(prompt.ids) for prompt in prompts) + NEW
     draft = new_draft(target)
     decoder = Decoder(target, draft, mixed(), sampling=SamplingConf(), slots=slots)

@@ -1,4 +1,4 @@
-"""`python -m infer.eval`: five modes on held-out prompts, of one draft or several."""
+"""`python -m infer.eval` measures five modes on held-out prompts, of one draft or several."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ TREE = TreeConf(depth=3, nodes=6, beam_width=2, children=3)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target, learned):
-    """A finished run, its target on disk, and prompts in two categories."""
+    """Return a folder with two finished runs, their target, and prompts in two categories."""
     folder = tmp_path_factory.mktemp("eval")
     target.model.save_pretrained(folder / "target")
     target.tokenizer.save_pretrained(folder / "target")
@@ -56,7 +56,7 @@ def folder(tmp_path_factory, target, learned):
     return folder
 
 
-def conf(folder, **more):
+def build_conf(folder, **more):
     few = {"max_new_tokens": 8, "prompts_per_category": 1, "batch_sizes": []}
     return EvaluationConf(**{"prompts": str(folder / "prompts.jsonl")} | few | more)
 
@@ -64,7 +64,7 @@ def conf(folder, **more):
 def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder):
     runs = folder / "outputs" / "train"
     drafts = [load_draft_under_test(runs / name / "checkpoint", target) for name in ("older", "newer")]
-    report = evaluate_drafts(target, drafts, tree=TREE, conf=conf(folder, prompts_per_category=None))
+    report = evaluate_drafts(target, drafts, tree=TREE, conf=build_conf(folder, prompts_per_category=None))
     assert [draft.name for draft in report.drafts] == ["older", "newer"]
     modes = report.overall.modes
     names = ("untrained", "chain", "tree")
@@ -89,7 +89,7 @@ def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder
 def test_without_phases_only_whole_rounds_are_measured_and_compiled(target, folder):
     """Each part of a round would be a graph of its own, which takes long to compile."""
     draft = load_draft_under_test(folder / "outputs/train/newer/checkpoint", target)
-    quick = conf(folder, phases=False)
+    quick = build_conf(folder, phases=False)
     report = evaluate_drafts(target, [draft], tree=TREE, conf=quick)
     tree = report.overall.modes["newer/tree"]
     assert tree.split_ms is tree.costs_ms is None
@@ -107,7 +107,7 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
     draft = new_draft(target)
     config = checkpoint_files.read_config(saved)
     checkpoint.save_checkpoint(saved, draft.checkpoint_tensors(), config=config, metadata=metadata)
-    report = evaluate_drafts(target, [load_draft_under_test(saved, target)], tree=TREE, conf=conf(folder))
+    report = evaluate_drafts(target, [load_draft_under_test(saved, target)], tree=TREE, conf=build_conf(folder))
     (draft,) = report.drafts
     assert draft.name == "published"
     assert "published/untrained" not in report.overall.modes
@@ -118,17 +118,17 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
 def test_a_deep_tree_is_warned_of(target, folder, caplog):
     deep = TreeConf(depth=6, nodes=8, beam_width=2, children=3)
     draft = load_draft_under_test(folder / "outputs" / "train" / "newer" / "checkpoint", target)
-    evaluate_drafts(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))
+    evaluate_drafts(target, [draft], tree=deep, conf=build_conf(folder, max_new_tokens=2))
     assert "tree.depth: 6 is deeper than the 4 steps that newer was trained for" in caplog.text
 
 
 @pytest.fixture
 def command(folder, monkeypatch, capsys):
-    """`python -m infer.eval` in the folder of the runs: what it printed."""
+    """Return a function that runs `python -m infer.eval` in the folder of the runs and returns its output."""
     monkeypatch.chdir(folder)
 
     def run(*arguments: str) -> str:
-        given = [
+        settings = [
             "target.name=target",
             "evaluation.prompts=prompts.jsonl",
             "evaluation.prompts_per_category=1",
@@ -138,23 +138,23 @@ def command(folder, monkeypatch, capsys):
             "tree.depth=2",
             "evaluation.batch_sizes=[2]",
         ]
-        monkeypatch.setattr(sys, "argv", ["infer.eval", *given, *arguments])
+        monkeypatch.setattr(sys, "argv", ["infer.eval", *settings, *arguments])
         main()
         return capsys.readouterr().out
 
     return run
 
 
-def test_a_bare_call_judges_the_newest_run_and_says_which(folder, command):
+def test_a_bare_call_measures_the_newest_run_and_names_it(folder, command):
     out = command()
     assert out.startswith("checkpoint: outputs/train/newer/checkpoint")
-    left = {path.name for path in (folder / "outputs" / "infer.eval" / "eval").iterdir()}
-    assert left == {"lock", "report.json", "report.md", "report.html", "rounds.jsonl"}
+    files = {path.name for path in (folder / "outputs" / "infer.eval" / "eval").iterdir()}
+    assert files == {"lock", "report.json", "report.md", "report.html", "rounds.jsonl"}
     assert "lossless" in out
 
 
 def test_results_go_to_the_wandb_run_that_trained_the_draft(folder, command):
-    """Not to that of one of several drafts, or of a training that goes on."""
+    """Several drafts, or a training that goes on, have no such run."""
     train = folder / "outputs" / "train"
     for name in ("older", "newer"):
         state = train / name / "state" / "00000010"
@@ -190,18 +190,18 @@ def test_runs_of_one_name_are_told_apart_by_where_they_lie(folder, command):
     assert [draft["name"] for draft in report["drafts"]] == ["train/newer", "elsewhere/newer"]
 
 
-def test_names_are_as_short_as_they_can_be_and_no_two_alike(tmp_path):
-    def called(*paths: str) -> list[str]:
+def test_names_of_runs_are_short_and_no_two_alike(tmp_path):
+    def name_runs(*paths: str) -> list[str]:
         return run_names([tmp_path / path for path in paths])
 
-    assert called("a/demo", "b/demo", "b/other/checkpoint") == ["a/demo", "b/demo", "other"]
-    assert called("a/x/demo", "a/y/demo", "b/y/demo") == ["a/x/demo", "a/y/demo", "b/y/demo"]
-    assert called("a/runs/demo/checkpoint", "b/runs/demo") == ["a/runs/demo", "b/runs/demo"]
-    assert called("demo", "runs/demo") == [f"{tmp_path.name}/demo", "runs/demo"]
-    assert called("demo/../demo/state/..") == ["demo"]
+    assert name_runs("a/demo", "b/demo", "b/other/checkpoint") == ["a/demo", "b/demo", "other"]
+    assert name_runs("a/x/demo", "a/y/demo", "b/y/demo") == ["a/x/demo", "a/y/demo", "b/y/demo"]
+    assert name_runs("a/runs/demo/checkpoint", "b/runs/demo") == ["a/runs/demo", "b/runs/demo"]
+    assert name_runs("demo", "runs/demo") == [f"{tmp_path.name}/demo", "runs/demo"]
+    assert name_runs("demo/../demo/state/..") == ["demo"]
 
 
-def test_one_run_twice_is_refused(tmp_path, monkeypatch):
+def test_a_run_given_twice_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="checkpoint: no run may be given twice, got demo/ch"):
         run_names([Path("demo/checkpoint"), tmp_path / "other", tmp_path / "demo"])
@@ -217,17 +217,17 @@ def test_drafts_of_two_targets_are_refused_before_either_is_loaded(folder, tmp_p
         open_checkpoints([str(ours), str(theirs)], print)
 
 
-def test_each_draft_is_shown_its_own_layers(target, folder, learned):
-    """Beside others a draft proposes what it proposes alone, and one that needs none can do so."""
+def test_each_draft_gets_its_own_layers(target, folder, learned):
+    """Beside others a draft proposes the same tokens as alone, and so does a draft that needs no layers."""
     other = new_draft(target, layers=[0, 1, 2])
     candidates = [
         DraftUnderTest(name="other layers", draft=other, untrained="not asked for"),
         DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for"),
         DraftUnderTest(name="no layers", draft=NgramDraft(), untrained="there is none"),
     ]
-    few = conf(folder, max_new_tokens=8)
-    together = accepted(evaluate_drafts(target, candidates, tree=TREE, conf=few))
-    by_itself = accepted(evaluate_drafts(target, [candidates[1]], tree=TREE, conf=few))
+    few = build_conf(folder, max_new_tokens=8)
+    together = count_accepted(evaluate_drafts(target, candidates, tree=TREE, conf=few))
+    by_itself = count_accepted(evaluate_drafts(target, [candidates[1]], tree=TREE, conf=few))
     assert by_itself.items() <= together.items()
     assert sum(together["learned/tree"]) > sum(together["other layers/tree"])
     assert together["no layers/chain"] == together["ngram"]
@@ -239,17 +239,17 @@ def test_a_tree_too_deep_for_one_of_several_drafts_names_it(target, folder):
         for depth in (4, 2)
     ]
     with pytest.raises(UserError, match=r"tree\.depth: .* at most the 2 tokens that up to 2 can"):
-        evaluate_drafts(target, candidates, tree=TREE, conf=conf(folder))
+        evaluate_drafts(target, candidates, tree=TREE, conf=build_conf(folder))
 
 
-def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
+def test_memory_of_a_draft_counts_its_weights_and_its_state(target, folder):
     directory = folder / "outputs" / "train" / "newer" / "checkpoint"
     copying = DraftUnderTest(name="copy", draft=NgramDraft(), untrained="there is none")
     candidates = [load_draft_under_test(directory, target), copying]
-    report = evaluate_drafts(target, candidates, tree=TREE, conf=conf(folder, max_new_tokens=2))
+    report = evaluate_drafts(target, candidates, tree=TREE, conf=build_conf(folder, max_new_tokens=2))
     trained, copied = (draft.memory_bytes for draft in report.drafts)
     stored = safetensors.torch.load_file(directory / checkpoint_files.WEIGHTS_FILE).values()
-    # beside what is stored, maps between vocabularies and rotation angles
+    # Beside the stored weights there are maps between vocabularies and rotation angles.
     assert 0 <= trained.weights - sum(t.nbytes for t in stored) < 1000
     slots = 64  # a prompt of 5, an answer of 2 and a round of at least 32, rounded up
     assert copied == DraftMemory(weights=0, state=8 * (slots + 1))  # known ids, and how many they are
@@ -257,7 +257,7 @@ def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
 
 @pytest.fixture(scope="module")
 def adapted(target):
-    """A target that answers some prompts otherwise."""
+    """Return a target that answers some prompts otherwise."""
     adapted = tiny_target(seed=0)
     with torch.no_grad():
         adapted.head.weight += 0.1 * torch.randn(adapted.head.weight.shape)
@@ -265,12 +265,12 @@ def adapted(target):
     return adapted
 
 
-def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, folder, learned):
+def test_a_draft_with_a_target_of_its_own_is_compared_with_that_target(target, adapted, folder, learned):
     usual = DraftUnderTest(name="usual", draft=learned[0], untrained="not asked for")
     own = DraftUnderTest(name="own", draft=learned[0], untrained="not asked for", adapted_target=adapted)
-    whole = conf(folder, prompts_per_category=None)
-    report = evaluate_drafts(target, [usual, own], tree=TREE, conf=whole)
-    answers = [alone(one, folder) for one in (target, adapted)]
+    all_prompts = build_conf(folder, prompts_per_category=None)
+    report = evaluate_drafts(target, [usual, own], tree=TREE, conf=all_prompts)
+    answers = [answer_prompts(model, folder) for model in (target, adapted)]
     changed = sum(ours != theirs for ours, theirs in zip(*answers, strict=True))
     assert changed > 0
     first, second = report.drafts
@@ -281,30 +281,30 @@ def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, fol
     modes = report.overall.modes  # each compared with the target that verified it
     assert {mode.verdict.lossless for mode in modes.values()} == {"yes"}
     assert modes["own/autoregressive"].figures.speedup.mean == 1
-    answered = [row.modes["own/autoregressive"].tokens for row in report.per_prompt]
-    assert answered == [len(ids) for ids in answers[1]]
+    lengths = [row.modes["own/autoregressive"].tokens for row in report.per_prompt]
+    assert lengths == [len(ids) for ids in answers[1]]
 
 
 def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, monkeypatch):
-    """A fault that only rows beside others have: each is read through the tree of the first."""
+    """The planted fault reads each row through the tree of the first, so that a row alone is right."""
     honest = steps.tree_mask
     draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
-    many = conf(folder, prompts_per_category=None, batch_sizes=[4], max_new_tokens=12)
+    many = build_conf(folder, prompts_per_category=None, batch_sizes=[4], max_new_tokens=12)
 
-    def verdicts():
+    def list_verdicts():
         report = evaluate_drafts(target, [draft], tree=TREE, conf=many)
         (batch,) = report.drafts[0].batches
         return report.overall.modes["learned/tree"].verdict.lossless, batch.verdict.lossless
 
-    assert verdicts() == ("yes", "yes")
+    assert list_verdicts() == ("yes", "yes")
     monkeypatch.setattr(
         steps, "tree_mask", lambda lengths, sees, slots: honest(lengths, sees[:1].expand_as(sees), slots)
     )
-    assert verdicts() == ("yes", "no")
+    assert list_verdicts() == ("yes", "no")
 
 
-def alone(target, folder):
-    """The target's own answers to the prompts."""
+def answer_prompts(target, folder):
+    """Return the target's own answers to the prompts."""
     prompts = load_eval_prompts(target.tokenizer, str(folder / "prompts.jsonl"), limit=None)
     decoder = Decoder(target, sampling=SamplingConf(), slots=32)
     return [
@@ -312,18 +312,18 @@ def alone(target, folder):
     ]
 
 
-def test_a_checkpoint_brings_its_target(target, tmp_path):
+def test_a_checkpoint_loads_its_adapted_target(target, tmp_path):
     draft = build_draft(Medusa2Conf(heads=2), target, loss=LossConf(), seed=0)
     draft.save(tmp_path / "run" / "checkpoint", target)
     loaded = load_draft_under_test(tmp_path / "run" / "checkpoint", target)
-    brought = loaded.adapted_target
-    assert brought is not None
-    assert brought is not target
+    adapted = loaded.adapted_target
+    assert adapted is not None
+    assert adapted is not target
 
 
-def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
+def test_typical_verification_marks_only_the_modes_of_drafts_lossy(target, folder, learned):
     draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
-    lossy = conf(
+    lossy = build_conf(
         folder,
         prompts_per_category=None,
         verification=Verification.typical,
@@ -340,8 +340,8 @@ def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
         assert (modes[key].verification, modes[key].lossless) == ("coupled", "yes")
 
 
-def accepted(report):
-    """Accepted tokens of every prompt, by mode."""
+def count_accepted(report):
+    """Return the accepted tokens of every prompt, by mode."""
     by_mode = {}
     for row in report.per_prompt:
         for mode, figures in row.modes.items():
@@ -349,12 +349,12 @@ def accepted(report):
     return {mode: tuple(counts) for mode, counts in by_mode.items()}
 
 
-def test_without_a_run_the_way_to_one_is_said(tmp_path):
+def test_without_a_finished_run_the_error_names_the_command_for_training(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint: no finished run under .*; run `python -m"):
         find_newest_run(tmp_path)
 
 
-def test_the_device_that_is_taken_is_said(capsys):
+def test_the_chosen_device_is_printed(capsys):
     setup_logging()
     open_device(DeviceConf(name=DeviceName.cpu, compile=False))
     assert capsys.readouterr().out.startswith("device: cpu, as configured (torch ")

@@ -1,4 +1,4 @@
-"""`python -m infer.generate`: answers are the target's own, and pieces of text add up to them."""
+"""`python -m infer.generate` prints the target's own answers, and pieces of text add up to them."""
 
 import json
 import re
@@ -24,7 +24,7 @@ NEW = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target, learned):
-    """A target on disk, and a draft that has learned texts of it."""
+    """Return a folder with a target and a draft that has learned texts of it."""
     folder = tmp_path_factory.mktemp("generate")
     target.model.save_pretrained(folder / "target")
     target.tokenizer.save_pretrained(folder / "target")
@@ -32,7 +32,7 @@ def folder(tmp_path_factory, target, learned):
     return folder
 
 
-def generate(folder, *overrides: str) -> None:
+def run_generate(folder, *overrides: str) -> None:
     main.__wrapped__(
         compose(
             "generate",
@@ -52,27 +52,27 @@ def generate(folder, *overrides: str) -> None:
     )
 
 
-def words(ids) -> str:
+def join_ids(ids) -> str:
     return " ".join(map(str, ids))
 
 
-def answer_of(target, ids) -> list[int]:
+def generate_with_transformers(target, ids) -> list[int]:
     out = target.model.generate(
         torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, eos_token_id=target.eos_ids, pad_token_id=0
     )
     return out[0, len(ids) :].tolist()
 
 
-def test_an_answer_is_printed_with_what_its_rounds_took(folder, target, learned, capsys):
+def test_an_answer_is_printed_with_its_tokens_and_rounds(folder, target, learned, capsys):
     text = learned[1][0]
-    generate(folder, f"prompt='{words(text[:4])}'")
-    printed = capsys.readouterr().out
-    answer = answer_of(target, text[:4])
-    assert target.tokenizer.decode(answer) in printed.replace("\n", " ")
+    run_generate(folder, f"prompt='{join_ids(text[:4])}'")
+    output = capsys.readouterr().out
+    answer = generate_with_transformers(target, text[:4])
+    assert target.tokenizer.decode(answer) in output.replace("\n", " ")
     tokens, by_rounds, rounds, per_round = re.search(
         r"(\d+) tokens, [\d.]+ tokens/s: 1 from reading the prompt, (\d+) from (\d+) rounds, "
         r"([\d.]+) per round",
-        printed,
+        output,
     ).groups()
     assert int(tokens) == len(answer) == 1 + int(by_rounds)
     assert float(per_round) == pytest.approx(int(by_rounds) / int(rounds), abs=0.005)
@@ -81,15 +81,15 @@ def test_an_answer_is_printed_with_what_its_rounds_took(folder, target, learned,
 
 def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned, capsys):
     prompts = [text[:length] for text, length in zip(learned[1][:5], (4, 9, 5, 7, 6), strict=True)]
-    rows = [{"id": f"p{i}", "text": words(ids)} for i, ids in enumerate(prompts)]
+    rows = [{"id": f"p{i}", "text": join_ids(ids)} for i, ids in enumerate(prompts)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    generate(folder, f"prompts={folder / 'prompts.jsonl'}", "batch=2")
+    run_generate(folder, f"prompts={folder / 'prompts.jsonl'}", "batch=2")
     file = folder / "generate" / "answers.jsonl"
     assert f"answers: {file}" in capsys.readouterr().out
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["id"] for line in lines] == [row["id"] for row in rows]
     for line, ids in zip(lines, prompts, strict=True):
-        assert line["answer"] == target.tokenizer.decode(answer_of(target, ids))
+        assert line["answer"] == target.tokenizer.decode(generate_with_transformers(target, ids))
         assert 0 < line["rounds"] < line["tokens"] == NEW
 
 
@@ -113,8 +113,8 @@ def test_every_token_is_accounted_for(answers, seconds, expected):
     assert describe_speed(answers, seconds) == expected
 
 
-def test_what_is_compiled_is_said_before_the_first_answer(learned, capsys):
-    """A round, and what reads prompts of each length; eager calls stand for compiled ones."""
+def test_graphs_are_announced_before_the_first_answer(learned, capsys):
+    """A round and each prompt length have their graphs; eager calls stand for compiled ones."""
     device = replace(CPU, counts_shapes=True, ledger=GraphLedger())
     target = tiny_target(seed=0, device=device)
     decoder = Decoder(target, learned[0], chain(3), sampling=SamplingConf(), slots=128, batch=2)
@@ -136,6 +136,6 @@ def test_an_empty_prompt_is_refused(prompt):
 
 
 @pytest.mark.parametrize("overrides", [[], ["prompt=a", "prompts=b"]])
-def test_one_of_prompt_and_prompts_is_needed(folder, overrides):
+def test_exactly_one_of_prompt_and_prompts_is_needed(folder, overrides):
     with pytest.raises(UserError, match=r"^prompt: needs a text, or prompts=FILE .* set one of"):
-        generate(folder, *overrides)
+        run_generate(folder, *overrides)

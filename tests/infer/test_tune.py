@@ -1,4 +1,4 @@
-"""`python -m infer.tune`: what it chooses from, how few timings find the best, what it leaves."""
+"""`python -m infer.tune` chooses among all its candidates and leaves its choice as a file."""
 
 import json
 import logging
@@ -38,18 +38,18 @@ pytestmark = pytest.mark.no_shapes
 KINDS = ("static", "dynamic", "product")
 
 
-def test_every_window_and_every_budget_is_there_with_and_without_copies():
-    found = {one.name: one for one in considered()}
-    assert len(found) == len(considered())
-    assert {f"chain-{window}" for window in range(1, 7)} <= set(found)
+def test_every_window_and_every_budget_is_a_candidate_with_and_without_copies():
+    candidates = {candidate.name: candidate for candidate in considered()}
+    assert len(candidates) == len(considered())
+    assert {f"chain-{window}" for window in range(1, 7)} <= set(candidates)
     for family in KINDS:
-        assert [one.size for one in found.values() if one.family == family] == [4, 8, 16, 32]
-    assert [one.size for one in found.values() if one.family == "static-d2"] == [4, 8, 16]
-    assert all(one.tree.depth == 2 for one in found.values() if one.family.endswith("-d2"))
-    for name, one in found.items():
-        if not one.conf.ngram_tokens:
-            assert found[f"{name}+4"].tree.size == one.tree.size + 4
-    assert found[USER_TREE].tree.nodes == 4
+        assert [candidate.size for candidate in candidates.values() if candidate.family == family] == [4, 8, 16, 32]
+    assert [candidate.size for candidate in candidates.values() if candidate.family == "static-d2"] == [4, 8, 16]
+    assert all(candidate.tree.depth == 2 for candidate in candidates.values() if candidate.family.endswith("-d2"))
+    for name, candidate in candidates.items():
+        if not candidate.conf.ngram_tokens:
+            assert candidates[f"{name}+4"].tree.size == candidate.tree.size + 4
+    assert candidates[USER_TREE].tree.nodes == 4
 
 
 def test_lookup_alone_has_its_windows_and_is_timed_at_each():
@@ -69,16 +69,18 @@ def test_the_file_of_every_candidate_decodes_with_its_tree(tmp_path):
         assert conf.tree.build() == candidate.tree, candidate.name
 
 
-@pytest.mark.parametrize("said", [{"kind": "tall"}, {"kind": "chain", "depth": "2"}, {"kind": "dynamic", "leaves": 3}])
-def test_a_file_that_says_something_else_is_refused(tmp_path, said):
+@pytest.mark.parametrize(
+    "fields", [{"kind": "tall"}, {"kind": "chain", "depth": "2"}, {"kind": "dynamic", "leaves": 3}]
+)
+def test_a_file_with_other_fields_is_refused(tmp_path, fields):
     file = tmp_path / "tree.json"
-    file.write_text(json.dumps({"tree": said}))
+    file.write_text(json.dumps({"tree": fields}))
     with pytest.raises(UserError, match=r"^tree.file: `tree` must hold a kind of chain, static"):
         read_fields(file)
 
 
-def test_what_was_tuned_under_goes_into_the_command():
-    asked = [
+def test_settings_of_the_tuning_go_into_the_command():
+    settings = [
         "target.path='/my models/a=b'",
         "sampling.temperature=0.7",
         "sampling.seed=3",
@@ -86,53 +88,53 @@ def test_what_was_tuned_under_goes_into_the_command():
         "device.threads=1",
         "max_new_tokens=32",
     ]
-    conf = compose("tune", TuneConf, asked)
-    told = compose("eval", EvalConf, shlex.split(conf.eval_overrides(4)))
-    assert (told.target, told.device) == (conf.target, conf.device)
-    assert told.evaluation.sampling == conf.sampling
-    assert told.evaluation.prompts == conf.prompts == "it's mine.jsonl"
-    assert (told.evaluation.max_new_tokens, told.evaluation.batch_sizes) == (32, [4])
+    conf = compose("tune", TuneConf, settings)
+    repeated = compose("eval", EvalConf, shlex.split(conf.eval_overrides(4)))
+    assert (repeated.target, repeated.device) == (conf.target, conf.device)
+    assert repeated.evaluation.sampling == conf.sampling
+    assert repeated.evaluation.prompts == conf.prompts == "it's mine.jsonl"
+    assert (repeated.evaluation.max_new_tokens, repeated.evaluation.batch_sizes) == (32, [4])
     assert compose("tune", TuneConf, []).eval_overrides(1) == ""
 
 
-def test_only_an_interval_above_one_pays():
-    for ci95, wanted in {
+def test_only_an_interval_above_a_speedup_of_1_pays():
+    for ci95, verdict in {
         (1.01, 1.3): TuningVerdict.pays,
         (0.9, 1.3): TuningVerdict.open,
         (0.5, 0.9): TuningVerdict.loses,
     }.items():
-        assert TuningVerdict.from_speedup(Estimate(mean=1.0, ci95=list(ci95))) is wanted
+        assert TuningVerdict.from_speedup(Estimate(mean=1.0, ci95=list(ci95))) is verdict
     assert TuningVerdict.from_speedup(Estimate(mean=3.0, ci95=None)) is TuningVerdict.open
     assert TuningVerdict.from_speedup(None) is TuningVerdict.unmeasured
 
 
-def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
+def test_expected_tokens_of_a_tree_are_those_of_decoding_with_it(target, learned):
     draft, written = learned
     conf = TuneConf(depth=4, ranks=4, ngram_tokens=3, ngram_windows=[2, 6], max_new_tokens=20)
     prompts = prompts_of(written)[:6]
-    read = collect_replay_texts(
+    replay_texts = collect_replay_texts(
         target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers, lookahead=6
     )
-    found = considered(nodes=(4, 8), copied=3, table=TABLE[:4], lookup=(2, 6))
-    tokens = estimate_expected_tokens(target, draft, found, read, conf)
-    assert set(tokens) == {one.name for one in found}
+    candidates = considered(nodes=(4, 8), copied=3, table=TABLE[:4], lookup=(2, 6))
+    tokens = estimate_expected_tokens(target, draft, candidates, replay_texts, conf)
+    assert set(tokens) == {candidate.name for candidate in candidates}
     shapes = ("chain-2", "chain-4+3", "static-8", "dynamic-8+3", USER_TREE, "ngram-2", "ngram-6")
     for name in shapes:
-        (one,) = [one for one in found if one.name == name]
+        (candidate,) = [candidate for candidate in candidates if candidate.name == name]
         decoder = Decoder(
             target,
-            NgramDraft() if one.is_lookup else draft,
-            one.tree,
+            NgramDraft() if candidate.is_lookup else draft,
+            candidate.tree,
             sampling=SamplingConf(),
             slots=64,
             batch=len(prompts),
         )
-        done = decoder.decode(
+        generations = decoder.decode(
             [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=20, eos_ids=target.eos_ids
         )
-        rounds = sum(len(row.accepted) for row in done)
-        assert tokens[name].delivered == pytest.approx(sum(len(row.ids) - 1 for row in done) / rounds)
-        assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
+        rounds = sum(len(row.accepted) for row in generations)
+        assert tokens[name].delivered == pytest.approx(sum(len(row.ids) - 1 for row in generations) / rounds)
+        assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in generations) / rounds)
 
 
 SMALL = [
@@ -153,15 +155,15 @@ SMALL = [
 
 @pytest.fixture
 def folder(tmp_path, target, learned, monkeypatch, capsys, caplog):
-    """A folder to tune in, with a good draft and one that was never trained."""
+    """Return a folder to tune in, with a trained draft and an untrained one."""
     caplog.set_level(logging.WARNING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with a lock of its own
     draft, written = learned
     target.model.save_pretrained("target")
     target.tokenizer.save_pretrained("target")
-    for name, one in (("good", draft), ("untrained", new_draft(target))):
-        one.save(Path(f"outputs/train/{name}/checkpoint"), target)
+    for name, saved in (("good", draft), ("untrained", new_draft(target))):
+        saved.save(Path(f"outputs/train/{name}/checkpoint"), target)
     Path("outputs/train/good/report.json").write_text("{}")
     rows = [{"text": " ".join(map(str, text[:5]))} for text in written]
     Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -171,7 +173,7 @@ def folder(tmp_path, target, learned, monkeypatch, capsys, caplog):
 
 @pytest.fixture
 def command(folder, monkeypatch, capsys):
-    """`python -m infer.tune` in the folder."""
+    """Return a function that runs `python -m infer.tune` in the folder and returns its output."""
 
     def run(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["infer.tune", *SMALL, *arguments])
@@ -183,7 +185,7 @@ def command(folder, monkeypatch, capsys):
 
 @pytest.fixture
 def tune(folder, monkeypatch, capsys):
-    """The same with costs that are known; return what is printed, and the drafts of tune.json."""
+    """Return a function that tunes with known costs and returns its output and the drafts of tune.json."""
     monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
     monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
 
@@ -204,7 +206,7 @@ def test_the_newest_run_is_tuned_and_its_best_shape_was_timed(command):
     (draft,) = saved["drafts"]
     (result,) = draft["results"]
     assert (result["batch"], result["context"]) == (4, 40)
-    shape = {one["name"]: one for one in result["candidates"]}[result["best"]]
+    shape = {candidate["name"]: candidate for candidate in result["candidates"]}[result["best"]]
     assert shape["measured_speedup"]["mean"] > 0
     assert shape["cost_timed"]
     assert result["choice"] in (result["best"], None)
@@ -229,7 +231,7 @@ def test_without_timing_the_best_static_tree_of_each_budget_is_left(command):
 
 
 def test_the_choices_are_logged(tune, folder):
-    """Of a draft whose training was not tracked: in a run of their own."""
+    """The training of this draft was not tracked, so they get a run of their own."""
     _, (draft,) = tune("context=[40]", "log=wandb-offline", node_s=0.01)
     (result,) = draft["results"]
     ((_, project, name),) = run_ids(folder)
@@ -243,18 +245,18 @@ def test_the_choices_are_logged(tune, folder):
 def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, folder):
     out, (draft,) = tune("context=[40]", node_s=0.01)
     (result,) = draft["results"]
-    shape = {one["name"]: one for one in result["candidates"]}[result["choice"]]
-    left = json.loads((folder / "good-b4-c40.json").read_text())
+    shape = {candidate["name"]: candidate for candidate in result["candidates"]}[result["choice"]]
+    choice = json.loads((folder / "good-b4-c40.json").read_text())
     (line,) = [line for line in out.splitlines() if line.startswith("python -m infer.eval ")]
     conf = compose("eval", EvalConf, shlex.split(line)[3:])
-    assert (conf.checkpoint, left["checkpoint"]) == ([draft["checkpoint"]], draft["checkpoint"])
+    assert (conf.checkpoint, choice["checkpoint"]) == ([draft["checkpoint"]], draft["checkpoint"])
     assert conf.tree.build().size == shape["nodes"]
     assert (conf.target.name, conf.evaluation.prompts) == ("target", "prompts.jsonl")
     assert (conf.evaluation.max_new_tokens, conf.evaluation.batch_sizes) == (8, [4])
 
 
 def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp_path):
-    """Nothing is drafted: the figures of the draft's modes are not those of the choice."""
+    """Nothing is drafted, so the figures of the draft's modes are not those of the choice."""
     candidates, curve = considered(lookup=(4,)), CostCurve()
     tokens = ExpectedTokens(delivered=2.0, tau=2.0, all_positions=2.0)
     for candidate in candidates:
@@ -274,8 +276,8 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
         results=[result],
     )
     (line,) = write_choices([tuning], tmp_path, TuneConf())
-    left = json.loads((tmp_path / "new-b1-c40.json").read_text())
-    assert (left["name"], left["mode"]) == ("ngram-4", "ngram")
+    choice = json.loads((tmp_path / "new-b1-c40.json").read_text())
+    assert (choice["name"], choice["mode"]) == ("ngram-4", "ngram")
     command, _, note = line.partition("  # ")
     assert note == "its mode ngram; no draft is needed"
     assert compose("eval", EvalConf, shlex.split(command)[3:]).tree.build() == pick.tree
@@ -319,7 +321,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("mistake", BEFORE)
-def test_what_can_be_known_is_refused_before_a_model_is_loaded(command, capsys, mistake):
+def test_mistakes_that_need_no_model_are_refused_before_it_is_loaded(command, capsys, mistake):
     with pytest.raises(SystemExit):
         command(*mistake.split(), "target.name=no-such-target")
     assert capsys.readouterr().err.startswith(f"error: {BEFORE[mistake]}")

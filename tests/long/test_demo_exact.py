@@ -1,4 +1,4 @@
-"""On the demo, speculative decoding says what `generate` of transformers says, token for token."""
+"""On the demo, speculative decoding gives the answers of transformers' `generate`, token for token."""
 
 import subprocess
 import sys
@@ -44,19 +44,19 @@ def prompts(target) -> list[EvalPrompt]:
 
 @pytest.fixture(scope="module")
 def theirs(target, prompts) -> list[list[int]]:
-    """Answers of transformers, end of text and all."""
+    """Return the answers of transformers, with their end-of-text token."""
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt.ids])
-        everything = torch.ones_like(ids)
-        done = target.model.generate(ids, attention_mask=everything, max_new_tokens=NEW, do_sample=False)
-        answers.append(done[0, len(prompt.ids) :].tolist())
+        full_mask = torch.ones_like(ids)
+        output = target.model.generate(ids, attention_mask=full_mask, max_new_tokens=NEW, do_sample=False)
+        answers.append(output[0, len(prompt.ids) :].tolist())
     return answers
 
 
 @pytest.fixture(scope="module")
 def draft(target, tmp_path_factory):
-    """Distilled for a minute: right often, not always."""
+    """Return a draft that was distilled for a minute, so that it is right often, but not always."""
     runs = tmp_path_factory.mktemp("runs")
     command = [sys.executable, "-m", "train", *TRAIN, f"output_dir={runs}", "run_name=short"]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
@@ -70,12 +70,12 @@ SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mix
 def test_every_held_out_prompt_is_answered_as_by_transformers(target, prompts, theirs, draft, shape):
     slots = max(len(prompt.ids) for prompt in prompts) + NEW
     decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=slots)
-    done = [
+    generations = [
         decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids)[0]
         for prompt in prompts
     ]
-    different = [p.id for p, d, t in zip(prompts, done, theirs, strict=True) if d.ids != t]
+    different = [p.id for p, d, t in zip(prompts, generations, theirs, strict=True) if d.ids != t]
     assert different == []
-    accepted = sum(sum(row.accepted) for row in done)
-    rounds = sum(len(row.accepted) for row in done)
-    assert 0.2 < accepted / rounds < shape.depth - 0.2  # else it would say nothing of trees
+    accepted = sum(sum(row.accepted) for row in generations)
+    rounds = sum(len(row.accepted) for row in generations)
+    assert 0.2 < accepted / rounds < shape.depth - 0.2  # otherwise it would say nothing about trees

@@ -1,4 +1,4 @@
-"""Correct decoding in bf16 is called lossless: 200 prompts, dense targets of three families."""
+"""Correct decoding in bf16 is called lossless on 200 prompts, with dense targets of three families."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def prompts() -> list[EvalPrompt]:
     ]
 
 
-def decoded(decoder: Decoder, prompts: list[EvalPrompt]) -> list[PromptResult]:
+def decode_prompts(decoder: Decoder, prompts: list[EvalPrompt]) -> list[PromptResult]:
     rows = decoder.decode([p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW)
     pairs = zip(prompts, rows, strict=True)
     return [PromptResult(prompt=prompt, generation=row) for prompt, row in pairs]
@@ -40,11 +40,11 @@ def test_two_hundred_prompts_in_bf16_are_answered_losslessly(family, prompts):
     target = Target(model, tiny_tokenizer(), name=family, device=half)
     draft = partly_agreeing(family, family_target(family)).to(torch.bfloat16)
     alone = Decoder(target, sampling=SamplingConf(), slots=SLOTS)
-    by = measure_tolerance(alone, prompts[:8], max_new_tokens=NEW)
-    plain = decoded(alone, prompts)
+    tolerance = measure_tolerance(alone, prompts[:8], max_new_tokens=NEW)
+    plain = decode_prompts(alone, prompts)
     for batch in (1, 4):
         shared = {"sampling": SamplingConf(), "slots": SLOTS, "batch": batch}
-        traces = decoded(Decoder(target, draft, tree(), **shared), prompts)
-        found = compare_answers(alone, plain, traces, by)
+        traces = decode_prompts(Decoder(target, draft, tree(), **shared), prompts)
+        exactness = compare_answers(alone, plain, traces, tolerance)
         assert sum(sum(trace.generation.accepted) for trace in traces) > COUNT
-        assert found.verdict == LosslessVerdict.yes, (batch, by, found.mismatches)
+        assert exactness.verdict == LosslessVerdict.yes, (batch, tolerance, exactness.mismatches)

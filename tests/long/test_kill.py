@@ -1,4 +1,4 @@
-"""Ten kills at random moments, at least three of them while something is half written."""
+"""Ten kills at random moments, at least three of them during a write, change no weight of a run."""
 
 import logging
 import random
@@ -20,7 +20,7 @@ def test_ten_kills_end_in_the_weights_of_an_unbroken_run(tmp_path):
     moments = sorted(rng.sample(range(STEPS * 9 // 10), KILLS))
     for number, moment in enumerate(moments):
 
-        def due(moment: int = moment) -> bool:
+        def is_due(moment: int = moment) -> bool:
             return newest_step(killed) >= moment
 
         if KILLS - number <= 2 * (HALF_WRITTEN - half_written):
@@ -28,14 +28,14 @@ def test_ten_kills_end_in_the_weights_of_an_unbroken_run(tmp_path):
             kill_while_saving(killed, changes, step=step)
             half_written += 1
         else:
-            half_written += kill(killed, changes, when=due)
+            half_written += kill(killed, changes, when=is_due)
         log.info("kill %d, saved step %d, half written %d", number + 1, newest_step(killed), half_written)
     finish(killed, changes)
     assert half_written >= HALF_WRITTEN
 
-    whole = tmp_path / "whole"
-    toy_run(whole, toy_conf(**changes))
-    ours, theirs = weights(killed), weights(whole)
+    unbroken = tmp_path / "unbroken"
+    toy_run(unbroken, toy_conf(**changes))
+    ours, theirs = weights(killed), weights(unbroken)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert [line["step"] for line in metrics(killed)] == [line["step"] for line in metrics(whole)]
+    assert [line["step"] for line in metrics(killed)] == [line["step"] for line in metrics(unbroken)]

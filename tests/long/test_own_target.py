@@ -1,6 +1,6 @@
-"""The documented commands for a user's own target, one after another, in an empty folder.
+"""The documented commands for a user's own target run in their order in an empty folder.
 
-Names of models and files are the user's; the rest is as documented, made short: few steps, short
+Names of models and files are the user's; the rest is as documented, but short: few steps, short
 rows, few prompts. Commands for the demo's target, the hub or a server are left out.
 """
 
@@ -38,14 +38,14 @@ SHORT = {
 }
 MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint
 WITH_DATA = ("data.path=", "experiment=")  # training on rows of its own
-# Drafts side by side are judged by the same prompts: these learn from one file.
+# Drafts side by side are evaluated on the same prompts, so these learn from one file.
 SAME_DATA = ("qwen3-8b-eagle3", "qwen3-1.7b", "second-seed")
 PAGES = {  # page: its section with commands, and the runs that these train
     "README.md": (r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"qwen3-8b-eagle3"}),
     "docs/index.md": (r"## Commands\n(.*?)\nOn Trainium", {*SAME_DATA, "answers", "chat", "stored"}),
 }
 A, B, C = (f"outputs/train/{name}/checkpoint" for name in SAME_DATA)
-PLACES = {
+REPLACEMENTS = {
     "outputs/train/demo/checkpoint": A,
     "=A": f"={A}",
     "[A,B,C]": f"[{A},{B},{C}]",
@@ -56,31 +56,31 @@ PLACES = {
 }
 
 
-def words(command: Command) -> list[str]:
-    """With the reader's own names for models and files."""
-    found = [named(word) for word in command.words]
-    if command.module in MODELS and "target.path=target" not in found:
-        found.append("target.path=target")
-    if "draft=qwen3-1.7b" in found:
-        found.append("draft.path=draft")
-    if command.module == "train" and not any(word.startswith(WITH_DATA) for word in found):
-        found.append("data.path=answers.jsonl")
+def build_arguments(command: Command) -> list[str]:
+    """Return the arguments of a command with the user's names for models and files."""
+    arguments = [replace_names(word) for word in command.words]
+    if command.module in MODELS and "target.path=target" not in arguments:
+        arguments.append("target.path=target")
+    if "draft=qwen3-1.7b" in arguments:
+        arguments.append("draft.path=draft")
+    if command.module == "train" and not any(word.startswith(WITH_DATA) for word in arguments):
+        arguments.append("data.path=answers.jsonl")
     return (
-        found
+        arguments
         + SHORT.get(command.module, [])
         + ["device.compile=false"] * (command.module not in ("data.show", "infer.compare"))
     )
 
 
-def named(word: str) -> str:
-    for theirs, ours in PLACES.items():
+def replace_names(word: str) -> str:
+    for theirs, ours in REPLACEMENTS.items():
         if theirs in word and not (theirs == "=A" and not word.endswith("=A")):
             return word.replace(theirs, ours)
     return word
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_commands_for_ones_own_target_run_to_their_end(tmp_path, page):
+def test_the_commands_for_a_users_own_target_run_to_their_end(tmp_path, page):
     pattern, runs = PAGES[page]
     save_target(tmp_path / "target")
     save_target(tmp_path / "draft", num_hidden_layers=2)
@@ -89,17 +89,19 @@ def test_the_commands_for_ones_own_target_run_to_their_end(tmp_path, page):
     question = {"question_id": 1, "category": "writing", "turns": ["Tell me about tea.", "More."]}
     (tmp_path / "question.jsonl").write_text(json.dumps(question) + "\n")
     (section,) = re.findall(pattern, (ROOT / page).read_text(), re.DOTALL)
-    ours = [one for one in commands(code(section)) if not ELSEWHERE.intersection(one.words)]
-    # what is judged and compared is trained further down
-    ours.sort(key=lambda one: one.module.startswith("infer"))
-    for command in ours:
-        line = [sys.executable, "-m", command.module, *words(command)]
-        done = subprocess.run(
+    selected = [command for command in commands(code(section)) if not ELSEWHERE.intersection(command.words)]
+    # Drafts that are evaluated and compared are trained further down on the page.
+    selected.sort(key=lambda command: command.module.startswith("infer"))
+    for command in selected:
+        line = [sys.executable, "-m", command.module, *build_arguments(command)]
+        process = subprocess.run(
             line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False
         )
-        least = {0, 1} if command.module == "infer.compare" else {0}  # 1: a regression
-        assert done.returncode in least, f"{line[2:]}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        if command.module == "data.prepare" and page != "README.md":  # in the place of what needs the hub and a server
+        allowed = {0, 1} if command.module == "infer.compare" else {0}  # 1: a regression
+        assert process.returncode in allowed, f"{line[2:]}\n{process.stdout[-2000:]}\n{process.stderr[-2000:]}"
+        if (
+            command.module == "data.prepare" and page != "README.md"
+        ):  # in place of the data that needs the hub and a server
             shutil.copytree(tmp_path / "outputs/prepare/mine", tmp_path / "outputs/prepare/chat")
     trained = {path.parent.name for path in tmp_path.glob("outputs/train/*/report.json")}
     assert trained >= runs

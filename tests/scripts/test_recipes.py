@@ -1,4 +1,4 @@
-"""docs/recipes.md lists what the configurations hold, and why they differ from published values."""
+"""docs/recipes.md lists the values of the configurations, and why they differ from published ones."""
 
 import re
 from pathlib import Path

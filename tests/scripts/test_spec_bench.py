@@ -13,7 +13,7 @@ QUESTIONS = [
 ]
 
 
-def test_each_group_gives_as_many_and_each_category_of_mt_bench_its_share():
+def test_each_group_gives_as_many_questions_and_each_category_of_mt_bench_its_share():
     chosen = choose_questions(QUESTIONS, 24)
     assert Counter(question["category"] for question in chosen) == dict.fromkeys(("mt_bench", "qa", "rag"), 24)
     ids = [question["question_id"] for question in chosen]

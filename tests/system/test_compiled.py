@@ -1,4 +1,4 @@
-"""With compiling on: one graph a function and shape, none added later, one read a round."""
+"""Compiled decoding has one graph a function and shape, none added after the warm-up, and one read a round."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from tests.support.runs.compiled_run import REQUESTS, SHAPES
 ROOT = Path(__file__).parents[2]
 
 
-def run(backend: str, count: int, *names: str) -> dict:
+def run_compiled(backend: str, count: int, *names: str) -> dict:
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.compiled_run", backend]
     command += [str(count), *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def promises(found: dict):
-    """Prompts of `count` different lengths; an untrained and a trained draft share their graphs."""
-    assert found["breaks"] == {}
-    for name, mode in found["modes"].items():
+def assert_promises(figures: dict):
+    """Check the promises of every mode; an untrained and a trained draft share their graphs."""
+    assert figures["breaks"] == {}
+    for name, mode in figures["modes"].items():
         assert mode["graphs"] > 0, name
         assert mode["added"] == 0, name
         assert mode["reads"] == mode["rounds_and_first_tokens"], name
@@ -35,26 +35,26 @@ def promises(found: dict):
 
 
 def test_no_graph_is_added_after_warm_up():
-    """Which graphs there are does not depend on what they are lowered to; to nothing is quick."""
-    found = run("eager", 20, "none", "chain", "mixed", "typical")
-    promises(found)
-    assert found["keeps_apart"]  # two targets, though their weights are not checked at each call
-    # prefill, round; for a draft also its start: what does not depend on the tree is shared;
+    """The graphs do not depend on the backend, and the backend that lowers nothing is quick."""
+    figures = run_compiled("eager", 20, "none", "chain", "mixed", "typical")
+    assert_promises(figures)
+    assert figures["keeps_apart"]  # two targets, though their weights are not checked at each call
+    # Prefill and round; for a draft also its start: graphs that do not depend on the tree are shared;
     # typical: the prompt's pass too, because it samples
     total = {"none": 2, "chain": 4, "mixed": 6, "typical": 9}
-    assert {name: mode["graphs"] for name, mode in found["modes"].items()} == total
+    assert {name: mode["graphs"] for name, mode in figures["modes"].items()} == total
 
 
 def test_no_method_adds_a_graph_after_warm_up():
-    """And its loss is one graph, too: `run` fails at a graph break. One case of each class."""
-    found = run("eager", 4, "eagle3", "eagle1", "medusa", "hydra++", "draft model")
-    promises(found)
-    assert all(mode["loss_apart"] < 1e-4 for mode in found["modes"].values())
+    """Its loss is one graph too: `run` fails at a graph break. There is one case of each class."""
+    figures = run_compiled("eager", 4, "eagle3", "eagle1", "medusa", "hydra++", "draft model")
+    assert_promises(figures)
+    assert all(mode["loss_apart"] < 1e-4 for mode in figures["modes"].values())
 
 
 def test_no_graph_is_added_by_two_hundred_mixed_requests():
-    """Through four slots, of two prompt buckets, refilled as rows end; equal to the eager ones."""
-    mixed = run("eager", 4, REQUESTS)["mixed"]
+    """They go through four slots, in two prompt buckets; slots are refilled as rows end."""
+    mixed = run_compiled("eager", 4, REQUESTS)["mixed"]
     assert mixed["buckets"] == [64, 128]
     assert mixed["graphs"] > 0
     assert mixed["added"] == 0
@@ -65,21 +65,21 @@ def test_no_graph_is_added_by_two_hundred_mixed_requests():
 
 @pytest.mark.slow
 def test_no_case_of_a_method_adds_a_graph_after_warm_up():
-    found = run("eager", 4, *CASES)
-    promises(found)
-    assert all(mode["loss_apart"] < 1e-4 for mode in found["modes"].values())
+    figures = run_compiled("eager", 4, *CASES)
+    assert_promises(figures)
+    assert all(mode["loss_apart"] < 1e-4 for mode in figures["modes"].values())
 
 
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
-def test_a_mixed_tree_compiled_by_inductor_emits_what_the_eager_one_does():
-    """What the demo's figures run on: EAGLE-3, each graph lowered to machine code."""
-    promises(run("inductor", 2, "mixed"))
+def test_a_mixed_tree_compiled_by_inductor_emits_the_tokens_of_eager_decoding():
+    """The demo's figures are measured so: EAGLE-3, with each graph lowered to machine code."""
+    assert_promises(run_compiled("inductor", 2, "mixed"))
 
 
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
 @pytest.mark.slow
-def test_a_cache_on_disk_knows_the_width_of_vectors(tmp_path):
-    """One CPU is held to three widths here: none is given code of another."""
+def test_a_compile_cache_on_disk_is_keyed_by_the_width_of_vectors(tmp_path):
+    """One CPU is limited to three widths in turn, and none gets the code of another."""
     script = """
 import torch
 from tests.support.models.tiny import CPU
@@ -88,19 +88,21 @@ compiled = replace(CPU, compiles=True).compile(lambda x: (x[1:] + x[:-1]).cumsum
 print(compiled(torch.arange(60.0).view(4, 15) / 7).flatten().tolist())
 """
 
-    def printed(capability: str) -> str:
+    def run_script(capability: str) -> str:
         changed = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "ATEN_CPU_CAPABILITY": capability}
         command = [sys.executable, "-W", "ignore", "-c", script]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | changed, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
+        process = subprocess.run(
+            command, cwd=ROOT, env=os.environ | changed, capture_output=True, text=True, check=False
+        )
+        assert process.returncode == 0, process.stderr[-3000:]
+        return process.stdout
 
-    widest = json.loads(printed("avx512"))  # where there is none, the machine's own
+    widest = json.loads(run_script("avx512"))  # without AVX-512, the machine's own width
     for capability in ("avx2", "default"):
-        assert json.loads(printed(capability)) == pytest.approx(widest, abs=1e-5)
+        assert json.loads(run_script(capability)) == pytest.approx(widest, abs=1e-5)
 
 
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
 @pytest.mark.slow
-def test_every_compiled_shape_emits_what_the_eager_one_does():
-    promises(run("inductor", 20, *SHAPES))
+def test_every_compiled_shape_of_tree_emits_the_tokens_of_eager_decoding():
+    assert_promises(run_compiled("inductor", 20, *SHAPES))

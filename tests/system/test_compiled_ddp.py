@@ -23,12 +23,12 @@ def folder(tmp_path_factory):
         "torch.distributed.run",
         "--standalone",
         "--nproc_per_node=2",
-        ROOT / "tests" / "support" / "compiled_ddp_run.py",
+        ROOT / "tests" / "support" / "runs" / "compiled_ddp_run.py",
         folder,
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-8000:]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert process.returncode == 0, process.stderr[-8000:]
     return folder
 
 
@@ -36,19 +36,19 @@ def folder(tmp_path_factory):
     ("name", "draft"),
     [("eagle3, compiled", "eagle3"), ("eagle3, small buckets", "eagle3"), ("draft model, compiled", "draft model")],
 )
-def test_a_compiled_loss_teaches_two_processes_what_the_eager_one_does(folder, name, draft):
+def test_two_processes_learn_the_same_with_a_compiled_loss_as_with_an_eager_one(folder, name, draft):
     eager, compiled = metrics(folder / f"{draft}, eager"), metrics(folder / name)
     for figure in ("train/loss", "train/grad_norm"):
         assert [line[figure] for line in compiled] == pytest.approx([line[figure] for line in eager], rel=1e-5)
     assert all(line["train/graphs_unannounced"] == 0 for line in compiled)
-    wanted, found = weights(folder / f"{draft}, eager"), weights(folder / name)
-    assert wanted.keys() == found.keys()
-    for key in wanted:
-        torch.testing.assert_close(found[key], wanted[key], atol=1e-5, rtol=0, msg=key)
+    eager_weights, compiled_weights = weights(folder / f"{draft}, eager"), weights(folder / name)
+    assert eager_weights.keys() == compiled_weights.keys()
+    for key in eager_weights:
+        torch.testing.assert_close(compiled_weights[key], eager_weights[key], atol=1e-5, rtol=0, msg=key)
 
 
 def test_the_loss_is_compiled_and_cut_where_buckets_end(folder):
-    """Else the runs above would compare eager with eager, or one bucket with one."""
+    """Otherwise the runs above would compare eager with eager, or one bucket with one bucket."""
     for file in sorted(folder.glob("parts-*.json")):
         parts = json.loads(file.read_text())
         for draft in ("eagle3", "draft model"):

@@ -1,6 +1,6 @@
-"""What a run learns does not depend on how its rows are dealt: over micro-batches or processes.
+"""The weights of a run do not depend on how its rows are dealt to micro-batches or processes.
 
-The weights of 20 steps of AdamW in fp32 agree to 1e-5: whatever is random is keyed by seed, step
+The weights of 20 steps of AdamW in fp32 agree to 1e-5: all random numbers are keyed by seed, step
 and row, and every loss is divided by weights of the whole step.
 """
 
@@ -17,7 +17,8 @@ from tests.support.runs.layout_run import LEARNERS, train_all
 from tests.support.runs.toy_run import metrics, weights
 
 ROOT = Path(__file__).parents[2]
-A_NEAR_TIE = 2 / 80  # a token with two likeliest ones moves a share by 1 / 80 at most, tau by two
+# A token with two equally likely choices moves a share by at most 1 / 80, and tau by two of these.
+NEAR_TIE_BOUND = 2 / 80
 SPLITS = {"1x8": 1, "4x2": 4, "two processes": 2}  # rows at a time
 
 
@@ -35,27 +36,27 @@ def folder(tmp_path_factory):
         str(SPLITS["two processes"]),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    two = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    launch = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     for name, rows in {"8x1": 8, "1x8": 1, "4x2": 4}.items():
         train_all(folder / name, at_a_time=rows)
-    _, said = two.communicate(timeout=400)
-    assert two.returncode == 0, said[-8000:]
+    _, errors = launch.communicate(timeout=400)
+    assert launch.returncode == 0, errors[-8000:]
     return folder
 
 
-def test_every_method_is_tried():
+def test_every_method_is_trained():
     assert {learner.draft.method for learner in LEARNERS.values()} == set(METHODS) | {"toy"}
 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_split_of_a_step_changes_no_weight_and_no_figure(folder, name, split):
-    whole, other = weights(folder / "8x1" / name), weights(folder / split / name)
-    assert whole.keys() == other.keys()
-    for key in whole:
-        torch.testing.assert_close(other[key], whole[key], atol=1e-5, rtol=0, msg=key)
-    said, said_there = metrics(folder / "8x1" / name), metrics(folder / split / name)
-    for one, two in zip(said, said_there, strict=True):
-        for key in one.keys() - {"train/tokens_per_s", "train/data_wait"}:
-            bound = A_NEAR_TIE if "hit" in key or key == "train/tau" else 1e-4
-            assert two[key] == pytest.approx(one[key], abs=bound), key
+    expected, actual = weights(folder / "8x1" / name), weights(folder / split / name)
+    assert expected.keys() == actual.keys()
+    for key in expected:
+        torch.testing.assert_close(actual[key], expected[key], atol=1e-5, rtol=0, msg=key)
+    expected_metrics, actual_metrics = metrics(folder / "8x1" / name), metrics(folder / split / name)
+    for expected_line, actual_line in zip(expected_metrics, actual_metrics, strict=True):
+        for key in expected_line.keys() - {"train/tokens_per_s", "train/data_wait"}:
+            bound = NEAR_TIE_BOUND if "hit" in key or key == "train/tau" else 1e-4
+            assert actual_line[key] == pytest.approx(expected_line[key], abs=bound), key

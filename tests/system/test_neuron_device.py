@@ -1,8 +1,8 @@
-"""Everything is reached by the device's name alone: a device named `neuron` over host memory.
+"""A device named `neuron` over host memory is used by its name alone.
 
 It fills the slot that the native packages fill (PyTorch's PrivateUse1), is found by their entry
 points and has a compiler of their name; operators go through PyTorch's fallback to the CPU. It runs
-in processes of its own, as PyTorch has one such slot and no way to empty it.
+in separate processes, as PyTorch has one such slot and no way to empty it.
 """
 
 import json
@@ -55,40 +55,40 @@ SMALL = [
     "device.compile=false",
     "device.threads=1",
     "output_dir=out",
-    "run_name=there",
+    "run_name=on_device",
 ]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Where the device is installed: its library, its package, and what tells of the package."""
-    place = tmp_path_factory.mktemp("device")
-    library, site = place / "device.so", place / "site"
-    build(HERE / "neuron_device/device.cpp", library)
+    """Return the environment of the installed device: its library, its package and the package's metadata."""
+    folder = tmp_path_factory.mktemp("device")
+    library, site = folder / "device.so", folder / "site"
+    build_library(HERE / "neuron_device/device.cpp", library)
     site.mkdir()
-    (place / "neuronx-cc").touch(mode=0o755)
+    (folder / "neuronx-cc").touch(mode=0o755)
     (site / "torch_neuronx").symlink_to(HERE / "neuron_device/torch_neuronx")
     torch_version = ".".join(torch.__version__.split(".")[:2])
     for name, version in (("torch-neuronx", f"{torch_version}.3.0"), ("neuronx-cc", "2.28.0")):
-        told = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        told.mkdir()
-        (told / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+        metadata = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
         if name == "torch-neuronx":
-            (told / "entry_points.txt").write_text(
+            (metadata / "entry_points.txt").write_text(
                 "[torch.backends]\ntorch_neuronx = torch_neuronx:autoload\n"
                 "[torch_dynamo_backends]\nneuron = torch_neuronx.compiler:neuron\n"
             )
     path = os.pathsep.join([str(site), str(HERE.parent)])
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON", "TORCH"))}
-    return kept | {
-        "PATH": f"{place}{os.pathsep}{os.environ['PATH']}",
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON", "TORCH"))}
+    return inherited | {
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": path,
         "NEURON_OVER_HOST": str(library),
         "OMP_NUM_THREADS": "1",
     }
 
 
-def build(source: Path, library: Path) -> None:
+def build_library(source: Path, library: Path) -> None:
     roots = [f"-I{path}" for path in cpp_extension.include_paths()]
     torch_lib = Path(torch.__file__).parent / "lib"
     command = [
@@ -107,66 +107,66 @@ def build(source: Path, library: Path) -> None:
         "-ltorch_cpu",
         "-lc10",
     ]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr[:3000]
+    compilation = subprocess.run(command, capture_output=True, text=True)
+    assert compilation.returncode == 0, compilation.stderr[:3000]
 
 
-def run(command: list[str], environment: dict[str, str], place: Path) -> str:
-    ran = subprocess.run([sys.executable, *command], env=environment, cwd=place, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return ran.stdout
+def run(command: list[str], environment: dict[str, str], folder: Path) -> str:
+    process = subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
 def facts(environment, tmp_path_factory):
-    place = tmp_path_factory.mktemp("story")
-    run([str(HERE / "neuron_device/story.py"), str(place)], environment, place)
-    return json.loads((place / "facts.json").read_text())
+    folder = tmp_path_factory.mktemp("story")
+    run([str(HERE / "neuron_device/story.py"), str(folder)], environment, folder)
+    return json.loads((folder / "facts.json").read_text())
 
 
 def test_tensors_are_placed_and_cast_by_name(facts):
-    found = facts["placement"]
-    assert found["described"]["name"] == "neuron"
-    assert found["described"]["dtype"] == "bfloat16"
-    assert found["described"]["environment"] == {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "0"}
-    assert found["accelerate"] == [True, "neuron"]
-    assert found["weights"] == ["neuron", "torch.float32"]
-    assert found["autocast"] == ["torch.bfloat16", "torch.float32", "neuron"]
-    assert found["outside"] == "torch.float32"
-    assert found["moved"]
+    placement = facts["placement"]
+    assert placement["described"]["name"] == "neuron"
+    assert placement["described"]["dtype"] == "bfloat16"
+    assert placement["described"]["environment"] == {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "0"}
+    assert placement["accelerate"] == [True, "neuron"]
+    assert placement["weights"] == ["neuron", "torch.float32"]
+    assert placement["autocast"] == ["torch.bfloat16", "torch.float32", "neuron"]
+    assert placement["outside"] == "torch.float32"
+    assert placement["moved"]
 
 
-def test_its_random_state_is_seeded_and_saved_and_nothing_draws_there(facts):
-    found = facts["random state"]
-    assert found["seeded"]
-    assert found["restored"]
-    assert found["refused"] == "aten::uniform_: this device has no generator; draw on the host"
+def test_its_random_state_is_seeded_and_restored_and_sampling_on_it_is_refused(facts):
+    state = facts["random state"]
+    assert state["seeded"]
+    assert state["restored"]
+    assert state["refused"] == "aten::uniform_: this device has no generator; draw on the host"
 
 
 @pytest.mark.parametrize("name", story.DRAFTS)
 def test_it_learns_and_decodes_by_trees_as_the_cpu_does(facts, tmp_path, name):
-    found, expected = facts[name], story.trained("cpu", name, tmp_path)
-    assert (found["on"], expected["on"]) == (["neuron"], ["cpu"])
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-    assert found["greedy"] == expected["greedy"]
-    assert found["sampled"] == expected["sampled"]
+    learned, expected = facts[name], story.train_and_decode("cpu", name, tmp_path)
+    assert (learned["on"], expected["on"]) == (["neuron"], ["cpu"])
+    assert learned["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert learned["greedy"] == expected["greedy"]
+    assert learned["sampled"] == expected["sampled"]
 
 
 def test_its_compiler_is_found_by_name_and_compiles_once(facts):
-    found = facts["compiled"]
-    assert found["backend"] == "neuron"
-    assert found["compiled"] == found["announced"]
-    assert found["announced"] == {"prefill": 1, "begin:eagle3": 1, "fused:eagle3": 1}
-    assert found["graphs"] == [3, 2]  # of decoding twice; of a loss and the target before it
+    compiled = facts["compiled"]
+    assert compiled["backend"] == "neuron"
+    assert compiled["compiled"] == compiled["announced"]
+    assert compiled["announced"] == {"prefill": 1, "begin:eagle3": 1, "fused:eagle3": 1}
+    assert compiled["graphs"] == [3, 2]  # of decoding twice; of a loss and the target before it
     greedy = [ids for ids, _ in facts["eagle3"]["greedy"]]
-    assert found["ids"] == 2 * greedy  # the target's own text, whatever the draft has learned
-    assert found["losses"] == pytest.approx(facts["medusa"]["losses"], rel=1e-5)
+    assert compiled["ids"] == 2 * greedy  # the target's own text, whatever the draft
+    assert compiled["losses"] == pytest.approx(facts["medusa"]["losses"], rel=1e-5)
 
 
-def test_a_run_needs_the_name_alone_and_does_not_go_on_elsewhere(environment, small_run, monkeypatch):  # noqa: F811
-    said = run(["-m", "train", "device=neuron", *SMALL], environment, small_run)
-    assert any(line.startswith("device: neuron, as configured (torch 2.") for line in said.splitlines())
-    report = json.loads((small_run / "out/there/report.json").read_text())
+def test_a_run_needs_only_the_devices_name_and_is_not_resumed_on_another_device(environment, small_run, monkeypatch):  # noqa: F811
+    output = run(["-m", "train", "device=neuron", *SMALL], environment, small_run)
+    assert any(line.startswith("device: neuron, as configured (torch 2.") for line in output.splitlines())
+    report = json.loads((small_run / "out/on_device/report.json").read_text())
     device = report["setup"]["device"]
     assert (device["name"], device["dtype"]) == ("neuron", "bfloat16")
 

@@ -73,7 +73,7 @@ bigram:
 """
 
 
-def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tmp_path):
+def test_a_method_of_options_modules_and_an_entry_is_trained_reported_and_evaluated(target, tmp_path):
     copy = tmp_path / "checkout"
     for package in ("conf", "data", "infer", "models", "train"):
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -102,7 +102,7 @@ def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tm
         "evaluation.max_new_tokens=24",
         "evaluation.batch_sizes=[]",
     ]
-    run(
+    run_module(
         copy,
         "train",
         "draft=bigram",
@@ -118,10 +118,10 @@ def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tm
         "run_name=new",
         *common,
     )
-    out = run(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)
+    out = run_module(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)
     assert "new, tree: " in out
-    for place in ("train/new", "infer.eval/eval"):
-        report = json.loads((copy / "outputs" / place / "report.json").read_text())
+    for folder in ("train/new", "infer.eval/eval"):
+        report = json.loads((copy / "outputs" / folder / "report.json").read_text())
         assert report["drafts"][0]["method"] == "bigram"
         modes = report["overall"]["modes"]
         assert all(mode["verdict"]["lossless"] == "yes" for mode in modes.values())
@@ -131,8 +131,8 @@ def test_options_modules_and_an_entry_are_trained_reported_and_judged(target, tm
         assert tree > 1.2 * untrained
 
 
-def run(folder: Path, module: str, *overrides: str) -> str:
-    done = subprocess.run(
+def run_module(folder: Path, module: str, *overrides: str) -> str:
+    process = subprocess.run(
         [sys.executable, "-m", module, *overrides],
         cwd=folder,
         text=True,
@@ -140,5 +140,5 @@ def run(folder: Path, module: str, *overrides: str) -> str:
         stderr=subprocess.STDOUT,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-3000:]
+    return process.stdout

@@ -1,4 +1,4 @@
-"""Promises of several processes: they do what one does, hold only their part, and hand over."""
+"""Several processes learn what a single process learns, hold only their part, and save for any number."""
 
 import json
 import os
@@ -28,8 +28,8 @@ LAYOUTS = {"tensor": SPLIT, "sharded": ALL_SHARDED, "tensor and sharded": SPLIT 
 OTHERS = ("eagle1", "medusa", "hydra", "pruned")
 
 
-def launch(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
-    """These runs, by the launcher that users take."""
+def launch_runs(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
+    """Launch these runs with the launcher that users take."""
     command = [
         sys.executable,
         "-m",
@@ -41,36 +41,36 @@ def launch(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
         json.dumps(runs),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-8000:]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert process.returncode == 0, process.stderr[-8000:]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs of four processes and of one; `state` stopped at step 2, whence `resumed` went on."""
+    """Run four processes and a single one; `state` stops at step 2, and `resumed` goes on from there."""
     folder = tmp_path_factory.mktemp("parallel")
     save_target(folder / "target")
     runs = [{"folder": str(folder / name), "parallel": way} for name, way in LAYOUTS.items()]
     state = {"folder": str(folder / "state"), "parallel": SPLIT, "stop": 2}
     runs += [state, state | {"folder": str(folder / "resumed"), "after": state["folder"], "stop": 4}]
-    launch(4, folder, runs)
-    run(folder / "target", folder=str(folder / "one"), parallel={})
+    launch_runs(4, folder, runs)
+    run(folder / "target", folder=str(folder / "single"), parallel={})
     return folder
 
 
-def losses(folder: Path) -> list[float]:
+def read_losses(folder: Path) -> list[float]:
     return [line["train/loss"] for line in metrics(folder)]
 
 
-def ranks(folder: Path) -> list[dict[str, Any]]:
+def read_ranks(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob("rank-*.json"))]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_four_processes_learn_and_decode_as_one(folder, name):
-    assert losses(folder / name) == pytest.approx(losses(folder / "one"), abs=1e-5)
-    (alone,) = ranks(folder / "one")
-    together = ranks(folder / name)
+def test_four_processes_learn_and_decode_as_a_single_one(folder, name):
+    assert read_losses(folder / name) == pytest.approx(read_losses(folder / "single"), abs=1e-5)
+    (alone,) = read_ranks(folder / "single")
+    together = read_ranks(folder / name)
     assert len(together) == 4
     for rank in together:
         assert rank["fingerprint"] == alone["fingerprint"]
@@ -80,47 +80,47 @@ def test_four_processes_learn_and_decode_as_one(folder, name):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_all_processes_end_with_the_same_draft_bit_for_bit(folder, name):
-    assert len({rank["draft"] for rank in ranks(folder / name)}) == 1
+    assert len({rank["draft"] for rank in read_ranks(folder / name)}) == 1
 
 
-def test_what_one_process_knows_all_can_ask(folder):
-    assert all(rank["heard"] for rank in ranks(folder / "tensor"))
-    assert not ranks(folder / "one")[0]["heard"]
+def test_every_process_gets_the_values_that_only_one_process_computes(folder):
+    assert all(rank["heard"] for rank in read_ranks(folder / "tensor"))
+    assert not read_ranks(folder / "single")[0]["heard"]
 
 
 def test_no_process_holds_more_than_its_part(folder):
-    (alone,) = ranks(folder / "one")
-    for rank in ranks(folder / "sharded"):
+    (alone,) = read_ranks(folder / "single")
+    for rank in read_ranks(folder / "sharded"):
         assert rank["draft_held"] <= 0.26 * alone["draft_held"]
         assert rank["target_held"] <= 0.3 * alone["target_held"]  # norms are cut unevenly
-    for rank in ranks(folder / "tensor"):
+    for rank in read_ranks(folder / "tensor"):
         assert rank["draft_held"] == alone["draft_held"]
         assert rank["target_held"] <= 0.51 * alone["target_held"]
 
 
 def test_a_resumed_run_of_four_processes_ends_as_an_unbroken_one_bit_for_bit(folder):
-    assert ranks(folder / "resumed")[0]["draft"] == ranks(folder / "tensor")[0]["draft"]
+    assert read_ranks(folder / "resumed")[0]["draft"] == read_ranks(folder / "tensor")[0]["draft"]
 
 
-def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
+def test_a_state_of_four_processes_is_resumed_by_two_and_by_a_single_one(folder):
     after = str(folder / "state")
-    launch(
+    launch_runs(
         2,
         folder,
         [
-            {"folder": str(folder / "on two"), "parallel": DRAFT_SHARDED, "after": after},
+            {"folder": str(folder / "on two processes"), "parallel": DRAFT_SHARDED, "after": after},
             *({"folder": str(folder / name), "parallel": SPLIT, "draft": name, "steps": 1} for name in OTHERS),
         ],
     )
-    run(folder / "target", folder=str(folder / "on one"), parallel={}, after=after)
-    whole = losses(folder / "one")
-    assert losses(folder / "state") == pytest.approx(whole[:2], abs=1e-5)
-    for name in ("on two", "on one"):
-        assert losses(folder / name) == pytest.approx(whole, abs=1e-5)
-    for name in OTHERS:  # every method takes what it needs of a target in parts
+    run(folder / "target", folder=str(folder / "on a single one"), parallel={}, after=after)
+    expected = read_losses(folder / "single")
+    assert read_losses(folder / "state") == pytest.approx(expected[:2], abs=1e-5)
+    for name in ("on two processes", "on a single one"):
+        assert read_losses(folder / name) == pytest.approx(expected, abs=1e-5)
+    for name in OTHERS:  # every method reads a target that is split
         alone = f"{name} alone"
         run(folder / "target", folder=str(folder / alone), parallel={}, draft=name, steps=1)
-        assert losses(folder / name) == pytest.approx(losses(folder / alone), abs=1e-5)
+        assert read_losses(folder / name) == pytest.approx(read_losses(folder / alone), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
         (4, {"draft": Weights.sharded}, 8, True, r"parallel: a draft that adapts its target"),
     ],
 )
-def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
+def test_impossible_layouts_are_refused_before_a_model_is_loaded(
     tmp_path, monkeypatch, processes, conf, rows, adapts, message
 ):
     save_target(tmp_path)

@@ -1,6 +1,6 @@
-"""Killed five times, its server restarted, every fifth request failing: each row answered once.
+"""After five kills and a restart of the server, with every fifth request failing, each row is answered once.
 
-Ctrl-C is the sixth end.
+Ctrl-C ends the sixth run.
 """
 
 import json
@@ -29,9 +29,9 @@ HOW = conf(max_new_tokens=8)
 
 
 @contextmanager
-def command(folder: Path, port: int) -> Iterator[BaseProcess]:
-    """`python -m data.prepare ...` in a process of its own, killed at the end."""
-    words = [
+def start_prepare(folder: Path, port: int) -> Iterator[BaseProcess]:
+    """Run `python -m data.prepare ...` in a separate process, and kill it at the end."""
+    arguments = [
         "mixture=one",
         f"mixture.sources.rows.path={folder / 'rows.jsonl'}",
         "mixture.exclude=[]",
@@ -44,7 +44,7 @@ def command(folder: Path, port: int) -> Iterator[BaseProcess]:
         "answers.max_new_tokens=8",
         f"answers.concurrency={AT_ONCE}",
     ]
-    run = FORKS.Process(target=typed, args=(words, folder))
+    run = FORKS.Process(target=run_command, args=(arguments, folder))
     run.start()
     try:
         yield run
@@ -53,21 +53,21 @@ def command(folder: Path, port: int) -> Iterator[BaseProcess]:
         run.join()
 
 
-def typed(words: list[str], folder: Path) -> None:
-    """The command's own entry, with these words behind it; what it says goes to a file."""
-    with (folder / "said").open("w") as said:
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+def run_command(arguments: list[str], folder: Path) -> None:
+    """Run the command with these arguments; its output goes to a file."""
+    with (folder / "output").open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's `&`
-    sys.argv = ["data.prepare", *words]
+    sys.argv = ["data.prepare", *arguments]
     main()
 
 
-def until(met: Callable[[], bool], run: BaseProcess, folder: Path) -> None:
+def wait_until(met: Callable[[], bool], run: BaseProcess, folder: Path) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not met():
-        assert run.is_alive(), (folder / "said").read_text()
+        assert run.is_alive(), (folder / "output").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -78,31 +78,31 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     journal = tmp_path / "run" / "answers-00000-of-00001.jsonl"
 
-    def done() -> int:
+    def count_lines() -> int:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     port = free_port()
     with serving(DEMO_TARGET, port=port, name="demo", faulty=True) as watcher:
         for number in range(KILLS + 1):
-            before, end = done(), signal.SIGKILL if number < KILLS else signal.SIGINT
-            with command(tmp_path, port) as run:
-                until(lambda least=before + 2: done() >= least, run, tmp_path)
+            before, end = count_lines(), signal.SIGKILL if number < KILLS else signal.SIGINT
+            with start_prepare(tmp_path, port) as run:
+                wait_until(lambda least=before + 2: count_lines() >= least, run, tmp_path)
                 if number == KILLS // 2:
                     restart(watcher)
-                    at_restart = done()
-                    until(lambda least=at_restart + 2: done() >= least, run, tmp_path)
+                    at_restart = count_lines()
+                    wait_until(lambda least=at_restart + 2: count_lines() >= least, run, tmp_path)
                 assert run.pid is not None
                 os.kill(run.pid, end)
                 run.join(TIMEOUT_S)
             assert run.exitcode == (-end if end == signal.SIGKILL else 128 + end)
-            assert before < done() < ROWS
-        assert (tmp_path / "said").read_text().endswith("\ninterrupted\n")
-        assert len(finished(journal)) == done()
-        with command(tmp_path, port) as run:
+            assert before < count_lines() < ROWS
+        assert (tmp_path / "output").read_text().endswith("\ninterrupted\n")
+        assert len(read_finished_ids(journal)) == count_lines()
+        with start_prepare(tmp_path, port) as run:
             run.join(TIMEOUT_S)
-    said = (tmp_path / "said").read_text()
-    assert run.exitcode == 0, said
-    assert "rows are already answered" in said
+    output = (tmp_path / "output").read_text()
+    assert run.exitcode == 0, output
+    assert "rows are already answered" in output
 
     answered = {row.id: row for row in read_prepared_rows(tmp_path / "run")}
     held_out = {row.id for row in read_prepared_rows(tmp_path / "run", "held_out")}
@@ -110,25 +110,25 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
     assert len(answered) == report["train"] == report["answers"]["rows"]
     assert report["read"] == ROWS == report["train"] + report["held_out"] + report["dropped"]
     assert held_out.isdisjoint(answered)
-    assert answered == as_in_one_process(rows, set(answered), tmp_path)
+    assert answered == answer_in_process(rows, set(answered), tmp_path)
     assert not journal.exists()
 
 
-def finished(journal: Path) -> set[str]:
-    """The rows that have a whole line."""
+def read_finished_ids(journal: Path) -> set[str]:
+    """Return the ids of the rows that have a complete line."""
     lines = journal.read_bytes().splitlines(keepends=True)
     return {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
 
 
-def as_in_one_process(rows: list[PreparedRow], ids: set[str], folder: Path) -> dict[str, PreparedRow]:
-    """The same rows, answered by the target without a server and without a kill."""
+def answer_in_process(rows: list[PreparedRow], ids: set[str], folder: Path) -> dict[str, PreparedRow]:
+    """Answer the same rows by the target, without a server and without a kill."""
     target = load_target(TargetConf(), CPU)
     own = {}
     for row in rows:
-        (given,) = [each for each in ids if each.startswith(f"{row.id}-")] or [None]
-        if given is not None:
-            own[given] = PreparedRow(id=given, source="rows", messages=row.messages)
-    made = answer_rows(
+        (row_id,) = [prepared_id for prepared_id in ids if prepared_id.startswith(f"{row.id}-")] or [None]
+        if row_id is not None:
+            own[row_id] = PreparedRow(id=row_id, source="rows", messages=row.messages)
+    answers = answer_rows(
         own.values(),
         TargetAnswerBackend(target, HOW),
         target.tokenizer,
@@ -137,4 +137,4 @@ def as_in_one_process(rows: list[PreparedRow], ids: set[str], folder: Path) -> d
         report=AnswersReport(),
         total=len(own),
     )
-    return {row.id: row for row in made}
+    return {row.id: row for row in answers}

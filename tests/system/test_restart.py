@@ -1,4 +1,4 @@
-"""Promises of launchers that restart a run: it goes on, and a launch that could not is refused."""
+"""A run goes on when its launcher restarts it, and a launch that could not restart is refused."""
 
 import pytest
 import torch
@@ -24,22 +24,22 @@ def test_the_run_of_a_killed_worker_goes_on_with_new_ones(tmp_path):
     killed, changes = (tmp_path / "killed", {"dropout": 0.0, "optim": {"steps": 30, "max_grad_norm": 1e3}})
     with launcher(killed, changes, processes=2, restarts=1) as run:
         kill_worker(run, 1, when=lambda: newest_step(killed) >= 6)
-    toy_run(tmp_path / "whole", toy_conf(**changes))
-    ours, theirs = weights(killed), weights(tmp_path / "whole")
+    toy_run(tmp_path / "unbroken", toy_conf(**changes))
+    ours, theirs = weights(killed), weights(tmp_path / "unbroken")
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=0, msg=name)
-    assert [m["step"] for m in metrics(killed)] == [m["step"] for m in metrics(tmp_path / "whole")]
+    assert [m["step"] for m in metrics(killed)] == [m["step"] for m in metrics(tmp_path / "unbroken")]
 
 
 def test_a_restart_resumes_even_a_run_that_was_to_start_over(tmp_path, monkeypatch):
     conf = toy_conf(resume=False, output_dir=str(tmp_path))
-    left = tmp_path / conf.run_name / "metrics.jsonl"
-    left.parent.mkdir()
-    left.touch()
-    for restarts, kept in (("1", True), ("0", False)):
+    metrics_file = tmp_path / conf.run_name / "metrics.jsonl"
+    metrics_file.parent.mkdir()
+    metrics_file.touch()
+    for restarts, resumes in (("1", True), ("0", False)):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
         open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[]))
-        assert left.exists() is kept
+        assert metrics_file.exists() is resumes
 
 
 def test_restarts_of_several_nodes_need_a_store_for_each_attempt(monkeypatch):

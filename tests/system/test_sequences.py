@@ -1,4 +1,4 @@
-"""Two whole sequences by their names, as docs/sequences.md shows them, offline on a thin target."""
+"""Two whole sequences of docs/sequences.md run by their names, offline, on a thin target."""
 
 import pytest
 

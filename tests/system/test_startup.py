@@ -1,4 +1,4 @@
-"""Help, the composed configuration and mistakes take no time: they import no PyTorch."""
+"""Help, the composed configuration and mistakes are answered at once, as they import no PyTorch."""
 
 import json
 import subprocess
@@ -28,23 +28,23 @@ import contextlib, importlib, io, json, sys
 
 answers = []
 for module, *words in json.loads(sys.argv[1]):
-    said = io.StringIO()
+    output = io.StringIO()
     command = importlib.import_module(module)
     sys.argv = [module, *words]
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             code = command.main(words) if module == "infer.compare" else command.main()
         except SystemExit as end:
             code = end.code
     imported = sorted({name.partition(".")[0] for name in sys.modules})
-    answers.append([code or 0, said.getvalue(), imported])
+    answers.append([code or 0, output.getvalue(), imported])
 print(json.dumps(answers))
 """
 
 
 def run_all(lines: list[list[str]], folder: Path) -> list[tuple[int, str, set[str]]]:
     """Return the exit code, the output and the imported packages after each command line."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", RUN_ALL, json.dumps(lines)],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "HF_ENDPOINT": "http://127.0.0.1:9"},
@@ -52,20 +52,20 @@ def run_all(lines: list[list[str]], folder: Path) -> list[tuple[int, str, set[st
         text=True,
         check=True,
     )
-    return [(code, said, set(packages)) for code, said, packages in json.loads(done.stdout)]
+    return [(code, output, set(packages)) for code, output, packages in json.loads(process.stdout)]
 
 
 def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
     missing = str(tmp_path / "none")
     source = f"mixture.sources.rows.path={missing}.jsonl"
-    asked = [(0, "== ", command, "--help") for command in COMMANDS]
-    asked += [(0, "output_dir: ", command, "--cfg", "job") for command in COMMANDS]
-    asked += [(2, "error: rnu_name: no such key;", command, "rnu_name=x") for command in COMMANDS]
-    asked += [
+    cases = [(0, "== ", command, "--help") for command in COMMANDS]
+    cases += [(0, "output_dir: ", command, "--cfg", "job") for command in COMMANDS]
+    cases += [(2, "error: rnu_name: no such key;", command, "rnu_name=x") for command in COMMANDS]
+    cases += [
         (2, "error: checkpoint: must be a folder with config.json,", c, f"checkpoint={missing}")
         for c in CHECKPOINT_COMMANDS
     ]
-    asked += [
+    cases += [
         (
             2,
             "error: checkpoint: must be a folder with config.json,",
@@ -82,19 +82,19 @@ def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
         (2, "error: command line: must be two reports, or several", "infer.compare"),
         (2, "error: report: must be a readable report.json,", "infer.compare", missing, missing),
     ]
-    asked += [
+    cases += [
         (2, "error: data.path: must be a JSONL file,", c, "data=jsonl", f"data.path={missing}.jsonl")
         for c in ("train.__main__", "data.capture", "data.show")
     ]
-    asked += [
+    cases += [
         (2, "error: target.name: must be a reachable model, got", command, "draft=qwen3-8b-eagle3")
         for command in ("train.__main__", "data.capture")
     ]
-    asked += [
+    cases += [
         (2, "error: draft.name: must be a reachable", "train.__main__", "draft=qwen3-1.7b", "target=demo"),
         (2, "error: target.path: must be a reachable", "train.__main__", f"target.path={missing}"),
     ]
-    answers = run_all([list(words) for _, _, *words in asked], tmp_path)
-    for (code, text, *words), (got, said, packages) in zip(asked, answers, strict=True):
-        assert (got, text in said) == (code, True), (words, said)
+    answers = run_all([list(words) for _, _, *words in cases], tmp_path)
+    for (code, text, *words), (actual_code, output, packages) in zip(cases, answers, strict=True):
+        assert (actual_code, text in output) == (code, True), (words, output)
         assert not packages & SLOW, words

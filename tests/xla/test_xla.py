@@ -1,4 +1,4 @@
-"""The XLA route, run for real on XLA's CPU device: what it computes, and the graphs it is made of.
+"""The XLA route, on XLA's CPU device, computes what the CPU computes, with the announced graphs.
 
 Each method is trained and decoded with twice, on the CPU and on XLA, by processes of an environment
 that holds torch_xla (scripts/setup_xla.sh).
@@ -16,40 +16,40 @@ import torch
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("XLA", ROOT / ".venv-xla")).absolute() / "bin" / "python"
 METHODS = ("eagle3", "medusa", "draft model")
-# Accelerate takes XLA wherever it is installed, if nobody says otherwise
+# Accelerate takes XLA wherever it is installed, unless a variable forbids it.
 CHOSEN = {"cpu": {"USE_TORCH_XLA": "0"}, "xla": {"PJRT_DEVICE": "CPU"}}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What came of each method: {"cpu": ..., "xla": ...}; two of them run at a time."""
+    """Return the results of each method, {"cpu": ..., "xla": ...}; two methods run at a time."""
     folder = tmp_path_factory.mktemp("xla")
 
-    def both(method: str) -> dict[str, dict]:
-        found = {}
+    def run_both(method: str) -> dict[str, dict]:
+        results = {}
         for device in ("cpu", "xla"):
-            run_on(method, device, folder / method)
-            found[device] = json.loads((folder / method / f"{device}.json").read_text())
-            found[device]["gradient"] = torch.load(folder / method / f"{device}.pt")
-        return found
+            run_method(method, device, folder / method)
+            results[device] = json.loads((folder / method / f"{device}.json").read_text())
+            results[device]["gradient"] = torch.load(folder / method / f"{device}.pt")
+        return results
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(METHODS, pool.map(both, METHODS), strict=True))
+        return dict(zip(METHODS, pool.map(run_both, METHODS), strict=True))
 
 
-def run_on(method: str, device: str, folder: Path) -> None:
+def run_method(method: str, device: str, folder: Path) -> None:
     command = [str(PYTHON), str(HERE / "xla_run.py"), method, device, str(folder)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | CHOSEN[device]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-4000:]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_gradient_is_that_of_the_cpu(runs, method):
     ours, theirs = runs[method]["xla"]["gradient"], runs[method]["cpu"]["gradient"]
     assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    for our_gradient, their_gradient in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our_gradient, their_gradient, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -63,12 +63,12 @@ def test_the_losses_are_those_of_the_cpu(runs, method):
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("method", METHODS)
-def test_one_checkpoint_is_decoded_with_as_on_the_cpu(runs, method, shape):
-    """Text, rounds, and the tokens that each round accepts, of twenty prompts."""
+def test_decoding_with_a_checkpoint_is_that_of_the_cpu(runs, method, shape):
+    """Text, rounds and the tokens that each round accepts are the same for twenty prompts."""
     ours, theirs = (runs[method][name]["decode"][shape] for name in ("xla", "cpu"))
     assert ours == theirs
     assert len(ours) == 20
-    assert sum(sum(accepted) for _, accepted in ours) > 20  # else it would tell of no draft
+    assert sum(sum(accepted) for _, accepted in ours) > 20  # otherwise it would say nothing about the draft
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,7 +1,7 @@
-"""One method on one device: xla_run.py METHOD xla|cpu FOLDER, by test_xla.py.
+"""Train and decode with one method on one device: xla_run.py METHOD xla|cpu FOLDER, by test_xla.py.
 
 It trains a draft of the tiny target and decodes with a checkpoint: its own on the CPU, the CPU's on
-XLA, so that both decode with the same weights. FOLDER/DEVICE.json and .pt hold what came of it.
+XLA, so that both decode with the same weights. FOLDER/DEVICE.json and .pt hold the results.
 """
 
 import json
@@ -42,7 +42,7 @@ METHODS = {
 }
 
 
-def conf_of(method: str) -> TrainConf:
+def build_conf(method: str) -> TrainConf:
     draft, lr, micro_batches = METHODS[method]
     optim = {
         "steps": STEPS,
@@ -58,8 +58,8 @@ def conf_of(method: str) -> TrainConf:
     return conf
 
 
-class Watched(Trainer):
-    """Notes the first gradient, and how many graphs there are behind the first step."""
+class RecordingTrainer(Trainer):
+    """A trainer that records the first gradient, and the number of graphs behind the first step."""
 
     def _train_step(self) -> None:
         super()._train_step()
@@ -70,29 +70,29 @@ class Watched(Trainer):
             self.warm = self.parallel.device.count_graphs()
 
 
-def prompts() -> list[list[int]]:
-    """Twenty of different lengths, in two buckets."""
+def draw_prompts() -> list[list[int]]:
+    """Draw twenty prompts of different lengths, in two buckets."""
     numbers = torch.Generator().manual_seed(2)
     lengths = range(3, 3 + 5 * 20, 5)
     return [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in lengths]
 
 
-def target_on(device: Device) -> tuple[Target, Packed]:
-    """The target there, and texts that it has written on the CPU."""
+def build_target(device: Device) -> tuple[Target, Packed]:
+    """Return the target on the device, and texts that it has written on the CPU."""
     batch = batch_of(sampled_texts(tiny_target(seed=0), count=16, length=LENGTH))
-    host = replace(device, torch_device=torch.device("cpu"))  # checked there, as TargetConf does
+    host = replace(device, torch_device=torch.device("cpu"))  # the target is checked on the CPU first
     target = tiny_target(seed=0, device=host)
     target.model.to(device.torch_device)
     target.device = device
     return target, packed_of(batch)
 
 
-def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torch.Tensor]]:
-    folder, conf = FOLDER / NAME, conf_of(METHOD)
+def train_draft(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torch.Tensor]]:
+    folder, conf = FOLDER / NAME, build_conf(METHOD)
     folder.mkdir(parents=True)
     parallel = build_parallel(conf.parallel, device, trackers=conf.log.list_trackers())
     state = RunState(folder, flatten_config(conf))
-    loop = Watched(
+    loop = RecordingTrainer(
         conf=conf,
         parallel=parallel,
         target=target,
@@ -105,32 +105,32 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
     loop.run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     announced = len(graph_plan.list_graphs(conf, lazy=device.lazy))
-    done = {"losses": [line["train/loss"] for line in lines], "announced": announced}
-    return done | {"warm": loop.warm, "compiled": device.count_graphs()}, loop.gradient
+    result = {"losses": [line["train/loss"] for line in lines], "announced": announced}
+    return result | {"warm": loop.warm, "compiled": device.count_graphs()}, loop.gradient
 
 
-def decode(device: Device, target: Target) -> dict:
-    """Both shapes, with every graph announced; a prompt of each bucket first, to warm up."""
+def decode_prompts(device: Device, target: Target) -> dict:
+    """Decode with both trees, every graph announced; a prompt of each bucket comes first, to warm up."""
     _, draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
-    asked, found, before = prompts(), {}, device.count_graphs()
+    prompts, result, before = draw_prompts(), {}, device.count_graphs()
     shapes = {"chain": chain(3), "tree": tree(3)}
     decoders = {
         name: Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS) for name, shape in shapes.items()
     }
-    lengths = [len(prompt) for prompt in asked]
+    lengths = [len(prompt) for prompt in prompts]
     needed = {g for decoder in decoders.values() for g in list_graphs(decoder.session, lengths)}
     with device.ledger.expect_graphs(needed, strict=True) as run:
         for name, decoder in decoders.items():
             with device.ledger.warming():
-                decoder.decode([asked[0], asked[-1]], row_ids=[0, 19], max_new_tokens=4)
-            rows = decoder.decode(asked, row_ids=list(range(len(asked))), max_new_tokens=NEW)
-            found[name] = [[row.ids, row.accepted] for row in rows]
-    done = {"announced": run.announced, "by_function": run.compiled, "late": run.compiled_late}
-    return found | done | {"compiled": device.count_graphs() - before}
+                decoder.decode([prompts[0], prompts[-1]], row_ids=[0, 19], max_new_tokens=4)
+            rows = decoder.decode(prompts, row_ids=list(range(len(prompts))), max_new_tokens=NEW)
+            result[name] = [[row.ids, row.accepted] for row in rows]
+    graphs = {"announced": run.announced, "by_function": run.compiled, "late": run.compiled_late}
+    return result | graphs | {"compiled": device.count_graphs() - before}
 
 
-def fallbacks() -> dict[str, int]:
-    """Operations that XLA does not have, and how often they ran on the host."""
+def count_fallbacks() -> dict[str, int]:
+    """Count how often each operator that XLA does not have ran on the host."""
     from torch_xla.debug import metrics
 
     names = [name for name in metrics.counter_names() if name.startswith("aten::")]
@@ -141,10 +141,10 @@ if __name__ == "__main__":
     METHOD, NAME, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
     device = open_device(DeviceConf(name=DeviceName[NAME], precision=Precision.float32, compile=False))
-    target, rows = target_on(device)
-    trained, gradient = train(device, target, rows)
-    result = {"train": trained, "decode": decode(device, target)}
+    target, rows = build_target(device)
+    trained, gradient = train_draft(device, target, rows)
+    result = {"train": trained, "decode": decode_prompts(device, target)}
     if device.lazy:
-        result["fallbacks"] = fallbacks()
+        result["fallbacks"] = count_fallbacks()
     torch.save(gradient, FOLDER / f"{NAME}.pt")
     (FOLDER / f"{NAME}.json").write_text(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Every row is answered once, turn by turn, whatever is decoded together and however often."""
+"""Every row is answered once, turn by turn, whatever the batch and however often the command is repeated."""
 
 import json
 
@@ -20,32 +20,32 @@ def target():
     return chat_target()
 
 
-def answered(target, journal, rows, asker=None, **changes):
-    """The rows answered, and the report."""
-    how, report = conf(**changes), AnswersReport()
-    asker = asker or TargetAnswerBackend(target, how)
-    made = answer_rows(rows, asker, target.tokenizer, how, journal, report=report, total=len(rows))
-    return list(made), report
+def answer_all(target, journal, rows, backend=None, **changes):
+    """Answer the rows; return them and the report."""
+    answers_conf, report = conf(**changes), AnswersReport()
+    backend = backend or TargetAnswerBackend(target, answers_conf)
+    answers = answer_rows(rows, backend, target.tokenizer, answers_conf, journal, report=report, total=len(rows))
+    return list(answers), report
 
 
 @pytest.fixture(scope="module")
-def made(target, tmp_path_factory):
-    """Rows answered eight at a time, and the report."""
-    return answered(target, tmp_path_factory.mktemp("made") / "journal", asked(ROWS))
+def batched(target, tmp_path_factory):
+    """Return rows that were answered eight at a time, and the report."""
+    return answer_all(target, tmp_path_factory.mktemp("answers") / "journal", asked(ROWS))
 
 
-def test_answers_do_not_depend_on_the_batch(target, made, tmp_path):
-    alone, _ = answered(target, tmp_path / "1", asked(ROWS), batch=1)
-    assert alone == made[0]
-    other, _ = answered(target, tmp_path / "seed", asked(2), seed=1)
+def test_answers_do_not_depend_on_the_batch(target, batched, tmp_path):
+    alone, _ = answer_all(target, tmp_path / "1", asked(ROWS), batch=1)
+    assert alone == batched[0]
+    other, _ = answer_all(target, tmp_path / "seed", asked(2), seed=1)
     assert [row.documents for row in other] != [row.documents for row in alone[:2]]
 
 
 @pytest.mark.parametrize(("device", "sizes"), [("cpu", 2), ("xla", 1)])
-def test_short_prompts_have_rows_of_their_own_unless_that_compiles_for_an_hour(
+def test_short_prompts_are_batched_apart_from_long_ones_unless_that_compiles_for_an_hour(
     target, device, sizes, tmp_path, monkeypatch
 ):
-    """Nine short prompts and three long ones, four at a time."""
+    """Nine short prompts and three long ones are answered, four at a time."""
     texts = ["3 4 5", "3 4 5", "3 4 5", "3 " * 60] * 3
     rows = [PreparedRow(id=str(i), source="", text=text) for i, text in enumerate(texts)]
     forward, passes = target.forward_hidden, []
@@ -56,7 +56,7 @@ def test_short_prompts_have_rows_of_their_own_unless_that_compiles_for_an_hour(
 
     monkeypatch.setattr(target, "forward_hidden", record)
     monkeypatch.setattr(target.device, "name", device)
-    answers, _ = answered(target, tmp_path / "j", rows, batch=4)
+    answers, _ = answer_all(target, tmp_path / "j", rows, batch=4)
     assert len({slots for _, length, slots in passes if length == 1}) == sizes
     own = sum(len(row.documents[0].ids) - row.answers[0].tokens for row in answers)
     padded = sum(count * length for count, length, _ in passes if length > 1)
@@ -70,14 +70,14 @@ def test_every_answer_has_a_seed_of_its_own():
     assert derive_answer_seed(0, "1", 0) == 898252347
 
 
-def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
-    """What is recorded is what the target says when it is asked for exactly that prompt."""
-    rows, report = made
+def test_each_turn_is_the_targets_own_behind_its_own_history(target, batched):
+    """The recorded answer is the target's own when it gets exactly that prompt."""
+    rows, report = batched
     assert [row.id for row in rows] == [row.id for row in asked(ROWS)]
-    several = 0
+    multi_turn = 0
     for row in rows:
         (document,) = row.documents  # this template rewrites nothing
-        several += len(document.spans) > 1
+        multi_turn += len(document.spans) > 1
         for drawn, (begin, end) in zip(row.answers, document.spans, strict=True):
             ((_, own),) = generate_answers(
                 target,
@@ -88,51 +88,51 @@ def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
             )
             assert document.ids[begin:end] == own
             assert (drawn.finish_reason == "stop") == (own[-1] == 0)
-        said = [m["content"] for m in row.messages if m["role"] == "assistant"]
-        assert "1 2 3" not in said
-        assert document.ids.count(ASSISTANT) >= len(said) == len(row.answers)
+        answers = [m["content"] for m in row.messages if m["role"] == "assistant"]
+        assert "1 2 3" not in answers
+        assert document.ids.count(ASSISTANT) >= len(answers) == len(row.answers)
         rendered = target.tokenizer.apply_chat_template(row.messages, return_dict=True)["input_ids"]
         assert rendered[: len(document.ids)] == document.ids
-    assert several > 2
+    assert multi_turn > 2
     assert report.ended[ANSWER_CUT] == sum(
-        row.answers[-1].finish_reason == "length" and len(row.messages) < len(wanted.messages)
-        for row, wanted in zip(rows, asked(ROWS), strict=True)
+        row.answers[-1].finish_reason == "length" and len(row.messages) < len(asked_row.messages)
+        for row, asked_row in zip(rows, asked(ROWS), strict=True)
     )
     assert report.rows == ROWS
     assert report.tokens == sum(answer.tokens for row in rows for answer in row.answers)
 
 
-def test_prompts_are_continued_and_rows_that_cannot_be_asked_are_counted(target, tmp_path):
+def test_prompts_are_continued_and_rows_that_cannot_be_answered_are_counted(target, tmp_path):
     rows = [
-        PreparedRow(id="text", source="made", text="3 4 5"),
-        PreparedRow(id="prompt", source="made", messages=[{"role": "user", "content": "3 4 5"}]),
-        PreparedRow(id="long", source="made", text="7 " * 241),
-        PreparedRow(id="fits", source="made", text="7 " * 240),
-        PreparedRow(id="role", source="made", messages=[{"role": "poet", "content": "3"}]),
-        PreparedRow(id="empty", source="made", text=""),
+        PreparedRow(id="text", source="source", text="3 4 5"),
+        PreparedRow(id="prompt", source="source", messages=[{"role": "user", "content": "3 4 5"}]),
+        PreparedRow(id="long", source="source", text="7 " * 241),
+        PreparedRow(id="fits", source="source", text="7 " * 240),
+        PreparedRow(id="role", source="source", messages=[{"role": "poet", "content": "3"}]),
+        PreparedRow(id="empty", source="source", text=""),
     ]
-    made, report = answered(target, tmp_path / "j", rows)
-    assert [row.id for row in made] == ["text", "prompt", "fits"]
-    assert made[0].documents[0].ids[:3] == [3, 4, 5]
-    assert made[0].documents[0].spans[0][0] == 3
-    assert [message["role"] for message in made[1].messages] == ["user", "assistant"]
+    answers, report = answer_all(target, tmp_path / "j", rows)
+    assert [row.id for row in answers] == ["text", "prompt", "fits"]
+    assert answers[0].documents[0].ids[:3] == [3, 4, 5]
+    assert answers[0].documents[0].spans[0][0] == 3
+    assert [message["role"] for message in answers[1].messages] == ["user", "assistant"]
     assert report.dropped == {
-        "made": {PROMPT_TOO_LONG: 1, "rejected by the chat template: no such role": 1, "without a token": 1}
+        "source": {PROMPT_TOO_LONG: 1, "rejected by the chat template: no such role": 1, "without a token": 1}
     }
-    assert report.rows + report.dropped["made"].total() == len(rows)
+    assert report.rows + report.dropped["source"].total() == len(rows)
 
 
-class Unwilling:
-    """Answers with one token, and refuses some prompts."""
+class FailingBackend:
+    """A backend that answers with one token and fails for some prompts."""
 
     max_prompt_tokens = 240
 
-    def __init__(self, refused=()):
-        self.refused, self.asked = set(refused), []
+    def __init__(self, failing=()):
+        self.failing, self.requests = set(failing), []
 
     async def generate_answer(self, ids, *, key):
-        self.asked.append(key)
-        if key in self.refused:
+        self.requests.append(key)
+        if key in self.failing:
             raise UnansweredError("status 500", "out of order")
         return Answer(ids=[5, 0], finish_reason="stop")
 
@@ -140,56 +140,56 @@ class Unwilling:
         pass
 
 
-def test_what_failed_is_named_and_asked_again_alone(target, tmp_path):
-    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(20)]
-    bad = Unwilling(refused=[derive_answer_seed(0, "3", 0), derive_answer_seed(0, "7", 0)])
+def test_failed_rows_are_listed_and_they_alone_are_asked_again(target, tmp_path):
+    rows = [PreparedRow(id=str(i), source="source", text="3 4") for i in range(20)]
+    bad = FailingBackend(failing=[derive_answer_seed(0, "3", 0), derive_answer_seed(0, "7", 0)])
     with pytest.raises(UserError, match=r"got 2 that failed for good \(2 status 500\), 18 done"):
-        answered(target, tmp_path / "j.jsonl", rows, bad)
+        answer_all(target, tmp_path / "j.jsonl", rows, bad)
     listed = (tmp_path / "j.failed.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in listed] == ["3", "7"]
-    kept, report = answered(target, tmp_path / "j.jsonl", rows, bad, skip_failed=True)
-    assert len(kept) == 18
-    assert report.dropped == {"made": {"failed: status 500": 2}}
-    good = Unwilling()
-    made, report = answered(target, tmp_path / "j.jsonl", rows, good)
-    assert len(good.asked) == 2
-    assert [row.id for row in made] == [row.id for row in rows]
+    answers, report = answer_all(target, tmp_path / "j.jsonl", rows, bad, skip_failed=True)
+    assert len(answers) == 18
+    assert report.dropped == {"source": {"failed: status 500": 2}}
+    good = FailingBackend()
+    answers, report = answer_all(target, tmp_path / "j.jsonl", rows, good)
+    assert len(good.requests) == 2
+    assert [row.id for row in answers] == [row.id for row in rows]
     assert report.rows == 20
     assert not (tmp_path / "j.failed.jsonl").exists()
 
 
-def test_a_dead_endpoint_is_not_asked_for_every_row(target, tmp_path):
-    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(500)]
-    dead = Unwilling(refused=[derive_answer_seed(0, row.id, 0) for row in rows])
+def test_an_endpoint_that_always_fails_is_not_asked_for_every_row(target, tmp_path):
+    rows = [PreparedRow(id=str(i), source="source", text="3 4") for i in range(500)]
+    dead = FailingBackend(failing=[derive_answer_seed(0, row.id, 0) for row in rows])
     with pytest.raises(UserError, match="failed for good"):
-        answered(target, tmp_path / "j", rows, dead, skip_failed=True, batch=2)
-    assert len(dead.asked) < 50
+        answer_all(target, tmp_path / "j", rows, dead, skip_failed=True, batch=2)
+    assert len(dead.requests) < 50
 
 
-def test_a_torn_line_is_asked_again_and_whole_ones_are_not(target, tmp_path):
+def test_the_row_of_a_truncated_line_is_asked_again_and_those_of_complete_lines_are_not(target, tmp_path):
     journal = tmp_path / "j"
-    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(6)]
-    whole, _ = answered(target, journal, rows, Unwilling())
+    rows = [PreparedRow(id=str(i), source="source", text="3 4") for i in range(6)]
+    complete, _ = answer_all(target, journal, rows, FailingBackend())
     text = journal.read_bytes()
     for cut in (len(text) - 1, len(text) - 40, text.index(b"\n") - 1, 0):
         journal.write_bytes(text[:cut])
-        again = Unwilling()
-        made, _ = answered(target, journal, rows, again)
-        assert made == whole
-        assert len(again.asked) == 6 - text[:cut].count(b"\n")
+        again = FailingBackend()
+        answers, _ = answer_all(target, journal, rows, again)
+        assert answers == complete
+        assert len(again.requests) == 6 - text[:cut].count(b"\n")
         assert sorted(journal.read_bytes().splitlines()) == sorted(text.splitlines())
 
 
-def test_a_damaged_line_is_named_and_its_row_asked_again_without_it(target, tmp_path):
+def test_a_damaged_line_is_named_and_once_it_is_deleted_its_row_is_asked_again(target, tmp_path):
     journal = tmp_path / "j"
-    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(3)]
-    whole, _ = answered(target, journal, rows, Unwilling())
+    rows = [PreparedRow(id=str(i), source="source", text="3 4") for i in range(3)]
+    complete, _ = answer_all(target, journal, rows, FailingBackend())
     first, second, third = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + b"\0" * 9 + second[9:] + third)
     with pytest.raises(UserError, match=f"j: .* got damage {len(first)} bytes from its start; del"):
-        answered(target, journal, rows, Unwilling())
+        answer_all(target, journal, rows, FailingBackend())
     journal.write_bytes(first + third)
-    again = Unwilling()
-    made, _ = answered(target, journal, rows, again)
-    assert made == whole
-    assert len(again.asked) == 1
+    again = FailingBackend()
+    answers, _ = answer_all(target, journal, rows, again)
+    assert answers == complete
+    assert len(again.requests) == 1

@@ -1,4 +1,4 @@
-"""Five chat formats answered turn by turn: asked as serving would ask, recorded as generated."""
+"""Conversations of five chat formats are asked turn by turn as serving would, and recorded as generated."""
 
 import asyncio
 import copy
@@ -13,55 +13,57 @@ from tests.support.data.families import ANSWER, CALLING, CASES, FAMILIES, QUESTI
 OTHERS = "0 of the data."
 
 
-class Saying:
-    """A target that says exactly this, turn by turn."""
+class ScriptedBackend:
+    """A backend that gives the answers of a script, turn by turn."""
 
-    def __init__(self, tokenizer, says, room=4096):
-        self.says = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in says]
+    def __init__(self, tokenizer, script, room=4096):
+        self.script = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in script]
         self.max_prompt_tokens, self.prompts = room, []
 
     async def generate_answer(self, ids, *, key):
         self.prompts.append(ids)
-        return Answer(ids=self.says[len(self.prompts) - 1], finish_reason="stop")
+        return Answer(ids=self.script[len(self.prompts) - 1], finish_reason="stop")
 
     async def close(self):
         pass
 
 
-def answered(tokenizer, says, messages, tools=None, template=None, **asker):
-    """The dialogue, its row as answered, and the prompts that were asked."""
-    saying = Saying(tokenizer, says, **asker)
+def answer_dialogue(tokenizer, script, messages, tools=None, template=None, **asker):
+    """Answer the dialogue; return it, its row and the prompts of its requests."""
+    backend = ScriptedBackend(tokenizer, script, **asker)
     row = PreparedRow(id="0", source="", messages=messages, tools=tools, template=template or {})
-    dialogue = Dialogue(row=row, backend=saying, tokenizer=tokenizer, conf=conf())
-    return dialogue, asyncio.run(dialogue.answer_turns()), saying.prompts
+    dialogue = Dialogue(row=row, backend=backend, tokenizer=tokenizer, conf=conf())
+    return dialogue, asyncio.run(dialogue.answer_turns()), backend.prompts
 
 
-def in_other_words(messages):
-    """As data sets have it: the answers are somebody else's, and without thoughts."""
-    told = copy.deepcopy(messages)
-    for message in told:
+def replace_answers(messages):
+    """Return messages as data sets have them: with answers of another model, and without thoughts."""
+    replaced = copy.deepcopy(messages)
+    for message in replaced:
         if message["role"] == "assistant" and "tool_calls" not in message:
             message["content"] = OTHERS
         message.pop("reasoning_content", None)
-    return told
+    return replaced
 
 
-def heard(messages, keys):
+def select_keys(messages, keys):
     return [{key: message[key] for key in keys if key in message} for message in messages]
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)
-def test_each_turn_is_asked_behind_what_the_target_said(family, case):
+def test_each_turn_is_asked_behind_the_targets_own_answers(family, case):
     tokenizer, case = FAMILIES[family].tokenizer(family), FAMILIES[family].cases[case]
-    dialogue, row, prompts = answered(tokenizer, case.says, in_other_words(case.messages), case.tools, case.template)
+    dialogue, row, prompts = answer_dialogue(
+        tokenizer, case.says, replace_answers(case.messages), case.tools, case.template
+    )
     assert not dialogue.end_reason
-    assert heard(row.messages, ("role", "content", "tool_calls")) == heard(
+    assert select_keys(row.messages, ("role", "content", "tool_calls")) == select_keys(
         case.messages, ("role", "content", "tool_calls")
     )
     thoughts = [m.get("reasoning_content", m.get("thinking", "")) for m in row.messages]
     assert thoughts == [m.get("reasoning_content", "") for m in case.messages]
-    spoken = [tokenizer.decode(document.ids[begin:end]) for document in row.documents for begin, end in document.spans]
-    assert spoken == case.says
+    answers = [tokenizer.decode(document.ids[begin:end]) for document in row.documents for begin, end in document.spans]
+    assert answers == case.says
     for turn, prompt in enumerate(prompts):
         holder = next(d for d in row.documents if d.ids[: len(prompt)] == prompt)
         assert [len(prompt), len(prompt) + len(tokenizer(case.says[turn])["input_ids"])] in (holder.spans)
@@ -70,33 +72,35 @@ def test_each_turn_is_asked_behind_what_the_target_said(family, case):
 def test_old_thoughts_are_not_shown_where_the_template_drops_them():
     family = FAMILIES["qwen3"]
     case = family.cases["thoughts"]
-    _, row, prompts = answered(family.tokenizer("qwen3"), case.says, in_other_words(case.messages))
+    _, row, prompts = answer_dialogue(family.tokenizer("qwen3"), case.says, replace_answers(case.messages))
     shown = family.tokenizer("qwen3").decode(prompts[1])
     assert "I look." not in shown
     assert ANSWER["content"] in shown
     assert [len(document.spans) for document in row.documents] == [1, 1]
 
 
-def test_a_conversation_ends_where_the_target_leaves_it():
-    """Another call, a call that the data has no result for, and a full context."""
+def test_a_conversation_ends_where_the_target_departs_from_the_data():
+    """It ends at a different call, at a call without a result in the data, and when the context is full."""
     family = FAMILIES["qwen3"]
     tokenizer = family.tokenizer("qwen3")
-    call, said = family.cases["tools"].says
+    call, reply = family.cases["tools"].says
     messages = [QUESTION, CALLING, RESULT, ANSWER]
-    for text in (call.replace("Troms", "Os"), call.replace("weather", "news"), said):
-        dialogue, row, _ = answered(tokenizer, [text], messages, TOOLS)
+    for text in (call.replace("Troms", "Os"), call.replace("weather", "news"), reply):
+        dialogue, row, _ = answer_dialogue(tokenizer, [text], messages, TOOLS)
         assert (dialogue.end_reason, len(row.messages)) == (DIFFERENT_TOOL_CALL, 2)
-    dialogue, row, _ = answered(tokenizer, [call], [QUESTION, ANSWER, THANKS, ANSWER], TOOLS)
+    dialogue, row, _ = answer_dialogue(tokenizer, [call], [QUESTION, ANSWER, THANKS, ANSWER], TOOLS)
     assert (dialogue.end_reason, len(row.messages)) == (UNEXPECTED_TOOL_CALL, 2)
-    dialogue, row, prompts = answered(tokenizer, [said, said], [QUESTION, ANSWER, THANKS, ANSWER], room=74)
+    dialogue, row, prompts = answer_dialogue(tokenizer, [reply, reply], [QUESTION, ANSWER, THANKS, ANSWER], room=74)
     assert (dialogue.end_reason, len(row.messages), len(prompts)) == (CONTEXT_FULL, 2, 1)
 
 
 def test_the_same_call_in_other_spaces_is_the_same_call():
     family = FAMILIES["qwen3"]
-    call, said = family.cases["tools"].says
+    call, reply = family.cases["tools"].says
     loose = "\n<tool_call>\n{ " + call.removeprefix("<tool_call>\n{")
-    dialogue, row, _ = answered(family.tokenizer("qwen3"), [loose, said], [QUESTION, CALLING, RESULT, ANSWER], TOOLS)
+    dialogue, row, _ = answer_dialogue(
+        family.tokenizer("qwen3"), [loose, reply], [QUESTION, CALLING, RESULT, ANSWER], TOOLS
+    )
     assert not dialogue.end_reason
     assert len(row.documents) == 2  # shown again as the template writes it
 
@@ -104,6 +108,6 @@ def test_the_same_call_in_other_spaces_is_the_same_call():
 def test_a_last_question_is_answered_too():
     family = FAMILIES["llama-3.1"]
     says = family.cases["multi"].says
-    _, row, prompts = answered(family.tokenizer("llama-3.1"), says, [QUESTION, ANSWER, THANKS])
+    _, row, prompts = answer_dialogue(family.tokenizer("llama-3.1"), says, [QUESTION, ANSWER, THANKS])
     assert len(prompts) == 2
     assert [m["role"] for m in row.messages] == ["user", "assistant"] * 2

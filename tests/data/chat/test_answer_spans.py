@@ -1,4 +1,4 @@
-"""Masks where templates and tokenizers are awkward, and masks that stop a run."""
+"""Masks are exact where templates and tokenizers are awkward, and wrong masks stop a run."""
 
 import re
 from collections import Counter
@@ -14,11 +14,20 @@ from data.chat.tokenization import document_from_messages, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, RowRejectedError, TokenizedDocument, document_from_spans
 from models.io.errors import UserError
-from tests.data.chat.test_tokenization import CHAT, EXACT, HEAD, PLAIN, PROMPT, TAGGED, answers, chat_tokenizer
+from tests.data.chat.test_tokenization import (
+    CHAT,
+    EXACT,
+    HEAD,
+    PLAIN,
+    PROMPT,
+    TAGGED,
+    build_chat_tokenizer,
+    decode_answers,
+)
 from tests.support.data.families import AGAIN, ANSWER, CALLING, FAMILIES, MULTI, QUESTION, RESULT, SINGLE, TOOLS, TWICE
 
 THOUGHT = "<think>\n\n</think>\n\n"
-# marks the header, an empty thought that serving sends in the prompt, and the line break behind
+# Marks the header, an empty thought that serving sends in the prompt, and the line break behind.
 WIDE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|start|>assistant\n"
     + "{% if loop.last %}<think>\n\n</think>\n\n{% endif %}"
@@ -32,7 +41,7 @@ TWO_MARKS = (
     "{% generation %}{{ m.content }}{% endgeneration %}<|end|>\n{% else %}{{ m.content }}<|end|>\n"
     "{% endif %}{% endfor %}" + PROMPT
 )
-# the system prompt goes once there is an answer, and the answer counts the messages
+# Drops the system prompt once there is an answer, and the answer counts the messages.
 COUNTING = (
     "{% if messages[0].role == 'system' and messages[-1].role == 'user' %}{{ messages[0].content }}"
     "{% endif %}{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}"
@@ -41,11 +50,13 @@ COUNTING = (
 ONLY_ANSWERS = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
 
 
-def chat(template: str, **arguments) -> ChatTemplate:
-    return ChatTemplate(tokenizer=chat_tokenizer(template), arguments=arguments)
+def build_template(template: str, **arguments) -> ChatTemplate:
+    return ChatTemplate(tokenizer=build_chat_tokenizer(template), arguments=arguments)
 
 
-def read(tokenizer, messages, turns=TurnSelection.each, **row) -> tuple[list[TokenizedDocument], Counter[str]]:
+def read_documents(
+    tokenizer, messages, turns=TurnSelection.each, **row
+) -> tuple[list[TokenizedDocument], Counter[str]]:
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=messages, **row)
     return documents_from_row(row, conf, tokenizer)
@@ -53,19 +64,19 @@ def read(tokenizer, messages, turns=TurnSelection.each, **row) -> tuple[list[Tok
 
 @pytest.mark.parametrize("last_only", [False, True])
 def test_a_mark_reaches_from_the_prompt_to_the_end_of_the_turn(last_only):
-    wide = chat(WIDE if last_only else WIDE.replace("loop.last", "true"))
+    wide = build_template(WIDE if last_only else WIDE.replace("loop.last", "true"))
     document = document_from_messages(wide, CHAT, last_only=last_only)
-    assert answers(wide.tokenizer, document) == EXACT[1 if last_only else 0 :]
+    assert decode_answers(wide.tokenizer, document) == EXACT[1 if last_only else 0 :]
 
 
 def test_marks_do_not_hide_that_a_template_rewrites_earlier_turns():
     with pytest.raises(UserError, match=r"^data.turns: .*message 2 changes .*data.turns=each"):
-        document_from_messages(chat(WIDE), CHAT)
+        document_from_messages(build_template(WIDE), CHAT)
 
 
 @pytest.mark.parametrize("case", FAMILIES["harmony"].cases)
 def test_marks_around_whole_turns_change_nothing(case):
-    """Header included, and thoughts that the text loses once the answer is there."""
+    """The marks include the header, and thoughts that the template drops from earlier turns."""
     plain = FAMILIES["harmony"].tokenizer("harmony")
     marked = FAMILIES["harmony"].tokenizer("harmony")
     before, calls, final, results = re.split(
@@ -81,89 +92,89 @@ def test_marks_around_whole_turns_change_nothing(case):
         row = {"turns": turns, "tools": case.tools}
         if turns is TurnSelection.all and case.rewritten:
             continue
-        assert read(marked, case.messages, **row) == read(plain, case.messages, **row)
+        assert read_documents(marked, case.messages, **row) == read_documents(plain, case.messages, **row)
 
 
-def test_an_empty_thought_is_the_answers_where_the_reader_says_so():
-    wide = chat(WIDE, enable_thinking=True)
+def test_an_empty_thought_belongs_to_the_answer_where_thinking_is_enabled():
+    wide = build_template(WIDE, enable_thinking=True)
     document = document_from_messages(wide, CHAT, last_only=True)
-    assert answers(wide.tokenizer, document) == [THOUGHT + EXACT[1]]
+    assert decode_answers(wide.tokenizer, document) == [THOUGHT + EXACT[1]]
 
 
 def test_a_turn_may_have_several_marks_and_thoughts_any_name():
     thoughtful = [message | {"thinking": "Hm."} for message in CHAT]
-    tokenizer = chat_tokenizer(TWO_MARKS)
+    tokenizer = build_chat_tokenizer(TWO_MARKS)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), thoughtful, last_only=True)
-    assert answers(tokenizer, document) == ["(Hm.)", EXACT[1]]
+    assert decode_answers(tokenizer, document) == ["(Hm.)", EXACT[1]]
 
 
 @pytest.mark.parametrize("tagged", [False, True])
-def test_a_token_behind_the_whole_text_is_not_said(tagged):
-    """As Phi-3's template writes one; the target ends its turn with another."""
+def test_an_end_of_text_token_of_the_template_is_not_learned(tagged):
+    """Phi-3's template writes such a token, while the target ends its turn with another."""
     behind = PROMPT.replace("{% endif %}", "{% else %}</s>{% endif %}")
-    tokenizer = chat_tokenizer((TAGGED if tagged else PLAIN).replace(PROMPT, behind))
+    tokenizer = build_chat_tokenizer((TAGGED if tagged else PLAIN).replace(PROMPT, behind))
     tokenizer.eos_token = "</s>"
     for last_only in (False, True):
         document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT, last_only=last_only)
-        assert answers(tokenizer, document) == EXACT[last_only:]
+        assert decode_answers(tokenizer, document) == EXACT[last_only:]
 
 
 def test_a_mark_takes_an_end_of_turn_token_that_is_not_eos():
-    tokenizer = chat_tokenizer(TWO_MARKS)
+    tokenizer = build_chat_tokenizer(TWO_MARKS)
     tokenizer.eos_token = "</s>"
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
-    assert answers(tokenizer, document)[1::2] == EXACT
+    assert decode_answers(tokenizer, document)[1::2] == EXACT
 
 
 def test_a_prompt_is_tokenised_alone_whatever_the_answer_begins_with():
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     for content in ["\n\nHello", " Hello", "\n think", "\u00e9\U0001f976"]:
         messages = [CHAT[1], {"role": "assistant", "content": content}]
         document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages)
         prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)
         assert document.ids[: len(prompt["input_ids"])] == prompt["input_ids"]
-        assert answers(tokenizer, document) == [f"{content}<|end|>"]
+        assert decode_answers(tokenizer, document) == [f"{content}<|end|>"]
 
 
 def test_an_end_of_turn_token_that_swallows_the_line_break_is_learned():
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     tokenizer.add_tokens([AddedToken("<|end|>", rstrip=True, special=True)], special_tokens=True)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
-    assert answers(tokenizer, document) == EXACT
+    assert decode_answers(tokenizer, document) == EXACT
 
 
-def test_an_answer_that_reads_otherwise_behind_its_own_history_is_left_out():
-    tokenizer = chat_tokenizer(COUNTING.replace("{{ messages | length }}", "."))
-    [document], skipped = read(tokenizer, CHAT[:3])
-    assert answers(tokenizer, document) == ["I am well.."]
+def test_an_answer_that_the_template_changes_behind_its_own_history_is_left_out():
+    tokenizer = build_chat_tokenizer(COUNTING.replace("{{ messages | length }}", "."))
+    [document], skipped = read_documents(tokenizer, CHAT[:3])
+    assert decode_answers(tokenizer, document) == ["I am well.."]
     assert not skipped
-    documents, skipped = read(chat_tokenizer(COUNTING), CHAT[:3])
+    documents, skipped = read_documents(build_chat_tokenizer(COUNTING), CHAT[:3])
     assert not documents
     assert skipped == {"the chat template rewrites what it wrote before an answer": 1}
 
 
 def test_a_line_break_behind_a_mark_is_not_the_end_of_a_turn():
-    tokenizer = chat_tokenizer(TWO_MARKS.replace("<|end|>", "{{ '\\n' }}"))
+    tokenizer = build_chat_tokenizer(TWO_MARKS.replace("<|end|>", "{{ '\\n' }}"))
     tokenizer.add_tokens(["\n"])
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
-    assert answers(tokenizer, document)[1::2] == ["I am well.", "  Why?\n"]
+    assert decode_answers(tokenizer, document)[1::2] == ["I am well.", "  Why?\n"]
 
 
 def test_a_token_that_reaches_into_the_next_turn_is_not_learned():
-    tokenizer = chat_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
-    said = [("user", "I am well"), ("assistant", "It is col"), ("user", "d?"), ("assistant", "I")]
-    messages = [{"role": role, "content": content} for role, content in said]
+    tokenizer = build_chat_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    turns = [("user", "I am well"), ("assistant", "It is col"), ("user", "d?"), ("assistant", "I")]
+    messages = [{"role": role, "content": content} for role, content in turns]
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages)
     assert len(tokenizer(" cold")["input_ids"]) == 1
-    assert answers(tokenizer, document) == ["It is", "I"]
+    assert decode_answers(tokenizer, document) == ["It is", "I"]
 
 
 @pytest.mark.parametrize("space", ["", " "])
-def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole(space):
+def test_a_tokenizer_that_puts_a_space_before_a_text_gets_the_whole_text(space):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     characters = ["<s>", "</s>", "\u2581", *"Helo Itiscdhrwamn,?()x."]
-    vocabulary = {one: place for place, one in enumerate(dict.fromkeys(characters))}
+    vocabulary = {character: index for index, character in enumerate(dict.fromkeys(characters))}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<s>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     backend.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -174,24 +185,24 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole(space):
         + "{{ m.content }}</s>{% endif %}{% endfor %}"
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=template)
-    said = {"role": "assistant", "content": "It is cold."}
-    [document], _ = read(tokenizer, [QUESTION, said])
+    answer = {"role": "assistant", "content": "It is cold."}
+    [document], _ = read_documents(tokenizer, [QUESTION, answer])
     learned = [token for token, flag in zip(document.ids, document.answer, strict=True) if flag]
     expected = f"{space}It is cold.</s>".replace(" ", "\u2581")
     assert "".join(tokenizer.convert_ids_to_tokens(learned)) == expected
 
 
-def test_what_a_template_does_not_take_is_counted():
+def test_messages_that_a_template_does_not_write_or_refuses_are_counted():
     gemma, llama, harmony = (FAMILIES[name].tokenizer(name) for name in ("gemma-3", "llama-3.1", "harmony"))
-    documents, skipped = read(gemma, [QUESTION, CALLING, RESULT, ANSWER])
+    documents, skipped = read_documents(gemma, [QUESTION, CALLING, RESULT, ANSWER])
     assert not documents  # no call is written, and no result
     unwritten, refused = skipped
     assert unwritten == "a tool call that the chat template does not write"
     assert refused.startswith("rejected by the chat template: Conversation roles must alternate")
-    assert read(llama, TWICE[:2], tools=TOOLS)[1].total() == 1
-    assert read(harmony, TWICE[:2], tools=TOOLS)[1] == {unwritten: 1}  # one of two
-    no_json = chat_tokenizer("{{ messages[0].nothing | tojson }}" + PLAIN)
-    assert read(no_json, CHAT)[1].total() == 2
+    assert read_documents(llama, TWICE[:2], tools=TOOLS)[1].total() == 1
+    assert read_documents(harmony, TWICE[:2], tools=TOOLS)[1] == {unwritten: 1}  # one of two
+    no_json = build_chat_tokenizer("{{ messages[0].nothing | tojson }}" + PLAIN)
+    assert read_documents(no_json, CHAT)[1].total() == 2
 
 
 @pytest.mark.parametrize(
@@ -203,8 +214,8 @@ def test_what_a_template_does_not_take_is_counted():
 )
 def test_an_answer_that_the_template_leaves_empty_is_not_learned_as_an_end(family, answer):
     tokenizer = FAMILIES[family].tokenizer(family)
-    [document], skipped = read(tokenizer, [*SINGLE, QUESTION, {"role": "assistant", **answer}])
-    assert answers(tokenizer, document)[0].startswith(ANSWER["content"])
+    [document], skipped = read_documents(tokenizer, [*SINGLE, QUESTION, {"role": "assistant", **answer}])
+    assert decode_answers(tokenizer, document)[0].startswith(ANSWER["content"])
     assert skipped == {"an answer of which the chat template writes nothing": 1}
 
 
@@ -215,17 +226,17 @@ def test_arguments_of_the_row_win_over_those_of_the_data():
     [thinking], _ = documents_from_row(row, conf, tokenizer)
     unthinking = replace(row, template={"enable_thinking": False})
     [plain], _ = documents_from_row(unthinking, conf, tokenizer)
-    assert answers(tokenizer, thinking) == [THOUGHT + answers(tokenizer, plain)[0]]
+    assert decode_answers(tokenizer, thinking) == [THOUGHT + decode_answers(tokenizer, plain)[0]]
 
 
 def test_a_conversation_without_a_prompt_stops_the_run():
     with pytest.raises(UserError, match="must hold a prompt too, got answer tokens only"):
-        document_from_messages(chat(ONLY_ANSWERS), CHAT[1:3])
+        document_from_messages(build_template(ONLY_ANSWERS), CHAT[1:3])
     with pytest.raises(UserError, match="must hold a prompt too"):
         document_from_spans([1, 2, 3], [(0, 2), (2, 3)])
 
 
-def test_recorded_spans_are_answers_as_they_stand():
+def test_recorded_spans_are_the_answers_unchanged():
     document = document_from_spans([5, 6, 7, 8, 9], [(1, 3), (4, 5)])
     assert document.answer == [False, True, True, False, True]
     with pytest.raises(RowRejectedError, match="do not lie in the ids"):
@@ -234,14 +245,14 @@ def test_recorded_spans_are_answers_as_they_stand():
 
 GOOD = TokenizedDocument(ids=[1, 2], answer=[False, True])
 SILENT = TokenizedDocument(ids=[1, 2], answer=[False, False], category="code")
-ALL_ONE = TokenizedDocument(ids=[1, 2], answer=[True, True], category="code")
+ALL_ANSWER = TokenizedDocument(ids=[1, 2], answer=[True, True], category="code")
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         (SILENT, r"of category 'code' must hold answer tokens, got none in 3; look at them"),
-        (ALL_ONE, r"of category 'code' must hold prompts too, got only answer tokens in 3;"),
+        (ALL_ANSWER, r"of category 'code' must hold prompts too, got only answer tokens in 3;"),
     ],
 )
 def test_a_category_whose_masks_are_all_wrong_stops_the_run(bad, message):
@@ -258,8 +269,10 @@ def test_no_document_at_all_is_refused_with_the_reasons():
         list(check_documents([], Counter({"too odd": 2})))
 
 
-def test_consecutive_answers_are_each_behind_what_was_said():
+def test_consecutive_answers_each_have_the_turns_before_them_as_prompt():
     tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
-    documents, skipped = read(tokenizer, [*MULTI, AGAIN])
+    documents, skipped = read_documents(tokenizer, [*MULTI, AGAIN])
     assert not skipped
-    assert [answers(tokenizer, document)[0] for document in documents][1:] == [f"{AGAIN['content']}<|im_end|>"] * 2
+    assert [decode_answers(tokenizer, document)[0] for document in documents][1:] == [
+        f"{AGAIN['content']}<|im_end|>"
+    ] * 2

@@ -1,4 +1,4 @@
-"""Several processes tokenize what one does: the same documents, counts and faults."""
+"""Several processes yield the documents, counts and faults of a single process."""
 
 import json
 import multiprocessing
@@ -29,26 +29,26 @@ UNKNOWN_TOKEN = {"ids": [1, SIZE], "answer": [False, True]}
 NOT_JSON = "{"
 
 
-def tokenizer():
+def build_tokenizer():
     return byte_tokenizer(MARKERS, template=STRICT, eos_token="<end>")
 
 
-def chat(*texts: str, category: str = "") -> dict:
+def build_chat_row(*texts: str, category: str = "") -> dict:
     roles = ("user", "assistant")
     messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
     return {"messages": messages, "category": category}
 
 
-def made_row(number: int) -> dict:
-    """Every fifth row cannot be used, for one of three reasons that are equally frequent."""
+def build_row(number: int) -> dict:
+    """Return a row; every fifth cannot be used, for one of three reasons that are equally frequent."""
     if number % 5:
-        return chat(f"Is {number} even?", str(number % 2 == 0), category="abc"[number % 3])
-    return (chat("no", "yes"), chat("Hello"), {"nothing": number})[number // 5 % 3]
+        return build_chat_row(f"Is {number} even?", str(number % 2 == 0), category="abc"[number % 3])
+    return (build_chat_row("no", "yes"), build_chat_row("Hello"), {"nothing": number})[number // 5 % 3]
 
 
-def written(folder, *, count: int = ROWS, **replaced: dict | str) -> DataConf:
-    """Rows of a file, with others in the places `row_NUMBER`."""
-    rows = [replaced.get(f"row_{number}", made_row(number)) for number in range(count)]
+def write_rows(folder, *, count: int = ROWS, **replaced: dict | str) -> DataConf:
+    """Write rows to a file, with those of the arguments `row_NUMBER` in place of the usual rows."""
+    rows = [replaced.get(f"row_{number}", build_row(number)) for number in range(count)]
     file = folder / "rows.jsonl"
     file.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
     return DataConf(source=DataSource.jsonl, path=str(file))
@@ -56,34 +56,34 @@ def written(folder, *, count: int = ROWS, **replaced: dict | str) -> DataConf:
 
 def read_fault(conf: DataConf, count: int) -> str:
     with pytest.raises(UserError) as caught:
-        read_documents(replace(conf, processes=count), tokenizer(), SIZE)
+        read_documents(replace(conf, processes=count), build_tokenizer(), SIZE)
     return str(caught.value)
 
 
 @pytest.mark.system
-def test_documents_and_counts_are_those_of_one_process(tmp_path):
-    conf = written(tmp_path)
-    one, three = (read_documents(replace(conf, processes=n), tokenizer(), SIZE) for n in (1, 3))
-    assert_equal(one, three)
-    assert len(one.skipped) == 3
-    assert len(one) + sum(one.skipped.values()) == ROWS
+def test_documents_and_counts_are_those_of_a_single_process(tmp_path):
+    conf = write_rows(tmp_path)
+    single, parallel = (read_documents(replace(conf, processes=n), build_tokenizer(), SIZE) for n in (1, 3))
+    assert_equal(single, parallel)
+    assert len(single.skipped) == 3
+    assert len(single) + sum(single.skipped.values()) == ROWS
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("fault", [{f"row_{ROWS - 40}": UNKNOWN_TOKEN}, {f"row_{ROWS - 1}": NOT_JSON}])
-def test_a_fault_is_that_of_one_process(tmp_path, fault):
-    conf = written(tmp_path, **fault)
+def test_a_fault_is_that_of_a_single_process(tmp_path, fault):
+    conf = write_rows(tmp_path, **fault)
     assert read_fault(conf, 3) == read_fault(conf, 1)
 
 
-def test_each_cpu_that_this_process_may_use_takes_part(monkeypatch):
+def test_the_default_is_a_process_for_each_usable_cpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6}, raising=False)
     assert default_processes() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(192)), raising=False)
     assert default_processes() == processes.MAX_PROCESSES
 
 
-def end_at(last: int, number: int) -> int:
+def kill_at(last: int, number: int) -> int:
     if number == last:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
@@ -91,15 +91,15 @@ def end_at(last: int, number: int) -> int:
 
 @pytest.mark.system
 def test_a_killed_process_is_reported_in_one_line():
-    results = map_in_order(partial(end_at, 700), iter(range(ROWS)), processes=2)
+    results = map_in_order(partial(kill_at, 700), iter(range(ROWS)), processes=2)
     with pytest.raises(UserError, match=r"^data\.processes: must .*, got 2, of which [^\n]*$"):
         list(results)
 
 
 def read_and_be_killed(conf: DataConf, output_dir: str) -> None:
-    """Tokenize as a process that is killed before the folder gets its name."""
+    """Tokenize, and be killed before the folder gets its final name."""
     send_at_rename(signal.SIGKILL, f"*/{FOLDER}/*")
-    read_cached_documents(conf, tokenizer(), SIZE, output_dir)
+    read_cached_documents(conf, build_tokenizer(), SIZE, output_dir)
 
 
 def wait_at(last: int, number: int) -> int:
@@ -130,8 +130,8 @@ def test_processes_end_with_a_killed_parent():
 
 
 @pytest.mark.system
-def test_what_was_being_written_has_not_the_final_name_after_a_kill(tmp_path):
-    conf = replace(written(tmp_path), processes=2)
+def test_after_a_kill_no_incomplete_folder_has_the_final_name(tmp_path):
+    conf = replace(write_rows(tmp_path), processes=2)
     context = multiprocessing.get_context("spawn")
     first = context.Process(target=read_and_be_killed, args=(conf, str(tmp_path)))
     first.start()
@@ -139,5 +139,5 @@ def test_what_was_being_written_has_not_the_final_name_after_a_kill(tmp_path):
     assert first.exitcode == -signal.SIGKILL
     folders = [path.suffix for path in (tmp_path / FOLDER).iterdir() if path.is_dir()]
     assert folders == [PARTIAL_SUFFIX]
-    second = read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
-    assert_equal(second, read_documents(replace(conf, processes=1), tokenizer(), SIZE))
+    second = read_cached_documents(conf, build_tokenizer(), SIZE, str(tmp_path))
+    assert_equal(second, read_documents(replace(conf, processes=1), build_tokenizer(), SIZE))

@@ -1,4 +1,4 @@
-"""Seven published chat formats: supervised tokens are what the target says, and nothing else."""
+"""In seven published chat formats the supervised tokens are exactly those that the target emits."""
 
 from itertools import groupby
 
@@ -16,23 +16,23 @@ def tokenizers():
     return {name: family.tokenizer(name) for name, family in FAMILIES.items()}
 
 
-def documents(tokenizer, case: Case, turns: TurnSelection) -> list[TokenizedDocument]:
-    """Those of the case, none of them left out."""
+def read_case(tokenizer, case: Case, turns: TurnSelection) -> list[TokenizedDocument]:
+    """Return the documents of the case, none of them left out."""
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=case.messages, tools=case.tools, template=case.template)
-    found, skipped = documents_from_row(row, conf, tokenizer)
+    documents, skipped = documents_from_row(row, conf, tokenizer)
     assert not skipped
-    return found
+    return documents
 
 
-def runs(tokenizer, document: TokenizedDocument) -> list[tuple[bool, str]]:
-    """Whether answer or not, and the text of each run of tokens."""
+def split_runs(tokenizer, document: TokenizedDocument) -> list[tuple[bool, str]]:
+    """Return of each run of tokens whether it is answer, and its text."""
     pairs = groupby(zip(document.ids, document.answer, strict=True), key=lambda pair: pair[1])
     return [(answer, tokenizer.decode([token for token, _ in run])) for answer, run in pairs]
 
 
-def served(tokenizer, case: Case, turn: int) -> list[int]:
-    """The ids that serving sends for a turn, thinking or not as the answer has it."""
+def render_prompt(tokenizer, case: Case, turn: int) -> list[int]:
+    """Return the ids that serving sends for a turn, with thinking enabled if the answer has thoughts."""
     arguments = dict(case.template)
     message = case.messages[turn]
     if "reasoning_content" not in message:
@@ -44,27 +44,27 @@ def served(tokenizer, case: Case, turn: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)
-def test_each_turn_is_its_prompt_and_what_the_target_says(tokenizers, family, case):
+def test_each_turn_is_its_prompt_and_the_answer_of_the_target(tokenizers, family, case):
     tokenizer, case = tokenizers[family], FAMILIES[family].cases[case]
     turns = [turn for turn, m in enumerate(case.messages) if m["role"] == "assistant"]
-    found = documents(tokenizer, case, TurnSelection.each)
-    assert len(found) == len(turns)
-    for document, turn, says in zip(found, turns, case.says, strict=True):
-        assert runs(tokenizer, document)[1:] == [(True, says)]
-        prompt = served(tokenizer, case, turn)
+    documents = read_case(tokenizer, case, TurnSelection.each)
+    assert len(documents) == len(turns)
+    for document, turn, says in zip(documents, turns, case.says, strict=True):
+        assert split_runs(tokenizer, document)[1:] == [(True, says)]
+        prompt = render_prompt(tokenizer, case, turn)
         assert document.ids[: len(prompt)] == prompt
         assert document.answer == [False] * len(prompt) + [True] * (len(document.ids) - len(prompt))
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)
-def test_all_turns_in_one_document_or_a_refusal(tokenizers, family, case):
+def test_all_turns_are_in_one_document_or_the_template_is_refused(tokenizers, family, case):
     tokenizer, case = tokenizers[family], FAMILIES[family].cases[case]
     if case.rewritten:
         with pytest.raises(UserError, match=r"^data.turns: .*set data.turns=each") as error:
-            documents(tokenizer, case, TurnSelection.all)
+            read_case(tokenizer, case, TurnSelection.all)
         assert "\n" not in str(error.value)
     else:
-        [document] = documents(tokenizer, case, TurnSelection.all)
-        assert [text for answer, text in runs(tokenizer, document) if answer] == case.says
-        [last] = documents(tokenizer, case, TurnSelection.last)
+        [document] = read_case(tokenizer, case, TurnSelection.all)
+        assert [text for answer, text in split_runs(tokenizer, document) if answer] == case.says
+        [last] = read_case(tokenizer, case, TurnSelection.last)
         assert tokenizer.decode(document.ids) == tokenizer.decode(last.ids)

@@ -1,4 +1,4 @@
-"""Loss masks hold exactly what the target would have produced."""
+"""Loss masks hold exactly the tokens that the target would have produced."""
 
 import json
 from itertools import groupby
@@ -25,7 +25,7 @@ TAGGED = (
     + PROMPT
 )
 TAGGED_SHORT = TAGGED.replace("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>")
-# writes an empty thought before the last answer, and takes it back once the conversation goes on
+# Writes an empty thought before the last answer, and removes it once the conversation goes on.
 THINKING = (
     HEAD
     + "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
@@ -47,36 +47,36 @@ CHAT = [
 ]
 
 
-def chat_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+def build_chat_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     return byte_tokenizer(MARKERS, template=template, eos_token="<|end|>")
 
 
-def answers(tokenizer, document) -> list[str]:
-    """The runs of answer tokens, as text."""
+def decode_answers(tokenizer, document) -> list[str]:
+    """Decode each run of answer tokens."""
     assert len(document.ids) == len(document.answer)
     pairs = groupby(zip(document.ids, document.answer, strict=True), key=lambda pair: pair[1])
     return [tokenizer.decode([token for token, _ in run]) for answer, run in pairs if answer]
 
 
-def turned(tokenizer, turns: TurnSelection, template: dict | None = None) -> list:
-    """The documents of CHAT; none is left out."""
+def read_chat(tokenizer, turns: TurnSelection, template: dict | None = None) -> list:
+    """Return the documents of CHAT, none of them left out."""
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=CHAT, template=template or {})
-    found, skipped = documents_from_row(row, conf, tokenizer)
+    documents, skipped = documents_from_row(row, conf, tokenizer)
     assert not skipped
-    return found
+    return documents
 
 
 def test_no_text_of_a_conversation_is_rendered_twice(monkeypatch):
-    tokenizer, rendered = chat_tokenizer(THINKING), []
+    tokenizer, rendered = build_chat_tokenizer(THINKING), []
     honest = tokenizer.apply_chat_template
 
-    def counted(messages, **arguments):
+    def record_and_render(messages, **arguments):
         rendered.append(json.dumps([messages, arguments]))
         return honest(messages, **arguments)
 
-    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
-    assert len(turned(tokenizer, TurnSelection.auto)) == 2  # refused whole, then turn by turn
+    monkeypatch.setattr(tokenizer, "apply_chat_template", record_and_render)
+    assert len(read_chat(tokenizer, TurnSelection.auto)) == 2  # refused in one document, then read turn by turn
     assert len(rendered) == len(set(rendered))
 
 
@@ -85,68 +85,68 @@ EXACT = ["I am well.<|end|>", "  Why?\n<|end|>"]
 
 @pytest.mark.parametrize("template", [PLAIN, TAGGED, TAGGED_SHORT], ids=["plain", "tag", "short"])
 def test_answers_are_the_assistant_turns_with_their_end(template):
-    tokenizer = chat_tokenizer(template)
+    tokenizer = build_chat_tokenizer(template)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
-    assert answers(tokenizer, document) == EXACT
+    assert decode_answers(tokenizer, document) == EXACT
     rendered = tokenizer.apply_chat_template(CHAT)["input_ids"]
     assert document.ids == rendered[: len(document.ids)]
     assert not tokenizer.decode(rendered[len(document.ids) :]).strip()
 
 
 def test_marks_agree_with_the_tokenizers_own_mask():
-    tokenizer = chat_tokenizer(TAGGED)
+    tokenizer = build_chat_tokenizer(TAGGED)
     expected = tokenizer.apply_chat_template(CHAT, return_assistant_tokens_mask=True, return_dict=True)
     answer = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).answer
     assert answer == [bool(mark) for mark in expected["assistant_masks"]][: len(answer)]
 
 
 @pytest.mark.parametrize("template", [PLAIN, TAGGED])
-def test_only_the_last_turn_counts_if_asked(template):
-    tokenizer = chat_tokenizer(template)
-    [document] = turned(tokenizer, TurnSelection.last)
-    assert answers(tokenizer, document) == EXACT[1:]
+def test_with_the_selection_last_only_the_last_turn_is_learned(template):
+    tokenizer = build_chat_tokenizer(template)
+    [document] = read_chat(tokenizer, TurnSelection.last)
+    assert decode_answers(tokenizer, document) == EXACT[1:]
     assert document.ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).ids
 
 
-def test_each_turn_is_a_document_with_the_history_that_it_saw():
-    tokenizer = chat_tokenizer(PLAIN)
-    documents = turned(tokenizer, TurnSelection.each)
-    assert [answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
+def test_each_turn_is_a_document_with_the_history_before_it():
+    tokenizer = build_chat_tokenizer(PLAIN)
+    documents = read_chat(tokenizer, TurnSelection.each)
+    assert [decode_answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
     assert documents[0].ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[:3]).ids
 
 
 def test_a_template_that_rewrites_history_is_refused():
-    tokenizer = chat_tokenizer(THINKING)
+    tokenizer = build_chat_tokenizer(THINKING)
     with pytest.raises(UserError, match=r"must not rewrite earlier turns.*set data.turns=each"):
         document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
-    documents = turned(tokenizer, TurnSelection.each, {"enable_thinking": False})
-    assert [answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
+    documents = read_chat(tokenizer, TurnSelection.each, {"enable_thinking": False})
+    assert [decode_answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
 
 
 def test_a_template_that_changes_the_prompt_itself_is_refused():
-    tokenizer = chat_tokenizer("{{ messages | length }}" + PLAIN)
+    tokenizer = build_chat_tokenizer("{{ messages | length }}" + PLAIN)
     with pytest.raises(RowRejectedError, match="rewrites what it wrote before an answer"):
         document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT, last_only=True)
 
 
 def test_a_template_without_a_header_needs_no_generation_prompt():
-    tokenizer = chat_tokenizer(INST)
+    tokenizer = build_chat_tokenizer(INST)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[1:3])
-    assert answers(tokenizer, document) == [" I am well.</s>"]
+    assert decode_answers(tokenizer, document) == [" I am well.</s>"]
 
 
 def test_a_header_is_never_taken_for_the_answer():
     with pytest.raises(UserError, match="must support add_generation_prompt"):
-        document_from_messages(ChatTemplate(tokenizer=chat_tokenizer(NO_PROMPT)), CHAT)
+        document_from_messages(ChatTemplate(tokenizer=build_chat_tokenizer(NO_PROMPT)), CHAT)
 
 
 def test_a_tokenizer_without_a_template_is_refused():
     with pytest.raises(UserError, match=r"without one; use plain text \(data.format=text\)"):
-        document_from_messages(ChatTemplate(tokenizer=chat_tokenizer(None)), CHAT)
+        document_from_messages(ChatTemplate(tokenizer=build_chat_tokenizer(None)), CHAT)
 
 
 def test_every_token_of_a_text_but_the_first_counts():
-    tokenizer = chat_tokenizer(None)
+    tokenizer = build_chat_tokenizer(None)
     document = document_from_text(tokenizer, "Hello there")
     assert tokenizer.decode(document.ids) == "Hello there"
     assert document.answer == [False] + [True] * (len(document.ids) - 1)

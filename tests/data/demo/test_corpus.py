@@ -52,12 +52,12 @@ def test_training_prompts_are_balanced_and_disjoint_from_held_out_ones():
 
 def test_prompts_are_the_same_in_every_process():
     show = "from data.demo.prompts import *; print(held_out_prompts(), training_prompts(40, seed=3))"
-    there = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
-    assert there.stdout == f"{held_out_prompts()} {training_prompts(40, seed=3)}\n"
+    child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    assert child.stdout == f"{held_out_prompts()} {training_prompts(40, seed=3)}\n"
     assert training_prompts(40, seed=3) != training_prompts(40, seed=4)
 
 
-def test_a_library_without_tests_is_enough(tmp_path, monkeypatch):
+def test_the_corpus_needs_no_tests_of_the_library(tmp_path, monkeypatch):
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "decoder.py").write_text('"""Decode."""\n')
     (tmp_path / "posixpath.py").write_text("def join(a, b):\n    return a + b\n")

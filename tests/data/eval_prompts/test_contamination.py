@@ -1,4 +1,4 @@
-"""Held-out prompts that a draft was trained on are found, and nothing is claimed without a look."""
+"""Held-out prompts that a draft was trained on are found, and without the run's hashes nothing is claimed."""
 
 import json
 
@@ -15,20 +15,20 @@ from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.rows import document_from_pair
 from data.sources.text_hashes import ANSWER_START_CHARS
-from tests.data.chat.test_tokenization import PLAIN, chat_tokenizer
+from tests.data.chat.test_tokenization import PLAIN, build_chat_tokenizer
 from train.rows.row_facts import write_prompt_hashes
 
 LONG = " ".join(str(1 + i % 50) for i in range(40))
 assert len(LONG) > ANSWER_START_CHARS
 
 
-def held_out(**texts):
+def build_prompts(**texts):
     return [EvalPrompt(id=name, category="c", ids=[1], text=text) for name, text in texts.items()]
 
 
 @pytest.fixture
 def run(target, tmp_path):
-    """A run that learned one question with its answer, and one plain text."""
+    """Return a run that learned a question with its answer, and a plain text."""
     ids = target.tokenizer([f"1 2 3 {LONG}", LONG])["input_ids"]
     texts = [document_from_pair(ids[0][:3], ids[0][3:]), document_from_text(target.tokenizer, f"7 {LONG}")]
     rows, _ = pack_documents(Documents.from_documents(texts), 128)
@@ -37,43 +37,45 @@ def run(target, tmp_path):
 
 
 def test_trained_prompts_are_found_whatever_their_spaces(run):
-    prompts = held_out(question=" 1 2\n3 ", longer="1 2 3 4", answer=f"{LONG} 9 9", text=f"7 {LONG} 9", other="4 5")
-    found = check_contamination(prompts, run / "checkpoint")
-    assert (found.checked, found.count) == (True, 3)
-    assert found.ids == ["question", "answer", "text"]
+    prompts = build_prompts(
+        question=" 1 2\n3 ", longer="1 2 3 4", answer=f"{LONG} 9 9", text=f"7 {LONG} 9", other="4 5"
+    )
+    report = check_contamination(prompts, run / "checkpoint")
+    assert (report.checked, report.count) == (True, 3)
+    assert report.ids == ["question", "answer", "text"]
 
 
 SYSTEMS = ("Today is Monday.", "Today is Tuesday.", None)
 
 
-def chat_rows(system: str | None, question: str) -> dict:
+def build_chat_row(system: str | None, question: str) -> dict:
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "Far."}]
-    return {"messages": messages if system is None else [said("system", system), *messages]}
+    return {"messages": messages if system is None else [build_message("system", system), *messages]}
 
 
-def said(role: str, content: str) -> dict:
+def build_message(role: str, content: str) -> dict:
     return {"role": role, "content": content}
 
 
 def test_a_question_that_was_trained_on_is_found_under_every_system_prompt(tmp_path):
-    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer = build_chat_tokenizer(PLAIN)
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps(chat_rows(SYSTEMS[0], "How far is it?")))
+    rows.write_text(json.dumps(build_chat_row(SYSTEMS[0], "How far is it?")))
     conf = DataConf(source=DataSource.jsonl, path=str(rows))
     packed, _ = pack_documents(read_documents(conf, tokenizer), 128)
     write_prompt_hashes(packed, tokenizer, tmp_path)
     file = tmp_path / "prompts.jsonl"
-    asked = [chat_rows(system, "how  FAR is it?") for system in SYSTEMS]
-    other = [chat_rows(SYSTEMS[0], "How long is it?"), {"question": "How far is it?"}]
-    file.write_text("\n".join(map(json.dumps, [*asked, *other])))
+    same_question = [build_chat_row(system, "how  FAR is it?") for system in SYSTEMS]
+    other = [build_chat_row(SYSTEMS[0], "How long is it?"), {"question": "How far is it?"}]
+    file.write_text("\n".join(map(json.dumps, [*same_question, *other])))
     prompts = load_eval_prompts(tokenizer, str(file), limit=None)
     assert check_contamination(prompts, tmp_path / "checkpoint").ids == ["1", "2", "3", "5"]
 
 
-def test_ids_that_a_run_held_out_know_their_question(tmp_path):
-    tokenizer = chat_tokenizer(PLAIN)
+def test_prompts_that_a_run_held_out_as_ids_are_found_by_their_question(tmp_path):
+    tokenizer = build_chat_tokenizer(PLAIN)
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("\n".join(json.dumps(chat_rows(s, "How far is it?")) for s in SYSTEMS))
+    rows.write_text("\n".join(json.dumps(build_chat_row(s, "How far is it?")) for s in SYSTEMS))
     conf = DataConf(source=DataSource.jsonl, path=str(rows))
     documents = read_documents(conf, tokenizer)
     numbers = np.arange(1)
@@ -90,6 +92,6 @@ def test_without_the_runs_hashes_nothing_is_claimed(tmp_path):
     for content in (None, b"", b"cut"):
         if content is not None:
             (tmp_path / PROMPT_HASHES_FILE).write_bytes(content)
-        found = check_contamination(held_out(a="1"), tmp_path / "checkpoint")
-        assert (found.checked, found.count, found.ids) == (False, 0, [])
-        assert found.reason == f"the run left no readable {PROMPT_HASHES_FILE}"
+        report = check_contamination(build_prompts(a="1"), tmp_path / "checkpoint")
+        assert (report.checked, report.count, report.ids) == (False, 0, [])
+        assert report.reason == f"the run left no readable {PROMPT_HASHES_FILE}"

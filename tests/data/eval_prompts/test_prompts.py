@@ -1,4 +1,4 @@
-"""Held-out prompts: read as they are in every known layout, or refused with line and reason."""
+"""Held-out prompts are read in every known layout, or refused with line and reason."""
 
 import copy
 import gzip
@@ -32,8 +32,8 @@ def write_lines(file, rows):
 
 
 @pytest.fixture
-def chatty(target):
-    """The same tokenizer with a chat template."""
+def chat_tokenizer(target):
+    """Return the target's tokenizer with a chat template."""
     tokenizer = copy.deepcopy(target.tokenizer)
     tokenizer.chat_template = TEMPLATE
     return tokenizer
@@ -47,21 +47,21 @@ def test_every_known_layout_is_read(target, tmp_path, layout):
     assert (prompt.question, prompt.turn, prompt.text) == (prompt.id, 0, "1 2")
 
 
-def test_a_chat_template_renders_questions_and_leaves_texts(chatty, tmp_path):
+def test_a_chat_template_renders_questions_and_leaves_texts(chat_tokenizer, tmp_path):
     rows = [{"question": "1 2", "answer": "3"}, {"text": "1 2"}, {"messages": [{"role": "user", "content": "1 2"}]}]
-    prompts = load_eval_prompts(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
+    prompts = load_eval_prompts(chat_tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     assert sorted(p.ids for p in prompts) == [[1, 2], [58, 1, 2, 59], [58, 1, 2, 59]]
 
 
 @pytest.mark.parametrize("column", ["messages", "prompt"])
-def test_messages_as_json_texts_are_messages(chatty, tmp_path, column):
+def test_messages_as_json_texts_are_messages(chat_tokenizer, tmp_path, column):
     texts = [json.dumps({"role": "user", "content": "1 2"})]
-    (prompt,) = load_eval_prompts(chatty, write_lines(tmp_path / "p.jsonl", [{column: texts}]), limit=None)
+    (prompt,) = load_eval_prompts(chat_tokenizer, write_lines(tmp_path / "p.jsonl", [{column: texts}]), limit=None)
     assert prompt.messages == [{"role": "user", "content": "1 2"}]
 
 
-def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chatty, tmp_path):
-    chatty.chat_template = (
+def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chat_tokenizer, tmp_path):
+    chat_tokenizer.chat_template = (
         "{{ tools | default([], true) | length }} {% if enable_thinking %}7 {% endif %}{{ messages[0].content }}"
     )
     rows = [
@@ -72,7 +72,7 @@ def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chatty, tmp_path)
         },
         {"messages": [{"role": "user", "content": "1"}], "tools": "not known"},
     ]
-    prompts = load_eval_prompts(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
+    prompts = load_eval_prompts(chat_tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     assert [prompt.ids for prompt in prompts] == [[2, 7, 1], [0, 1]]
 
 
@@ -103,13 +103,13 @@ def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_pat
     assert prompt.ids == [2]
 
 
-def test_of_a_folder_the_files_called_test_are_read(tmp_path):
+def test_the_files_named_test_of_a_folder_are_read(tmp_path):
     for name, word in [("latest", "a"), ("test2-of-3", "b"), ("gsm8k_test", "c"), ("tests", "d")]:
         write_lines(tmp_path / f"{name}.jsonl", [{"text": word}])
     assert [row["text"] for row in read_prompt_rows(tmp_path)] == ["c", "b"]
 
 
-def test_later_turns_follow_the_targets_own_answers(target, chatty, tmp_path):
+def test_later_turns_follow_the_targets_own_answers(target, chat_tokenizer, tmp_path):
     rows = [
         {"question_id": 81, "category": "c", "turns": ["1", "2", "3"]},
         {"question_id": 82, "category": "c", "turns": ["4"]},
@@ -117,7 +117,7 @@ def test_later_turns_follow_the_targets_own_answers(target, chatty, tmp_path):
     file = write_lines(tmp_path / "p.jsonl", rows)
     expected = {
         target.tokenizer: [[1, 7, 8, 2], [1, 7, 8, 2, 9, 3]],
-        chatty: [[58, 1, 59, 7, 8, 58, 2, 59], [58, 1, 59, 7, 8, 58, 2, 59, 9, 58, 3, 59]],
+        chat_tokenizer: [[58, 1, 59, 7, 8, 58, 2, 59], [58, 1, 59, 7, 8, 58, 2, 59, 9, 58, 3, 59]],
     }
     for tokenizer, ids in expected.items():
         first = load_eval_prompts(tokenizer, file, limit=None)
@@ -128,13 +128,13 @@ def test_later_turns_follow_the_targets_own_answers(target, chatty, tmp_path):
         assert build_next_turns(tokenizer, third, [[9]]) == []
 
 
-def test_the_fingerprint_is_of_first_turns_whatever_was_answered(target, tmp_path):
+def test_the_fingerprint_is_that_of_the_first_turns_whatever_the_answers(target, tmp_path):
     rows = [{"question_id": 1, "turns": ["1", "2"]}]
     first = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     for answer in ([7, 8], [9]):
-        asked = first + build_next_turns(target.tokenizer, first, [answer])
-        assert len(asked) == 2
-        assert fingerprint_prompts(asked) == fingerprint_prompts(first)
+        prompts = first + build_next_turns(target.tokenizer, first, [answer])
+        assert len(prompts) == 2
+        assert fingerprint_prompts(prompts) == fingerprint_prompts(first)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ USER, ASSISTANT = {"role": "user", "content": "1 2"}, {"role": "assistant", "con
         ({"messages": [{**USER, "content": [{"type": "image"}]}]}, "content is not text"),
     ],
 )
-def test_a_prompt_that_training_would_leave_out_is_named(chatty, tmp_path, row, reason):
+def test_a_prompt_that_training_would_leave_out_is_named(chat_tokenizer, tmp_path, row, reason):
     file = write_lines(tmp_path / "p.jsonl", [{"text": "1"}, row])
     with pytest.raises(UserError) as refused:
         read_prompt_rows(file, key="prompts")
@@ -186,7 +186,7 @@ def test_a_prompt_that_training_would_leave_out_is_named(chatty, tmp_path, row, 
 
 
 @pytest.mark.parametrize(
-    ("messages", "kept"),
+    ("messages", "prompt"),
     [
         ([USER, ASSISTANT], [USER]),
         ([USER, ASSISTANT, USER, ASSISTANT], [USER, ASSISTANT, USER]),
@@ -194,39 +194,39 @@ def test_a_prompt_that_training_would_leave_out_is_named(chatty, tmp_path, row, 
         ([USER, {"role": "tool", "content": "5"}], [USER, {"role": "tool", "content": "5"}]),
     ],
 )
-def test_a_prompt_ends_where_the_target_is_asked(tmp_path, caplog, messages, kept):
+def test_answers_at_the_end_of_a_prompt_are_left_out(tmp_path, caplog, messages, prompt):
     file = write_lines(tmp_path / "p.jsonl", [{"messages": messages}])
     with caplog.at_level(logging.INFO):
         ((row),) = read_prompt_rows(file)
-        read_prompt_rows(file)  # as for a check, and again to use them
-    assert row["messages"] == kept
-    said = caplog.text.count("1 prompts end in an answer, which is left out")
-    assert said == (len(kept) < len(messages))
+        read_prompt_rows(file)  # first for a check, then for use
+    assert row["messages"] == prompt
+    count = caplog.text.count("1 prompts end in an answer, which is left out")
+    assert count == (len(prompt) < len(messages))
 
 
-def test_a_prompt_that_the_template_rejects_is_named(chatty, tmp_path):
-    chatty.chat_template = "{{ raise_exception('no system role') }}"
+def test_a_prompt_that_the_template_rejects_is_named(chat_tokenizer, tmp_path):
+    chat_tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     file = write_lines(tmp_path / "p.jsonl", [{"id": "a", "messages": [USER]}])
     with pytest.raises(UserError, match=r"the chat template: no system role at id a;"):
-        load_eval_prompts(chatty, file, limit=None)
+        load_eval_prompts(chat_tokenizer, file, limit=None)
 
 
-def test_a_prompt_of_a_token_without_an_embedding_is_named(chatty, tmp_path):
-    chatty.chat_template = "{{ messages[0].content }}"
+def test_a_prompt_of_a_token_without_an_embedding_is_named(chat_tokenizer, tmp_path):
+    chat_tokenizer.chat_template = "{{ messages[0].content }}"
     for row in ({"text": "1 7"}, {"messages": [{**USER, "content": "7"}]}):
         file = write_lines(tmp_path / "p.jsonl", [{"text": "1"}, {**row, "id": "a"}])
-        load_eval_prompts(chatty, file, limit=None, vocab_size=8)
+        load_eval_prompts(chat_tokenizer, file, limit=None, vocab_size=8)
         with pytest.raises(UserError, match=r"token 7 has no embedding in the target .* at id a"):
-            load_eval_prompts(chatty, file, limit=None, vocab_size=7)
+            load_eval_prompts(chat_tokenizer, file, limit=None, vocab_size=7)
 
 
-def test_a_null_id_is_a_missing_one(tmp_path):
+def test_a_null_id_counts_as_a_missing_id(tmp_path):
     rows = [{"id": None, "text": "1"}, {"id": None, "text": "2"}, {"id": 0, "text": "3"}]
-    found = read_prompt_rows(write_lines(tmp_path / "p.jsonl", rows))
-    assert [row["id"] for row in found] == ["1", "2", "0"]
+    rows = read_prompt_rows(write_lines(tmp_path / "p.jsonl", rows))
+    assert [row["id"] for row in rows] == ["1", "2", "0"]
 
 
-def test_prompts_that_cannot_be_judged_are_refused(target, tmp_path):
+def test_prompts_that_cannot_be_evaluated_are_refused(target, tmp_path):
     file = tmp_path / "prompts.jsonl"
     for rows, message in [
         ([], "must hold at least one prompt"),
@@ -239,7 +239,7 @@ def test_prompts_that_cannot_be_judged_are_refused(target, tmp_path):
             load_eval_prompts(target.tokenizer, str(file), limit=None)
 
 
-def test_what_cannot_be_found_is_refused_without_a_network(tmp_path, monkeypatch):
+def test_missing_files_and_data_sets_are_refused_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     for name in ("nowhere", "./no/where", "a/b.jsonl"):
@@ -251,7 +251,7 @@ def test_what_cannot_be_found_is_refused_without_a_network(tmp_path, monkeypatch
         read_prompt_rows(tmp_path)
 
 
-def test_prompts_are_read_as_they_are(target, tmp_path):
+def test_prompts_are_read_unchanged_and_limited_by_category(target, tmp_path):
     rows = [{"id": 7, "category": "a", "text": "1 2"}, {"text": "3 4"}, {"category": "a", "text": "5"}]
     prompts = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=1)
     assert [(p.id, p.category, p.ids) for p in prompts] == [("7", "a", [1, 2]), ("2", "all", [3, 4])]

@@ -1,4 +1,4 @@
-"""Rows of every published shape become what is asked; one that cannot be used has one reason."""
+"""Rows of every published format become prompts; a row that cannot be used has exactly one reason."""
 
 import json
 import random
@@ -19,19 +19,19 @@ CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments":
 TOOLS = [{"type": "function", "function": {"name": "tide"}}]
 
 
-def messages(*turns: tuple[str, str]) -> list[dict]:
+def build_messages(*turns: tuple[str, str]) -> list[dict]:
     return [{"role": role, "content": text} for role, text in turns]
 
 
-def made(raw: dict, rules: FilterRules = RULES, **source) -> PreparedRow:
+def filter_raw_row(raw: dict, rules: FilterRules = RULES, **source) -> PreparedRow:
     return row_from_columns(filter_row(raw, "s", SourceConf(path="x", **source), rules))
 
 
 WHEN = {"timestamp": datetime(2026, 1, 1), "hashed_ip": "0f"}
 SHAPES = {
-    "WildChat": {"conversations": [{**m, **WHEN} for m in messages(*CHAT)], "when": WHEN},
-    "OpenAI messages": {"messages": messages(*CHAT)},
-    "messages as JSON": {"messages": json.dumps(messages(*CHAT))},
+    "WildChat": {"conversations": [{**m, **WHEN} for m in build_messages(*CHAT)], "when": WHEN},
+    "OpenAI messages": {"messages": build_messages(*CHAT)},
+    "messages as JSON": {"messages": json.dumps(build_messages(*CHAT))},
     "parts": {
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
@@ -39,8 +39,8 @@ SHAPES = {
         ]
     },
     "ShareGPT": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-    "ShareGPT in messages": {"conversations": messages(*CHAT)},
-    "UltraChat 200k": {"prompt": "Hi", "prompt_id": "7", "messages": messages(*CHAT)},
+    "ShareGPT in messages": {"conversations": build_messages(*CHAT)},
+    "UltraChat 200k": {"prompt": "Hi", "prompt_id": "7", "messages": build_messages(*CHAT)},
     "UltraChat": {"data": ["Hi", "Hello"]},
     "Alpaca": {"instruction": "Hi", "input": "", "output": "Hello", "text": "### Hi ### Hello"},
     "GSM8K": {"question": "Hi", "answer": "Hello"},
@@ -51,37 +51,37 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_is_the_same_conversation(shape):
-    row = made(SHAPES[shape])
+def test_every_format_yields_the_same_conversation(shape):
+    row = filter_raw_row(SHAPES[shape])
     assert [(m["role"], m["content"]) for m in row.messages or []] == CHAT
     assert row.text is None
     assert "hashed_ip" not in str(row)
 
 
 def test_prompts_without_answers_are_questions():
-    assert made({"prompt": "Hi"}).messages == messages(CHAT[0])
-    assert made({"prompt": messages(CHAT[0])}).messages == messages(CHAT[0])
+    assert filter_raw_row({"prompt": "Hi"}).messages == build_messages(CHAT[0])
+    assert filter_raw_row({"prompt": build_messages(CHAT[0])}).messages == build_messages(CHAT[0])
     turns = {"question_id": 81, "turns": ["Hi", "Bye"]}
     anew = FilterRules(**{**vars(RULES), "replace_answers": True})
-    assert made(turns, anew).messages == messages(CHAT[0], ("assistant", ""), ("user", "Bye"))
+    assert filter_raw_row(turns, anew).messages == build_messages(CHAT[0], ("assistant", ""), ("user", "Bye"))
     with pytest.raises(RowRejectedError, match="an empty turn"):  # nobody would fill it
-        made(turns)
+        filter_raw_row(turns)
 
 
-def test_a_text_is_a_text():
-    row = made({"text": "Once upon a time"})
+def test_a_plain_text_stays_text():
+    row = filter_raw_row({"text": "Once upon a time"})
     assert (row.text, row.messages) == ("Once upon a time", None)
-    assert made({"prompt": "Once"}, columns={"text": "prompt"}).text == "Once"
+    assert filter_raw_row({"prompt": "Once"}, columns={"text": "prompt"}).text == "Once"
 
 
 def test_tools_and_their_calls_come_along_as_values():
-    said = [
-        *messages(("user", "Tide?")),
+    conversation = [
+        *build_messages(("user", "Tide?")),
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "function", "name": "tide", "content": "low"},
-        *messages(("assistant", "Low.")),
+        *build_messages(("assistant", "Low.")),
     ]
-    row = made({"messages": said, "tools": json.dumps(TOOLS)})
+    row = filter_raw_row({"messages": conversation, "tools": json.dumps(TOOLS)})
     assert row.tools == TOOLS
     assert row.messages is not None
     assert row.messages[1]["tool_calls"][0]["function"]["arguments"] == {"hour": 3}
@@ -91,125 +91,125 @@ def test_tools_and_their_calls_come_along_as_values():
 @pytest.mark.parametrize(
     "calls",
     [[CALL], json.dumps([CALL]), CALL, [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}]],
-    ids=["list", "JSON", "one", "values"],
+    ids=["list", "JSON", "single", "values"],
 )
-def test_tool_calls_are_read_however_they_are_kept(calls):
-    said = [*messages(("user", "Tide?")), {"role": "assistant", "tool_calls": calls}]
-    row = made({"messages": said})
+def test_tool_calls_are_read_in_every_form(calls):
+    conversation = [*build_messages(("user", "Tide?")), {"role": "assistant", "tool_calls": calls}]
+    row = filter_raw_row({"messages": conversation})
     assert row.messages is not None
     assert row.messages[1]["tool_calls"] == [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}]
 
 
-def test_a_list_tells_the_shape_and_a_text_of_the_same_column_does_not():
-    """`data` may be a date and `ids` a key."""
-    assert made({"data": "2026-01-01", "text": "Once"}).text == "Once"
-    assert made({"ids": "7", "prompt": "Hi"}).messages == messages(CHAT[0])
-    spaced = json.dumps(messages(*CHAT), indent=1)
-    assert made({"messages": spaced}).messages == messages(*CHAT)
-    for broken in (spaced[:-2], str(messages(*CHAT))):
+def test_a_column_decides_the_format_only_if_it_holds_a_list():
+    """`data` may be a date, and `ids` may be a key."""
+    assert filter_raw_row({"data": "2026-01-01", "text": "Once"}).text == "Once"
+    assert filter_raw_row({"ids": "7", "prompt": "Hi"}).messages == build_messages(CHAT[0])
+    spaced = json.dumps(build_messages(*CHAT), indent=1)
+    assert filter_raw_row({"messages": spaced}).messages == build_messages(*CHAT)
+    for broken in (spaced[:-2], str(build_messages(*CHAT))):
         with pytest.raises(RowRejectedError, match="column messages holds a list that is not JSON"):
-            made({"messages": broken})
+            filter_raw_row({"messages": broken})
 
 
 def test_columns_of_any_name_are_mapped():
-    raw = {"chat": messages(*CHAT), "text": "noise", "uid": 7, "topic": "tides", "spdx": "MIT"}
+    raw = {"chat": build_messages(*CHAT), "text": "noise", "uid": 7, "topic": "tides", "spdx": "MIT"}
     names = {"messages": "chat", "id": "uid", "category": "topic", "license": "spdx"}
-    row = made(raw, columns=names)
-    assert row.messages == messages(*CHAT)
+    row = filter_raw_row(raw, columns=names)
+    assert row.messages == build_messages(*CHAT)
     assert (row.id[:2], row.category, row.license) == ("7-", "tides", "MIT")
     with pytest.raises(RowRejectedError, match="no column chat"):
-        made({"text": "noise"}, columns=names)
+        filter_raw_row({"text": "noise"}, columns=names)
 
 
-def test_what_the_source_says_holds_for_rows_that_do_not_say_it():
-    told = {"license": "MIT", "category": "c", "language": "en", "template": {"a": 1, "b": 2}}
-    row = made({"prompt": "Hi", "category": "own", "template": {"b": 3}}, **told)
+def test_labels_of_the_source_hold_for_rows_without_their_own():
+    labels = {"license": "MIT", "category": "c", "language": "en", "template": {"a": 1, "b": 2}}
+    row = filter_raw_row({"prompt": "Hi", "category": "own", "template": {"b": 3}}, **labels)
     assert (row.license, row.category, row.language) == ("MIT", "own", "en")
-    row = made({"messages": messages(*CHAT), "template": {"b": 3}, "license": "CC0"}, **told)
+    row = filter_raw_row({"messages": build_messages(*CHAT), "template": {"b": 3}, "license": "CC0"}, **labels)
     assert (row.license, row.template) == ("CC0", {"a": 1, "b": 3})
 
 
-def test_of_a_list_of_template_arguments_each_row_keeps_its_own():
+def test_each_row_gets_one_of_a_list_of_template_arguments_always_the_same():
     modes = {"template": {"enable_thinking": [True, False]}}
-    found = [made({"prompt": f"Question {n}"}, **modes).template for n in range(200)]
-    thinking = sum(template["enable_thinking"] for template in found)
+    templates = [filter_raw_row({"prompt": f"Question {n}"}, **modes).template for n in range(200)]
+    thinking = sum(template["enable_thinking"] for template in templates)
     assert 70 <= thinking <= 130
-    assert found == [made({"prompt": f"Question {n}"}, **modes).template for n in range(200)]
-    own = {"messages": messages(*CHAT), "template": {"documents": ["a", "b"]}}
-    assert made(own).template == {"documents": ["a", "b"]}
+    assert templates == [filter_raw_row({"prompt": f"Question {n}"}, **modes).template for n in range(200)]
+    own = {"messages": build_messages(*CHAT), "template": {"documents": ["a", "b"]}}
+    assert filter_raw_row(own).template == {"documents": ["a", "b"]}
 
 
 FAULTS = {
-    "an unknown role": {"messages": messages(("narrator", "Hi"))},
-    "no user turn": {"messages": messages(("system", "Hi"))},
+    "an unknown role": {"messages": build_messages(("narrator", "Hi"))},
+    "no user turn": {"messages": build_messages(("system", "Hi"))},
     "a message whose content is not text": {"messages": [{"role": "user", "content": 5}]},
     "a message that is not an object": {"messages": [{"role": "user", "content": "a"}, "b"]},
-    "an empty turn": {"messages": messages(("user", " \n"), CHAT[1])},
+    "an empty turn": {"messages": build_messages(("user", " \n"), CHAT[1])},
     "a tool call without a function's name": {
-        "messages": [*messages(CHAT[0]), {"role": "assistant", "tool_calls": [{}]}]
+        "messages": [*build_messages(CHAT[0]), {"role": "assistant", "tool_calls": [{}]}]
     },
     "tool_calls that are not JSON": {
         "messages": [
-            *messages(CHAT[0]),
+            *build_messages(CHAT[0]),
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
         ]
     },
     "no messages, text or prompt": {"caption": "Hi"},
     "a prompt that is not text": {"prompt": 5},
-    "half of a surrogate pair": {"messages": messages(("user", "\ud83d"))},
-    "a number that JSON does not have": {"messages": messages(*CHAT), "template": {"temperature": float("nan")}},
+    "half of a surrogate pair": {"messages": build_messages(("user", "\ud83d"))},
+    "a number that JSON does not have": {"messages": build_messages(*CHAT), "template": {"temperature": float("nan")}},
     "token ids without their text": {"ids": [1], "answer": [True]},
     "longer than 200 characters": {"prompt": "a" * 201},
 }
 
 
 @pytest.mark.parametrize("reason", FAULTS)
-def test_what_cannot_be_used_has_its_reason(reason):
-    with pytest.raises(RowRejectedError) as misfit:
-        made(FAULTS[reason])
-    assert str(misfit.value) == reason
+def test_a_row_that_cannot_be_used_has_its_reason(reason):
+    with pytest.raises(RowRejectedError) as rejected:
+        filter_raw_row(FAULTS[reason])
+    assert str(rejected.value) == reason
 
 
 @pytest.mark.parametrize("column", ["id", "category", "license"])
 def test_half_of_a_surrogate_pair_is_found_in_every_column(column):
     with pytest.raises(RowRejectedError, match="half of a surrogate pair"):
-        made({"prompt": "Hi", column: "\ud83d"})
+        filter_raw_row({"prompt": "Hi", column: "\ud83d"})
 
 
 def test_prompts_held_out_elsewhere_are_found_in_any_turn_and_spelling():
     held_out = "Why does the tide turn twice a day and not once, as the moon does?"
     rules = FilterRules(**{**vars(RULES), "excluded_hashes": set(prompt_hashes(held_out, held_out))})
-    first = {"prompt": f" {held_out.upper()}\n"}
-    later = {"messages": messages(*CHAT, ("user", held_out))}
-    begun = {"messages": messages(CHAT[0], ("assistant", held_out + " Because.")), "id": 1}
-    for raw in (first, later, begun, {"text": held_out + " It is so."}):
+    question = {"prompt": f" {held_out.upper()}\n"}
+    later = {"messages": build_messages(*CHAT, ("user", held_out))}
+    answer = {"messages": build_messages(CHAT[0], ("assistant", held_out + " Because.")), "id": 1}
+    for raw in (question, later, answer, {"text": held_out + " It is so."}):
         with pytest.raises(RowRejectedError, match="a prompt that is held out elsewhere"):
-            made(raw, rules)
-    made({"prompt": held_out + " Tell me."}, rules)
+            filter_raw_row(raw, rules)
+    filter_raw_row({"prompt": held_out + " Tell me."}, rules)
 
 
-def test_rows_are_duplicates_by_what_they_ask():
-    def sign(raw: dict) -> int:
+def test_rows_with_the_same_questions_are_duplicates():
+    def compute_sign(raw: dict) -> int:
         return filter_row(raw, "s", SourceConf(path="x"), RULES)["sign"]
 
-    asked = sign({"messages": messages(*CHAT)})
-    assert sign({"messages": messages(("user", " hI\n"))}) == asked
-    assert sign({"prompt": "Caf\u00e9?"}) == sign({"prompt": "CAFE\u0301?"})
-    assert sign({"messages": messages(CHAT[0], ("assistant", "Another answer."))}) == asked
+    signature = compute_sign({"messages": build_messages(*CHAT)})
+    assert compute_sign({"messages": build_messages(("user", " hI\n"))}) == signature
+    assert compute_sign({"prompt": "Caf\u00e9?"}) == compute_sign({"prompt": "CAFE\u0301?"})
+    assert compute_sign({"messages": build_messages(CHAT[0], ("assistant", "Another answer."))}) == signature
     for other in (
-        {"messages": messages(("system", "Be brief."), *CHAT)},
-        {"messages": messages(*CHAT, ("user", "Bye"))},
-        {"messages": messages(*CHAT), "tools": TOOLS},
+        {"messages": build_messages(("system", "Be brief."), *CHAT)},
+        {"messages": build_messages(*CHAT, ("user", "Bye"))},
+        {"messages": build_messages(*CHAT), "tools": TOOLS},
     ):
-        assert sign(other) != asked
+        assert compute_sign(other) != signature
 
 
 def test_an_empty_system_prompt_is_none():
-    assert made({"messages": messages(("system", ""), *CHAT)}).messages == messages(*CHAT)
+    assert filter_raw_row({"messages": build_messages(("system", ""), *CHAT)}).messages == build_messages(*CHAT)
 
 
-def test_no_garbage_stops_the_run():
-    """Whatever stands where, a row is used or it is counted."""
+def test_random_rows_are_used_or_rejected_and_never_stop_the_run():
+
     rng = random.Random(0)
     atoms = [None, 5, 1.5, True, "", "text", "[{", '["a"]', "\ud800", [], {}, [5], ["a"], [None]]
     keys = [
@@ -238,21 +238,21 @@ def test_no_garbage_stops_the_run():
         "system",
     ]
 
-    def value(depth: int):
+    def draw_value(depth: int):
         kind = rng.random()
         if depth == 0 or kind < 0.3:
             return rng.choice(atoms)
         if kind < 0.6:
-            return [value(depth - 1) for _ in range(rng.randrange(4))]
+            return [draw_value(depth - 1) for _ in range(rng.randrange(4))]
         if kind < 0.8:
-            return messages(("user", value(0)), ("assistant", value(depth - 1)))
-        return {rng.choice(keys): value(depth - 1) for _ in range(rng.randrange(5))}
+            return build_messages(("user", draw_value(0)), ("assistant", draw_value(depth - 1)))
+        return {rng.choice(keys): draw_value(depth - 1) for _ in range(rng.randrange(5))}
 
     used = 0
     for _ in range(3000):
-        raw = {rng.choice(keys): value(4) for _ in range(rng.randrange(1, 6))}
+        raw = {rng.choice(keys): draw_value(4) for _ in range(rng.randrange(1, 6))}
         try:
-            made(raw, template={"mode": ["a", "b"]})
+            filter_raw_row(raw, template={"mode": ["a", "b"]})
             used += 1
         except (RowRejectedError, UnicodeEncodeError):
             pass

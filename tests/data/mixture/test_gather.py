@@ -10,7 +10,7 @@ from models.io.errors import UserError
 from tests.support.data.preparing import lines, prepare, report
 
 
-def test_a_finished_folder_is_kept_and_other_settings_are_refused(tmp_path):
+def test_a_finished_folder_stays_unchanged_and_other_settings_are_refused(tmp_path):
     lines(tmp_path / "a.jsonl", range(20))
     out = prepare(tmp_path, a="a.jsonl")
     before = {file: file.stat().st_mtime_ns for file in out.iterdir()}
@@ -20,8 +20,8 @@ def test_a_finished_folder_is_kept_and_other_settings_are_refused(tmp_path):
         prepare(tmp_path, held_out=0.5, a="a.jsonl")
 
 
-def test_what_an_error_advises_works_under_the_same_name(tmp_path):
-    """Refused after the sources were read, the folder has the worker's lock file alone."""
+def test_the_remedy_of_an_error_works_under_the_same_name(tmp_path):
+    """After a refusal that comes once the sources are read, the folder has the worker's lock file alone."""
     lines(tmp_path / "a.jsonl", range(30))
     source = SourceConf(path="a.jsonl", share=1.0)
     for _ in range(2):
@@ -31,26 +31,26 @@ def test_what_an_error_advises_works_under_the_same_name(tmp_path):
     assert report(prepare(tmp_path, rows=30, a=source))["read"] == 30
 
 
-def test_a_source_that_breaks_off_can_be_mended(tmp_path):
+def test_a_truncated_source_can_be_replaced(tmp_path):
     lines(tmp_path / "a.jsonl", range(300))
-    whole = gzip.compress((tmp_path / "a.jsonl").read_bytes())
-    (tmp_path / "b.jsonl.gz").write_bytes(whole[:-99])
+    compressed = gzip.compress((tmp_path / "a.jsonl").read_bytes())
+    (tmp_path / "b.jsonl.gz").write_bytes(compressed[:-99])
     with pytest.raises(UserError, match=r"mixture.sources.b.path: must be a readable file, got .*"):
         prepare(tmp_path, a="a.jsonl", b="b.jsonl.gz")
-    (tmp_path / "b.jsonl.gz").write_bytes(whole)
+    (tmp_path / "b.jsonl.gz").write_bytes(compressed)
     out = prepare(tmp_path, a="a.jsonl", b="b.jsonl.gz")
     assert report(out)["dropped_by_reason"] == {"a duplicate": 300}
 
 
-def test_columns_that_are_not_there_are_said(tmp_path, capsys):
+def test_missing_columns_are_printed(tmp_path, capsys):
     lines(tmp_path / "a.jsonl", range(3))
     columns = {"conversations": "conversations", "category": "topc"}
     prepare(tmp_path, a=SourceConf(path="a.jsonl", columns=columns))
-    said = capsys.readouterr().out
-    assert "mixture.sources.a.columns: none of the first rows has topc" in said
+    output = capsys.readouterr().out
+    assert "mixture.sources.a.columns: none of the first rows has topc" in output
 
 
-def test_what_data_says_of_itself_stays_in_its_line(tmp_path):
+def test_texts_of_the_data_stay_in_their_line_of_the_page(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"a\\nb|\\ud800": 1}\n')
     out = prepare(tmp_path, a=SourceConf(path="a.jsonl", license="MIT\nor | else"))
     page = (out / "report.md").read_text()
@@ -100,7 +100,7 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path, changes, mess
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_shard_that_is_not_there_is_not_left_out_in_silence(tmp_path):
+def test_a_missing_shard_is_refused(tmp_path):
     (tmp_path / "rows").mkdir()
     lines(tmp_path / "rows" / "train-0.jsonl", range(5))
     (tmp_path / "rows" / "train-1.jsonl").symlink_to("nowhere")
@@ -112,7 +112,7 @@ def test_a_shard_that_is_not_there_is_not_left_out_in_silence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (["mixture=one"], "mixture.sources.rows.path: must be set, got nothing; add mixture.sources.rows.path=VALUE"),
         (
@@ -122,7 +122,7 @@ def test_a_shard_that_is_not_there_is_not_left_out_in_silence(tmp_path):
         (["mixture.sources=[a]"], "config: must have keys, got a list; write NAME: VALUE in place of - VALUE"),
     ],
 )
-def test_a_manifest_that_is_none_is_answered_with_its_key(changes, said):
+def test_a_manifest_of_the_wrong_form_is_refused_with_its_key(changes, message):
     with pytest.raises(USER_ERRORS) as refused:
         compose("prepare", PrepareConf, changes)
-    assert error_to_line(refused.value) == said
+    assert error_to_line(refused.value) == message

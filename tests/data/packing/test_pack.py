@@ -1,4 +1,4 @@
-"""Packing fills the rows, loses nothing unsaid and is a pure function of the documents."""
+"""Packing fills the rows, counts every loss and is a pure function of the documents."""
 
 import numpy as np
 import pytest
@@ -15,27 +15,27 @@ from tests.support.data.packed import documents_of
 from train.config.run import TrainConf
 
 
-def piece(prompt: int, answer: int, start: int = 100) -> TokenizedDocument:
+def build_piece(prompt: int, answer: int, start: int = 100) -> TokenizedDocument:
     ids = list(range(start, start + prompt + answer))
     return document_from_pair(ids[:prompt], ids[prompt:])
 
 
-def made(*pieces: TokenizedDocument) -> Documents:
+def build_documents(*pieces: TokenizedDocument) -> Documents:
     return Documents.from_documents(pieces)
 
 
-# tokens of the demo's 1536 prompts with the target's answers: every twentieth part of them
+# Quantiles, in steps of 1/20, of the tokens of the demo's 1536 prompts with the target's answers.
 DEMO = [29, 42, 46, 49, 55, 61, 70, 88, 93, 96, 98, 99, 101, 103, 105, 107, 110, 115, 119, 125]
 DEMO_LONGEST = 143
 
 
-def demo_like(documents: int) -> np.ndarray:
+def draw_demo_lengths(documents: int) -> np.ndarray:
     shares = np.random.default_rng(0).random(documents)
     return np.interp(shares, np.linspace(0, 1, 21), [*DEMO, DEMO_LONGEST]).astype(int)
 
 
-def test_rows_are_drawn_as_documents_side_by_side():
-    documents = made(piece(2, 3), piece(1, 2, 200), piece(4, 4, 300))
+def test_rows_hold_documents_side_by_side():
+    documents = build_documents(build_piece(2, 3), build_piece(1, 2, 200), build_piece(4, 4, 300))
     packed, report = pack_documents(documents, 10, pad_id=9)
     batch = packed.batch([0, 1])
     assert batch.input_ids.tolist() == [
@@ -52,20 +52,20 @@ def test_rows_are_drawn_as_documents_side_by_side():
 
 def test_no_document_is_split_or_lost():
     sizes = torch.randint(1, 30, (500, 2), generator=torch.Generator().manual_seed(0)).tolist()
-    pieces = [piece(p, a, 100 * i) for i, (p, a) in enumerate(sizes)]
-    packed, report = pack_documents(made(*pieces), 64)
+    pieces = [build_piece(p, a, 100 * i) for i, (p, a) in enumerate(sizes)]
+    packed, report = pack_documents(build_documents(*pieces), 64)
     assert sorted(documents_of(packed), key=lambda d: d.ids[0]) == pieces
     assert (report.documents, report.truncated, report.split, report.dropped) == (500, 0, 0, 0)
-    again, _ = pack_documents(made(*pieces), 64)
+    again, _ = pack_documents(build_documents(*pieces), 64)
     assert np.array_equal(again.table, packed.table)
 
 
 ROWS = {f"conversations, {n}": (sharegpt_like(20_000, n), n) for n in (2048, 4096, 16384)}
-ROWS["the demo"] = (demo_like(1536), compose("train", TrainConf, []).data.row_length)
+ROWS["the demo"] = (draw_demo_lengths(1536), compose("train", TrainConf, []).data.row_length)
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_are_full(name):
+def test_rows_are_filled_to_97_percent(name):
     sizes, length = ROWS[name]
     used = np.bincount(best_fit(sizes, length), weights=sizes)
     assert used.max() <= length
@@ -75,41 +75,45 @@ def test_rows_are_full(name):
 @pytest.mark.parametrize(
     ("least", "most", "fill"), [(1025, 1064, 0.51), (683, 722, 0.69), (512, 1024, 0.90), (341, 682, 0.94)]
 )
-def test_what_best_fit_cannot_fill_is_as_the_page_says(least, most, fill):
-    """Rows of 2,048: docs/packing.md."""
+def test_lengths_that_best_fit_cannot_pack_fill_as_much_as_the_docs_promise(least, most, fill):
+    """The figures are those of docs/packing.md, for rows of 2,048 tokens."""
     sizes = np.random.default_rng(0).integers(least, most + 1, 20_000)
     rows = int(best_fit(sizes, 2048).max()) + 1
     assert round(sizes.sum() / (rows * 2048), 2) == fill
 
 
-def test_no_document_sees_another():
-    packed, _ = pack_documents(made(piece(2, 3), piece(1, 2, 200)), 10)
+def test_no_document_attends_to_another():
+    packed, _ = pack_documents(build_documents(build_piece(2, 3), build_piece(1, 2, 200)), 10)
     sees = packed.batch([0]).attention_mask()[0, 0]
     assert not sees[5:8, :5].any()
     assert not sees[:5, 5:].any()
     assert sees[7, 5:8].all()
 
 
-def test_what_does_not_fit_is_cut_and_counted():
-    packed, report = pack_documents(made(piece(6, 12), piece(20, 5, 200), piece(3, 0, 300)), 16)
-    assert documents_of(packed) == [piece(6, 10)]
+def test_documents_that_do_not_fit_are_truncated_and_counted():
+    packed, report = pack_documents(
+        build_documents(build_piece(6, 12), build_piece(20, 5, 200), build_piece(3, 0, 300)), 16
+    )
+    assert documents_of(packed) == [build_piece(6, 10)]
     assert (report.documents, report.truncated, report.dropped) == (1, 1, 2)
     assert "1 documents in 1 rows of 16 tokens" in str(report)
     assert "1 cut, 2 dropped without an answer" in str(report)
 
 
-def test_only_those_asked_for_are_packed():
-    packed, report = pack_documents(made(*[piece(2, 3, 100 * i) for i in range(4)]), 16, document_numbers=np.array([3]))
-    assert documents_of(packed) == [piece(2, 3, 300)]
+def test_only_the_documents_with_the_given_numbers_are_packed():
+    packed, report = pack_documents(
+        build_documents(*[build_piece(2, 3, 100 * i) for i in range(4)]), 16, document_numbers=np.array([3])
+    )
+    assert documents_of(packed) == [build_piece(2, 3, 300)]
     assert (report.documents, report.dropped) == (1, 0)
 
 
 def test_rows_too_short_for_any_prompt_are_refused():
     with pytest.raises(UserError, match=r"data.row_length: must reach beyond the prompts, got 16"):
-        pack_documents(made(piece(20, 5)), 16)
+        pack_documents(build_documents(build_piece(20, 5)), 16)
 
 
 @pytest.mark.parametrize("overlap", [0, 9])
-def test_an_overlap_of_nothing_or_most_is_refused(overlap):
+def test_an_overlap_of_0_or_of_more_than_half_a_row_is_refused(overlap):
     with pytest.raises(UserError, match=r"data.overlap: must be 1 to half of data.row_length=16, got"):
         DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=overlap)

@@ -20,18 +20,18 @@ def test_every_epoch_visits_each_row_once(rows, batch_size):
 
 
 def test_an_order_resumes_from_the_step_alone():
-    whole = [RowOrder(num_rows=11, rows_per_step=4, seed=5).batch_rows(step) for step in range(9)]
-    assert RowOrder(num_rows=11, rows_per_step=4, seed=5).batch_rows(8) == whole[8]
-    assert [RowOrder(num_rows=11, rows_per_step=4, seed=6).batch_rows(step) for step in range(9)] != whole
+    batches = [RowOrder(num_rows=11, rows_per_step=4, seed=5).batch_rows(step) for step in range(9)]
+    assert RowOrder(num_rows=11, rows_per_step=4, seed=5).batch_rows(8) == batches[8]
+    assert [RowOrder(num_rows=11, rows_per_step=4, seed=6).batch_rows(step) for step in range(9)] != batches
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_ranks_together_take_the_batch_of_one(world):
+def test_the_ranks_together_take_the_batch_of_a_single_process(world):
     order = RowOrder(num_rows=40, rows_per_step=12, seed=0)
     for step in range(5):
         shares = [order.batch_rows(step, rank, world) for rank in range(world)]
         assert [len(share) for share in shares] == [12 // world] * world
-        # dealt one by one, in turn
+        # Rows are dealt to the ranks in turn.
         assert list(chain(*zip(*shares, strict=True))) == order.batch_rows(step)
     with pytest.raises(UserError, match=r"optim.rows_per_step: .* got 12 for 5"):
         order.batch_rows(0, 0, 5)

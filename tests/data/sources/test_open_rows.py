@@ -1,4 +1,4 @@
-"""Rows are read from every kind of file one by one; what cannot be read is named, not raised."""
+"""Rows are read from every kind of file one by one; a row that cannot be read is named, not raised."""
 
 import gzip
 import json
@@ -14,11 +14,11 @@ from models.io.errors import UserError
 ROWS = [{"text": "a"}, {"text": "b"}, {"text": "c"}]
 
 
-def read(path, **changes) -> list[RawRow]:
+def read_rows(path, **changes) -> list[RawRow]:
     return list(open_rows(str(path), key="mixture.sources.s.path", **changes))
 
 
-def lines(rows) -> str:
+def format_lines(rows) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -32,20 +32,20 @@ def table():
 def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
     import datasets
 
-    (tmp_path / "p.jsonl").write_text(lines(ROWS))
-    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(lines(ROWS).encode()))
+    (tmp_path / "p.jsonl").write_text(format_lines(ROWS))
+    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(format_lines(ROWS).encode()))
     (tmp_path / "p.json").write_text(json.dumps(ROWS, indent=1))
     (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf\r\n" + json.dumps(ROWS, indent=1).encode())
     (tmp_path / "p.json.gz").write_bytes(gzip.compress(json.dumps(ROWS, indent=1).encode()))
-    (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(ROWS).encode())
+    (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + format_lines(ROWS).encode())
     table.to_parquet(tmp_path / "p.parquet")
     table.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(tmp_path / "two")
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / "train-0.jsonl").write_text(lines(ROWS[:2]))
-    (folder / "train-1.jsonl").write_text(lines(ROWS[2:]))
-    (folder / "test-0.jsonl").write_text(lines([{"text": "held out"}]))
+    (folder / "train-0.jsonl").write_text(format_lines(ROWS[:2]))
+    (folder / "train-1.jsonl").write_text(format_lines(ROWS[2:]))
+    (folder / "test-0.jsonl").write_text(format_lines([{"text": "held out"}]))
     for name in (
         "p.jsonl",
         "p.jsonl.gz",
@@ -58,10 +58,10 @@ def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
         "two",
         "folder",
     ):
-        assert [raw.row for raw in read(tmp_path / name)] == ROWS, name
-    assert [raw.row for raw in read(tmp_path / "two", split="test")] == ROWS[:1]
+        assert [raw.row for raw in read_rows(tmp_path / name)] == ROWS, name
+    assert [raw.row for raw in read_rows(tmp_path / "two", split="test")] == ROWS[:1]
     with pytest.raises(UserError, match=r"sources.s.split: must be one of train, test, got 'dev'"):
-        read(tmp_path / "two", split="dev")
+        read_rows(tmp_path / "two", split="dev")
 
 
 SLICES = {
@@ -85,9 +85,9 @@ def test_a_slice_means_the_same_for_every_source(tmp_path, table, form, split):
     else:
         path.mkdir()
         for name, rows in {"train-0": ROWS[:2], "train-1": ROWS[2:], "test-0": ROWS[:1]}.items():
-            text = json.dumps(rows, indent=1) if form == "arrays" else lines(rows)
+            text = json.dumps(rows, indent=1) if form == "arrays" else format_lines(rows)
             (path / f"{name}.jsonl").write_text(text)
-    assert [raw.row for raw in read(path, split=split)] == [ROWS[n] for n in SLICES[split]]
+    assert [raw.row for raw in read_rows(path, split=split)] == [ROWS[n] for n in SLICES[split]]
 
 
 @pytest.mark.parametrize("form", ["p.jsonl", "p.json", "p.parquet", "saved", "saved.arrow"])
@@ -102,40 +102,40 @@ def test_a_slice_of_the_only_split_needs_no_name(tmp_path, table, form, monkeypa
         table.save_to_disk(tmp_path / "saved")
         path = path if path.is_dir() else next((tmp_path / "saved").glob("*.arrow"))
     else:
-        path.write_text(lines(ROWS) if form == "p.jsonl" else json.dumps(ROWS))
-    assert [raw.row for raw in read(path, split="train_sft[1:]")] == ROWS[1:]
+        path.write_text(format_lines(ROWS) if form == "p.jsonl" else json.dumps(ROWS))
+    assert [raw.row for raw in read_rows(path, split="train_sft[1:]")] == ROWS[1:]
 
 
 @pytest.mark.parametrize("form", ["p.jsonl", "saved"])
 @pytest.mark.parametrize("split", ["train[1]", "train[a:]", "train[1:2:3]"])
 def test_a_split_that_cannot_be_parsed_is_refused(tmp_path, table, form, split):
-    (tmp_path / "p.jsonl").write_text(lines(ROWS))
+    (tmp_path / "p.jsonl").write_text(format_lines(ROWS))
     table.save_to_disk(tmp_path / "saved")
     message = r"mixture.sources.s.split: must be a name, or slices such as train\[1000:\]"
     with pytest.raises(UserError, match=message):
-        read(tmp_path / form, split=split)
+        read_rows(tmp_path / form, split=split)
 
 
 @pytest.mark.parametrize("form", ["p.jsonl", "saved"])
 def test_the_only_split_is_not_read_twice_under_two_names(tmp_path, table, form):
-    (tmp_path / "p.jsonl").write_text(lines(ROWS))
+    (tmp_path / "p.jsonl").write_text(format_lines(ROWS))
     table.save_to_disk(tmp_path / "saved")
     with pytest.raises(UserError, match=r"mixture.sources.s.split: must .*, got 'train\+test'"):
-        read(tmp_path / form, split="train+test")
+        read_rows(tmp_path / form, split="train+test")
 
 
-def test_files_of_other_splits_are_not_read_in_place_of_one(tmp_path):
+def test_files_of_other_splits_are_not_read_in_place_of_the_named_split(tmp_path):
     for name in ("train-0", "test-0"):
-        (tmp_path / f"{name}.jsonl").write_text(lines(ROWS))
+        (tmp_path / f"{name}.jsonl").write_text(format_lines(ROWS))
     with pytest.raises(UserError, match=r"s.split: must be one of train, test, got 'train_sft'"):
-        read(tmp_path, split="train_sft")
+        read_rows(tmp_path, split="train_sft")
 
 
 def test_files_of_a_directory_may_have_different_columns(tmp_path):
     wider = [row | {"score": 1} for row in ROWS]
-    (tmp_path / "train-0.jsonl").write_text(lines(ROWS))
-    (tmp_path / "train-1.jsonl").write_text(lines(wider))
-    assert [raw.row for raw in read(tmp_path)] == ROWS + wider
+    (tmp_path / "train-0.jsonl").write_text(format_lines(ROWS))
+    (tmp_path / "train-1.jsonl").write_text(format_lines(wider))
+    assert [raw.row for raw in read_rows(tmp_path)] == ROWS + wider
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
@@ -145,9 +145,9 @@ def test_files_of_a_directory_may_have_different_columns(tmp_path):
     ids=["array", "object", "object with metadata"],
 )
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_file_that_is_one_value_holds_its_rows(tmp_path, name, value, indent):
+def test_a_file_of_a_single_json_value_holds_its_rows(tmp_path, name, value, indent):
     (tmp_path / name).write_text(json.dumps(value, indent=indent))
-    assert [raw.row for raw in read(tmp_path / name)] == ROWS
+    assert [raw.row for raw in read_rows(tmp_path / name)] == ROWS
 
 
 @pytest.mark.parametrize(
@@ -163,33 +163,33 @@ def test_a_file_that_is_one_value_holds_its_rows(tmp_path, name, value, indent):
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_row_that_is_alone_in_its_file_is_a_row(tmp_path, row, indent):
     (tmp_path / "p.json").write_text(json.dumps(row, indent=indent))
-    assert [raw.row for raw in read(tmp_path / "p.json")] == [row]
+    assert [raw.row for raw in read_rows(tmp_path / "p.json")] == [row]
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.jsonl.gz"])
 def test_a_file_is_decompressed_whatever_it_is_called(tmp_path, name):
-    for data in (gzip.compress(lines(ROWS).encode()), lines(ROWS).encode()):
+    for data in (gzip.compress(format_lines(ROWS).encode()), format_lines(ROWS).encode()):
         (tmp_path / name).write_bytes(data)
-        assert [raw.row for raw in read(tmp_path / name)] == ROWS
+        assert [raw.row for raw in read_rows(tmp_path / name)] == ROWS
 
 
 @pytest.mark.parametrize(
     "data",
-    [lines(ROWS).encode("utf-16"), lines(ROWS).encode("utf-16-be"), b"PK\x03\x04\x14\0\0"],
+    [format_lines(ROWS).encode("utf-16"), format_lines(ROWS).encode("utf-16-be"), b"PK\x03\x04\x14\0\0"],
     ids=["UTF-16", "UTF-16 without a mark", "a zip archive"],
 )
-def test_a_file_that_is_not_utf8_is_one_line_with_the_remedy(tmp_path, data):
+def test_a_file_that_is_not_utf8_is_refused_in_one_line_with_the_remedy(tmp_path, data):
     (tmp_path / "p.jsonl").write_bytes(data)
     with pytest.raises(UserError, match=r"UTF-16 or a binary file.*write the file again, as UTF-8"):
-        read(tmp_path / "p.jsonl")
+        read_rows(tmp_path / "p.jsonl")
 
 
-def test_broken_lines_are_named_by_place_and_reason(tmp_path):
+def test_broken_lines_are_named_with_line_number_and_reason(tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_bytes(b'{"text": "a"}\n\n{"text": \n{"text": "\xff"}\n[1]\n' + b"[" * 60 + b'\n{"text": "b"}')
-    found = read(file)
-    assert [raw.row for raw in found] == [{"text": "a"}, *[None] * 4, {"text": "b"}]
-    assert [(raw.location, raw.reason) for raw in found if raw.row is None] == [
+    rows = read_rows(file)
+    assert [raw.row for raw in rows] == [{"text": "a"}, *[None] * 4, {"text": "b"}]
+    assert [(raw.location, raw.reason) for raw in rows if raw.row is None] == [
         (f"{file}:3", "a line that cannot be parsed as JSON"),
         (f"{file}:4", "a line that is not UTF-8"),
         (f"{file}:5", "a line that is not a JSON object"),
@@ -197,10 +197,10 @@ def test_broken_lines_are_named_by_place_and_reason(tmp_path):
     ]
 
 
-def test_a_line_nested_without_end_is_a_broken_line(tmp_path):
+def test_a_line_nested_too_deeply_is_a_broken_line(tmp_path):
     file = tmp_path / "p.jsonl"
-    file.write_text("[" * 100_000 + "\n" + lines(ROWS[:1]))
-    assert [raw.row for raw in read(file)] == [None, ROWS[0]]
+    file.write_text("[" * 100_000 + "\n" + format_lines(ROWS[:1]))
+    assert [raw.row for raw in read_rows(file)] == [None, ROWS[0]]
 
 
 @pytest.mark.parametrize(
@@ -212,15 +212,15 @@ def test_a_line_nested_without_end_is_a_broken_line(tmp_path):
     ],
     ids=["date", "text", "JSON"],
 )
-def test_of_a_table_only_the_row_that_cannot_be_read_is_lost(tmp_path, bad, reason):
+def test_a_value_that_cannot_be_read_loses_only_its_row_of_the_table(tmp_path, bad, reason):
     table = pyarrow.table({"text": ["a", "b", "c"], "column": bad})
     parquet.write_table(table, tmp_path / "p.parquet")
-    rows = read(tmp_path / "p.parquet")
+    rows = read_rows(tmp_path / "p.parquet")
     assert [raw.row and raw.row["text"] for raw in rows] == ["a", None, "c"]
     assert rows[1].reason == reason
 
 
-def test_keys_that_tables_fill_with_null_are_gone(tmp_path):
+def test_keys_that_tables_fill_with_null_are_removed(tmp_path):
     import datasets
 
     rows = [
@@ -228,11 +228,11 @@ def test_keys_that_tables_fill_with_null_are_gone(tmp_path):
         {"messages": [{"role": "user", "calls": [{"b": 2}]}]},
     ]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "p.parquet")
-    assert [raw.row for raw in read(tmp_path / "p.parquet")] == rows
+    assert [raw.row for raw in read_rows(tmp_path / "p.parquet")] == rows
 
 
 @pytest.mark.parametrize("case", ["keys differ", "text or parts", "nulls"])
-def test_json_columns_hold_what_was_written(tmp_path, case):
+def test_json_columns_are_read_as_they_were_written(tmp_path, case):
     import datasets
 
     column, rows = {
@@ -248,12 +248,12 @@ def test_json_columns_hold_what_was_written(tmp_path, case):
     table.to_parquet(tmp_path / "p.parquet")
     table.save_to_disk(tmp_path / "saved")
     for name in ("p.parquet", "saved"):
-        assert [raw.row for raw in read(tmp_path / name)] == rows, name
+        assert [raw.row for raw in read_rows(tmp_path / name)] == rows, name
 
 
-def test_a_damaged_or_missing_file_is_one_line(tmp_path):
-    whole = gzip.compress(lines(ROWS * 500).encode())
-    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+def test_a_damaged_or_missing_file_is_refused_in_one_line(tmp_path):
+    compressed = gzip.compress(format_lines(ROWS * 500).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(compressed[: len(compressed) // 2])
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no more")
     (tmp_path / "bad.json").write_text("[1, 2")
     (tmp_path / "empty").mkdir()
@@ -265,5 +265,5 @@ def test_a_damaged_or_missing_file_is_one_line(tmp_path):
         "empty": "must be a dataset that can be loaded, got .*empty",
     }.items():
         with pytest.raises(UserError, match=f"mixture.sources.s.path: {message}") as refused:
-            read(tmp_path / name)
+            read_rows(tmp_path / name)
         assert "\n" not in str(refused.value)

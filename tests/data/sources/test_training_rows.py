@@ -1,4 +1,4 @@
-"""Rows of every shape become documents; what does not fit is counted or refused, never lost."""
+"""Rows of every format become documents; rows that do not fit are counted or refused, never lost."""
 
 import json
 import logging
@@ -24,21 +24,21 @@ SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
 SHAREGPT = [{"from": SPEAKERS[m["role"]], "value": m["content"]} for m in MESSAGES]
 
 
-def jsonl(tmp_path, *lines, **changes) -> DataConf:
+def write_jsonl(tmp_path, *lines, **changes) -> DataConf:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
     return DataConf(source=DataSource.jsonl, path=str(path), **changes)
 
 
-def read(conf: DataConf) -> tuple[list, Counter[str]]:
-    """Rows without their numbers, which tests/data/eval_prompts/test_hold_out.py is about."""
+def read_rows(conf: DataConf) -> tuple[list, Counter[str]]:
+    """Read rows without their numbers, which tests/data/eval_prompts/test_hold_out.py checks."""
     skipped: Counter[str] = Counter()
     return [replace(row, conversation=None) for row in read_training_rows(conf, skipped)], skipped
 
 
 def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
     prompt, completion = MESSAGES[:-1], MESSAGES[-1:]
-    conf = jsonl(
+    conf = write_jsonl(
         tmp_path,
         {"prompt": prompt, "completion": completion},
         {"prompt": prompt, "completion": json.dumps(completion)},
@@ -48,12 +48,12 @@ def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
         {"prompt": "Bye", "completion": "So long"},
         format=RowFormat.prompt,
     )
-    found = [row.messages for row in read(conf)[0]]
-    assert found == [MESSAGES] * 4 + [MESSAGES[3:]] * 2
+    messages = [row.messages for row in read_rows(conf)[0]]
+    assert messages == [MESSAGES] * 4 + [MESSAGES[3:]] * 2
 
 
-def test_every_shape_is_told_from_the_row(tmp_path):
-    conf = jsonl(
+def test_every_format_is_detected_from_the_row(tmp_path):
+    conf = write_jsonl(
         tmp_path,
         {"messages": MESSAGES},
         {"conversations": SHAREGPT},
@@ -61,9 +61,9 @@ def test_every_shape_is_told_from_the_row(tmp_path):
         {"text": "once"},
         {"ids": [1, 2, 3], "answer": [0, 1, 1]},
     )
-    whole = Conversation(messages=MESSAGES)
+    conversation = Conversation(messages=MESSAGES)
     tokens = TokenizedDocument(ids=[1, 2, 3], answer=[False, True, True])
-    assert read(conf) == ([whole, whole, PlainText(text="once"), tokens], Counter())
+    assert read_rows(conf) == ([conversation, conversation, PlainText(text="once"), tokens], Counter())
 
 
 @pytest.mark.parametrize(
@@ -76,30 +76,30 @@ def test_every_shape_is_told_from_the_row(tmp_path):
     ],
 )
 def test_messages_as_json_texts_are_messages(tmp_path, row):
-    assert read(jsonl(tmp_path, row)) == ([Conversation(messages=MESSAGES)], Counter())
+    assert read_rows(write_jsonl(tmp_path, row)) == ([Conversation(messages=MESSAGES)], Counter())
 
 
 def test_a_text_beside_messages_as_json_texts_is_counted(tmp_path):
     texts = list(map(json.dumps, MESSAGES))
     good, bad = {"messages": texts}, {"messages": [*texts[:2], "Hello"]}
-    rows, skipped = read(jsonl(tmp_path, good, bad))
+    rows, skipped = read_rows(write_jsonl(tmp_path, good, bad))
     assert (len(rows), skipped) == (1, Counter({"a message that is not an object": 1}))
 
 
 def test_turns_that_happen_to_be_json_stay_turns(tmp_path):
     turns = ['{"name": "Ada"}', '{"born": 1815}']
-    (row,), _ = read(jsonl(tmp_path, {"data": turns}))
+    (row,), _ = read_rows(write_jsonl(tmp_path, {"data": turns}))
     assert [message["content"] for message in row.messages] == turns
 
 
-def test_a_set_shape_and_column_are_kept_to(tmp_path):
-    conf = jsonl(tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=RowFormat.messages, column="chat")
-    assert read(conf) == ([Conversation(messages=MESSAGES)], Counter({"column chat has the format text": 1}))
+def test_rows_of_another_format_than_the_configured_one_are_counted(tmp_path):
+    conf = write_jsonl(tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=RowFormat.messages, column="chat")
+    assert read_rows(conf) == ([Conversation(messages=MESSAGES)], Counter({"column chat has the format text": 1}))
 
 
 def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
     user, assistant = MESSAGES[1:3]
-    conf = jsonl(
+    conf = write_jsonl(
         tmp_path,
         {"messages": MESSAGES},
         {"messages": [user]},
@@ -115,7 +115,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         {"messages": [5.5]},
         {"messages": [user, "x"]},
     )
-    documents, skipped = read(conf)
+    documents, skipped = read_rows(conf)
     assert len(documents) == 1
     assert skipped == {
         "no assistant turn": 2,
@@ -133,10 +133,10 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
 @pytest.mark.parametrize("system", [0, 1])
 def test_an_answer_before_the_first_question_is_left_out_and_counted(tmp_path, caplog, system):
     early = [*MESSAGES[:system], MESSAGES[2], *MESSAGES[1:]]
-    conf = jsonl(tmp_path, {"messages": early}, {"messages": MESSAGES})
+    conf = write_jsonl(tmp_path, {"messages": early}, {"messages": MESSAGES})
     with caplog.at_level(logging.INFO):
-        rows, skipped = read(conf)
-        read(conf)  # as after a preview
+        rows, skipped = read_rows(conf)
+        read_rows(conf)  # again, as after a preview
     assert [row.messages for row in rows] == [[*MESSAGES[:system], *MESSAGES[1:]], MESSAGES]
     assert not skipped
     assert caplog.text.count("1 rows begin with an answer, which is left out") == 1
@@ -156,16 +156,16 @@ def test_tools_and_arguments_of_the_template_come_with_the_row(tmp_path):
         "category": "tools",
         "language": "en",
     }
-    plain, labeled = read(jsonl(tmp_path, row, texts))[0]
+    plain, labeled = read_rows(write_jsonl(tmp_path, row, texts))[0]
     assert plain == Conversation(messages=[user, called], tools=tools, template=row["template"])
     assert labeled == replace(plain, category="tools", language="en")
     bad = [{**row, "tools": "{"}, {**row, "tools": {"a": 1}}, {**row, "template": [1]}]
-    assert read(jsonl(tmp_path, row, *bad))[1].total() == 3
+    assert read_rows(write_jsonl(tmp_path, row, *bad))[1].total() == 3
 
 
 def test_the_limit_counts_rows(tmp_path):
-    conf = jsonl(tmp_path, {"text": "a"}, {"text": "b"}, {"text": "c"}, limit=2)
-    assert read(conf)[0] == [PlainText(text="a"), PlainText(text="b")]
+    conf = write_jsonl(tmp_path, {"text": "a"}, {"text": "b"}, {"text": "c"}, limit=2)
+    assert read_rows(conf)[0] == [PlainText(text="a"), PlainText(text="b")]
 
 
 @pytest.mark.parametrize(
@@ -179,14 +179,14 @@ def test_the_limit_counts_rows(tmp_path):
 )
 def test_unreadable_jsonl_is_refused(tmp_path, lines, message):
     with pytest.raises(UserError, match=message):
-        read(jsonl(tmp_path, *lines))
+        read_rows(write_jsonl(tmp_path, *lines))
 
 
 def test_a_check_needs_no_model_and_finds_a_missing_file(tmp_path):
     check_data(DataConf())
     with pytest.raises(UserError, match=r"data.path: must be set for data.source=jsonl, got null"):
         check_data(DataConf(source=DataSource.jsonl))
-    check_data(jsonl(tmp_path, {"text": "a"}))
+    check_data(write_jsonl(tmp_path, {"text": "a"}))
     with pytest.raises(UserError, match=r"data.path: must be a JSONL file, got .*none.jsonl"):
         check_data(DataConf(source=DataSource.jsonl, path=str(tmp_path / "none.jsonl")))
 
@@ -199,16 +199,16 @@ def table(tmp_path, monkeypatch):
     return datasets.Dataset.from_list([{"messages": MESSAGES}, {"messages": MESSAGES[1:3]}])
 
 
-def dataset(path, **changes) -> DataConf:
+def build_dataset_conf(path, **changes) -> DataConf:
     return DataConf(source=DataSource.dataset, path=str(path), **changes)
 
 
-def test_training_reads_the_slice_that_it_is_given(tmp_path):
+def test_training_reads_the_configured_slice(tmp_path):
     lines = [{"text": letter} for letter in "abcd"]
-    conf = jsonl(tmp_path, *lines, split="train[:1]+train[-1:]")
+    conf = write_jsonl(tmp_path, *lines, split="train[:1]+train[-1:]")
     for source in (DataSource.jsonl, DataSource.dataset):
         conf = replace(conf, source=source)
-        assert [row.text for row in read(conf)[0]] == ["a", "d"]
+        assert [row.text for row in read_rows(conf)[0]] == ["a", "d"]
 
 
 @pytest.mark.parametrize("offline", [True, pytest.param(False, marks=pytest.mark.system)])
@@ -219,7 +219,7 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
     with pytest.raises(UserError, match=r"nobody/nothing.*without a network give a local path"):
-        check_data(dataset("nobody/nothing"))
+        check_data(build_dataset_conf("nobody/nothing"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a draft vocabulary covers is counted on answer tokens, in all, by category, by language."""
+"""The coverage of a draft vocabulary is counted on answer tokens, in all, by category and by language."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from models.trees.draft_vocab import choose_kept_ids, required_token_ids
 from tests.support.models.tiny import new_draft
 from train.rows.row_facts import choose_vocabulary
 
-TEXTS = {  # all the same sentence
+TEXTS = {  # one sentence in five languages
     "en": "The committee will meet on Thursday because the weather has been so bad this week.",
     "de": "Der Ausschuss trifft sich am Donnerstag, weil das Wetter diese Woche so schlecht war.",
     "fr": "Le comit\u00e9 se r\u00e9unira jeudi parce que le temps \u00e9tait mauvais.",
@@ -38,7 +38,7 @@ TEXTS = {  # all the same sentence
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Byte-level BPE with a thousand words, most of them English."""
+    """Return a byte-level BPE tokenizer of 400 tokens, most of them of English."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = ByteDecoder()
@@ -49,17 +49,17 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
 
 
-def document(tokenizer, text, *, prompt="Say it!", **labels):
-    asked, answer = tokenizer([prompt, text])["input_ids"]
-    piece = document_from_pair(asked, [*answer, tokenizer.eos_token_id])
+def build_document(tokenizer, text, *, prompt="Say it!", **labels):
+    question, answer = tokenizer([prompt, text])["input_ids"]
+    piece = document_from_pair(question, [*answer, tokenizer.eos_token_id])
     return TokenizedDocument(ids=piece.ids, answer=piece.answer, **labels)
 
 
 @pytest.fixture(scope="module")
 def documents(tokenizer):
-    """Each language twice, of another category each time."""
+    """Return a document of each language in each of two categories."""
     return Documents.from_documents(
-        document(tokenizer, text, category=category) for text in TEXTS.values() for category in ("chat", "mail")
+        build_document(tokenizer, text, category=category) for text in TEXTS.values() for category in ("chat", "mail")
     )
 
 
@@ -72,18 +72,18 @@ def test_answers_alone_are_counted_and_every_token_once_a_kind(documents, tokeni
     assert counts.categories["chat"].sum() * 2 == counts.total.sum()
 
 
-def test_each_language_is_told_from_its_text(documents, tokenizer):
+def test_each_language_is_detected_from_its_text(documents, tokenizer):
     counts = count_answer_tokens(documents, len(tokenizer), tokenizer)
     assert set(counts.languages) == set(TEXTS)
     for language, text in TEXTS.items():
         answer = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-        wanted = 2 * np.bincount(answer, minlength=len(tokenizer))
-        assert counts.languages[language].tolist() == wanted.tolist()
+        expected = 2 * np.bincount(answer, minlength=len(tokenizer))
+        assert counts.languages[language].tolist() == expected.tolist()
 
 
-def test_what_the_row_says_of_its_language_is_believed(tokenizer):
-    told = document(tokenizer, TEXTS["de"], language="nds")
-    assert set(count_answer_tokens([told], len(tokenizer), tokenizer).languages) == {"nds"}
+def test_the_language_that_a_row_names_is_used(tokenizer):
+    labeled = build_document(tokenizer, TEXTS["de"], language="nds")
+    assert set(count_answer_tokens([labeled], len(tokenizer), tokenizer).languages) == {"nds"}
 
 
 def test_coverage_of_the_groups_adds_up_to_that_of_all(documents, tokenizer):
@@ -93,19 +93,19 @@ def test_coverage_of_the_groups_adds_up_to_that_of_all(documents, tokenizer):
     sizes = {name: group.sum() for name, group in counts.groups.items()}
     for kind in ("category", "language"):
         parts = [name for name in shares if name.startswith(kind)]
-        for place in range(3):
-            tokens = sum(shares[name][place] * sizes[name] for name in parts)
-            assert tokens == pytest.approx(shares["all"][place] * sizes["all"])
+        for index in range(3):
+            tokens = sum(shares[name][index] * sizes[name] for name in parts)
+            assert tokens == pytest.approx(shares["all"][index] * sizes["all"])
     assert shares["all"][2] == 1.0
     least, more, most = shares["language de"]
     assert least < more < most
 
 
-def test_what_is_kept_spells_texts_that_no_answer_has(tokenizer):
-    """Of English answers; other scripts and accents are bytes."""
-    counts = count_answer_tokens([document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
+def test_the_vocabulary_spells_texts_that_no_answer_has(tokenizer):
+    """The answers are English, so other scripts and accents are spelled in bytes."""
+    counts = count_answer_tokens([build_document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
     always = required_token_ids(tokenizer)
-    kept = set(choose_kept_ids(counts.total, len(always) + 8, always).tolist())
+    kept_ids = set(choose_kept_ids(counts.total, len(always) + 8, always).tolist())
     for text in (
         "na\u00efve fa\u00e7ade, \u00c6r\u00f8, \u017di\u017eek",
         "\u59d4\u5458\u4f1a\u51b3\u5b9a",
@@ -116,30 +116,30 @@ def test_what_is_kept_spells_texts_that_no_answer_has(tokenizer):
         )  # byte by byte
         spelled = tokenizer.convert_tokens_to_ids(list(letters))
         assert tokenizer.decode(spelled) == text
-        assert set(spelled) <= kept
+        assert set(spelled) <= kept_ids
 
 
 def test_fewer_distinct_tokens_than_the_vocabulary_holds_fill_it_by_id(tokenizer):
-    counts = count_answer_tokens([document(tokenizer, "the the")], len(tokenizer), tokenizer)
+    counts = count_answer_tokens([build_document(tokenizer, "the the")], len(tokenizer), tokenizer)
     required = required_token_ids(tokenizer)
-    kept = choose_kept_ids(counts.total, 350, required).tolist()
-    assert len(set(kept)) == 350
-    used = [token for token in kept if token in required or counts.total[token]]
+    kept_ids = choose_kept_ids(counts.total, 350, required).tolist()
+    assert len(set(kept_ids)) == 350
+    used = [token for token in kept_ids if token in required or counts.total[token]]
     unused = [token for token in range(len(tokenizer)) if token not in used]
-    assert sorted(set(kept) - set(used)) == unused[: 350 - len(used)]
+    assert sorted(set(kept_ids) - set(used)) == unused[: 350 - len(used)]
     assert compute_coverage(counts, [350], required)["all"] == [1.0]
 
 
 def test_the_answers_of_a_prepared_folder_are_counted(documents, tokenizer, tmp_path):
     rows = [
         PreparedRow(
-            id=str(place),
-            source="made",
+            id=str(index),
+            source="source",
             category=piece.category,
-            language="en" if place else "",
+            language="en" if index else "",
             documents=[RecordedDocument(ids=piece.ids, spans=[[piece.answer.index(True), len(piece.ids)]])],
         )
-        for place, piece in enumerate(documents)
+        for index, piece in enumerate(documents)
     ]
     write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
     section = describe_coverage(tmp_path, tokenizer)
@@ -147,36 +147,36 @@ def test_the_answers_of_a_prepared_folder_are_counted(documents, tokenizer, tmp_
     assert "language und" not in section  # where the row names none, it is detected
     assert f"Of {len(tokenizer)} tokens" in section
     texts = [{"role": role, "content": "Hello?"} for role in ("user", "assistant")]
-    unanswered = [PreparedRow(id="0", source="made", messages=texts)]
+    unanswered = [PreparedRow(id="0", source="source", messages=texts)]
     write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", unanswered, dict)
     assert describe_coverage(tmp_path, tokenizer) == ""
 
 
-def test_a_document_without_an_answer_makes_no_group(tokenizer):
+def test_a_document_without_an_answer_forms_no_group(tokenizer):
     silent = [TokenizedDocument(ids=ids, answer=[False] * len(ids), category="none") for ids in ([], [1])]
-    counts = count_answer_tokens([*silent, document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
+    counts = count_answer_tokens([*silent, build_document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
     assert set(counts.groups) == {"all", "category unnamed", "language en"}
 
 
-def test_a_token_that_the_target_has_not_is_refused(documents):
+def test_a_token_beyond_the_targets_vocabulary_is_refused(documents):
     with pytest.raises(UserError, match=r"must be below the target's vocabulary of 300, got \d+"):
         count_answer_tokens(documents, 300, None)
 
 
 def test_a_table_has_the_largest_groups_and_the_others_together(tokenizer):
     pieces = [
-        document(tokenizer, TEXTS["en"] * (40 - place), category=f"c{place:02d}", language="en")
-        for place in range(MAX_TABLE_GROUPS + 3)
+        build_document(tokenizer, TEXTS["en"] * (40 - index), category=f"c{index:02d}", language="en")
+        for index in range(MAX_TABLE_GROUPS + 3)
     ]
     rows = build_coverage_table(
         count_answer_tokens(pieces, len(tokenizer), tokenizer), [300], required_token_ids(tokenizer)
     )
     names = [row[0] for row in rows[1:]]
-    assert names[: MAX_TABLE_GROUPS + 1] == ["all", *(f"category c{place:02d}" for place in range(MAX_TABLE_GROUPS))]
+    assert names[: MAX_TABLE_GROUPS + 1] == ["all", *(f"category c{index:02d}" for index in range(MAX_TABLE_GROUPS))]
     assert names[MAX_TABLE_GROUPS + 1 :] == ["category: 3 others", "language en"]
 
 
-def test_sizes_that_can_be():
+def test_the_sizes_of_the_table_are_powers_of_two_that_the_vocabulary_allows():
     assert sizes_around(512, 300, 4096) == [512, 1024]
     assert sizes_around(4096, 300, 4096) == [2048, 4096]
     assert sizes_below(300, 151_936) == [8192, 16384, 32768, 65536, 131072]
@@ -186,7 +186,7 @@ def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(tar
     draft = new_draft(target, vocab_size=20)
     texts = [[1, 2, 3, 4, *range(10, 30)], [1, 2, *range(10, 20)]]
     documents = Documents.from_documents(
-        TokenizedDocument(ids=ids, answer=[place > 1 for place in range(len(ids))], category=category)
+        TokenizedDocument(ids=ids, answer=[index > 1 for index in range(len(ids))], category=category)
         for ids, category in zip(texts, ("long", "short"), strict=True)
     )
     choose_vocabulary(draft, target, pack_documents(documents, 24)[0], tmp_path)
@@ -205,6 +205,6 @@ def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(tar
     saved = load_file(tmp_path / "checkpoint" / "model.safetensors")
     answers = documents.ids[documents.answer]
     counted = torch.from_numpy(np.bincount(answers, minlength=target.vocab_size))
-    wanted = choose_kept_ids(counted, 20, required_token_ids(target.tokenizer))
-    assert torch.equal(saved["d2t"] + torch.arange(20), wanted)
-    assert saved["t2d"].nonzero()[:, 0].tolist() == wanted.tolist()
+    expected = choose_kept_ids(counted, 20, required_token_ids(target.tokenizer))
+    assert torch.equal(saved["d2t"] + torch.arange(20), expected)
+    assert saved["t2d"].nonzero()[:, 0].tolist() == expected.tolist()

@@ -1,4 +1,4 @@
-"""`infer.plan`: what a token costs on a machine, with a draft and without."""
+"""`infer.plan` computes the costs of a token on a machine, with a draft and without."""
 
 import json
 
@@ -20,7 +20,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def infer_conf(folder, *overrides: str) -> DecodePlanConf:
+def compose_plan(folder, *overrides: str) -> DecodePlanConf:
     base = [
         "draft=demo-medusa",
         f"target.path={folder / 'target'}",
@@ -30,14 +30,14 @@ def infer_conf(folder, *overrides: str) -> DecodePlanConf:
         "context=200",
         "device=cpu",
     ]
-    found = compose("infer_plan", DecodePlanConf, [*base, *overrides])
-    two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
-    found.machine = MachineConf(**vars(GENEROUS) | two)
-    return found
+    conf = compose("infer_plan", DecodePlanConf, [*base, *overrides])
+    machine = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
+    conf.machine = MachineConf(**vars(GENEROUS) | machine)
+    return conf
 
 
 def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(folder):
-    first, second = decode_plan.list_options(infer_conf(folder))
+    first, second = decode_plan.list_options(compose_plan(folder))
     model = model_outline(HALF).model
     table = model.get_input_embeddings().weight.nbytes  # of which a token reads one row
     weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
@@ -46,24 +46,24 @@ def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(folder):
     assert first.most == 4
 
 
-def test_what_a_draft_costs_is_what_must_be_accepted(folder):
+def test_the_break_even_length_is_the_cost_of_a_round_with_the_draft(folder):
     """Medusa's heads are read once a round, whatever the depth."""
-    (short, _), (long, _) = (decode_plan.list_options(infer_conf(folder, f"tree.depth={depth}")) for depth in (1, 4))
+    (short, _), (long, _) = (decode_plan.list_options(compose_plan(folder, f"tree.depth={depth}")) for depth in (1, 4))
     assert short.propose_s < long.propose_s
     assert long.break_even_length == (long.verify_s + long.propose_s) / long.alone_s
     assert long.break_even_length > short.break_even_length > 1
 
 
-def test_the_plan_goes_to_a_folder_that_is_made_and_what_cannot_be_written_is_one_line(folder):
+def test_the_plan_creates_its_folder_and_a_file_that_cannot_be_written_is_refused_in_one_line(folder):
     file = folder / "new" / "plan.json"
-    infer_plan.main.__wrapped__(infer_conf(folder, f"output={file}"))
+    infer_plan.main.__wrapped__(compose_plan(folder, f"output={file}"))
     assert len(json.loads(file.read_text())) == 2
     with pytest.raises(UserError, match=r"output: must be a writable file, got .*plan\.json/plan "):
-        infer_plan.main.__wrapped__(infer_conf(folder, f"output={file}/plan"))
+        infer_plan.main.__wrapped__(compose_plan(folder, f"output={file}/plan"))
 
 
 def test_a_target_too_large_for_the_machine_is_refused(folder):
-    run = infer_conf(folder)
+    run = compose_plan(folder)
     run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})
     with pytest.raises(UserError, match="machine: must hold the target, got generous"):
         decode_plan.list_options(run)

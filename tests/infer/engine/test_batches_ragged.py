@@ -1,4 +1,4 @@
-"""Rows that share a batch: each as if alone, whatever the others accept, and when they end."""
+"""Rows that share a batch are decoded as if alone, whatever the others accept, and whenever they end."""
 
 from itertools import islice
 
@@ -36,14 +36,14 @@ PENALIZED = SamplingConf(temperature=1.3, repetition_penalty=1.3, presence_penal
 
 @pytest.fixture(scope="module")
 def requests():
-    """Prompts and limits of every length, long beside short."""
+    """Return prompts and limits of every length, long beside short."""
     numbers = torch.Generator().manual_seed(6)
     lengths = torch.randint(1, 30, (COUNT,), generator=numbers).tolist()
     prompts = [torch.randint(1, WORDS, (n,), generator=numbers).tolist() for n in lengths]
     return prompts, torch.randint(1, 17, (COUNT,), generator=numbers).tolist()
 
 
-def decoder(target, draft, rule, shape, batch, sampling=None, **more):
+def build_decoder(target, draft, rule, shape, batch, sampling=None, **more):
     sampling = sampling or MODES[rule]
     return Decoder(
         target,
@@ -57,107 +57,113 @@ def decoder(target, draft, rule, shape, batch, sampling=None, **more):
     )
 
 
-def decode(decoder, requests, order=None):
-    """What each request got, whatever the order in which they came."""
+def decode_together(decoder, requests, order=None):
+    """Return the answer and accepted counts of each request, whatever the order in which they come."""
     prompts, limits = requests
     order = order or list(range(len(prompts)))
-    done = decoder.decode(
+    generations = decoder.decode(
         [prompts[i] for i in order], row_ids=[100 + i for i in order], max_new_tokens=[limits[i] for i in order]
     )
-    return [(done[order.index(i)].ids, done[order.index(i)].accepted) for i in range(len(prompts))]
+    return [(generations[order.index(i)].ids, generations[order.index(i)].accepted) for i in range(len(prompts))]
 
 
-def alone(decoder, requests):
-    """Each request in a call of its own."""
-    done = [
+def decode_alone(decoder, requests):
+    """Decode each request in a call of its own."""
+    generations = [
         decoder.decode([prompt], row_ids=[100 + i], max_new_tokens=limit)[0]
         for i, (prompt, limit) in enumerate(zip(*requests, strict=True))
     ]
-    return [(row.ids, row.accepted) for row in done]
+    return [(row.ids, row.accepted) for row in generations]
 
 
 @pytest.mark.parametrize(("rule", "shape"), RAGGED)
-def test_rows_that_are_refilled_are_what_they_are_alone(small, drafts, requests, rule, shape):
-    """Twenty requests through eight slots."""
+def test_rows_that_are_refilled_are_decoded_as_alone(small, drafts, requests, rule, shape):
+    """Twenty requests go through eight slots."""
     draft = drafts[METHODS[RAGGED.index((rule, shape)) % len(METHODS)]]
-    wanted = alone(decoder(small, draft, rule, shape, 1), requests)
-    assert decode(decoder(small, draft, rule, shape, BATCH), requests) == wanted
-    assert [len(ids) for ids, _ in wanted] == requests[1]
-    counts = [count for _, accepted in wanted for count in accepted]
+    expected = decode_alone(build_decoder(small, draft, rule, shape, 1), requests)
+    assert decode_together(build_decoder(small, draft, rule, shape, BATCH), requests) == expected
+    assert [len(ids) for ids, _ in expected] == requests[1]
+    counts = [count for _, accepted in expected for count in accepted]
     assert 0.1 < sum(count > 0 for count in counts) / len(counts) < 0.99
     assert len(set(counts)) > 1  # ragged
 
 
 @pytest.fixture(scope="module")
-def one_by_one(small, requests):
-    """Answers of one-token-at-a-time decoding, with and without penalties."""
+def token_by_token(small, requests):
+    """Return the answers of one-token-at-a-time decoding, with and without penalties."""
     return [
-        [ids for ids, _ in alone(Decoder(small, sampling=sampling, slots=SLOTS), requests)]
+        [ids for ids, _ in decode_alone(Decoder(small, sampling=sampling, slots=SLOTS), requests)]
         for sampling in (MODES["coupled"], PENALIZED)
     ]
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sampled_answers_are_those_of_the_same_key(small, drafts, requests, one_by_one, method, shape):
+def test_sampled_answers_are_those_of_the_same_key(small, drafts, requests, token_by_token, method, shape):
     """`coupled`, at batch 1 and 8, emits what decoding one token at a time does."""
     for batch, count in ((1, 4), (BATCH, COUNT)):
-        together = decoder(small, drafts[method], "coupled", shape, batch)
-        found = decode(together, [part[:count] for part in requests])
-        assert [ids for ids, _ in found] == one_by_one[0][:count]
-        assert sum(sum(accepted) for _, accepted in found) > 0
+        together = build_decoder(small, drafts[method], "coupled", shape, batch)
+        answers = decode_together(together, [part[:count] for part in requests])
+        assert [ids for ids, _ in answers] == token_by_token[0][:count]
+        assert sum(sum(accepted) for _, accepted in answers) > 0
 
 
 @pytest.mark.parametrize("shape", ["chain", "static", "dynamic, copied"])
-def test_penalties_follow_each_rows_own_path(small, drafts, requests, one_by_one, shape):
-    together = decoder(small, drafts["eagle3, reduced"], "coupled", shape, BATCH, PENALIZED)
-    found = decode(together, requests)
-    assert [ids for ids, _ in found] == one_by_one[1] != one_by_one[0]
-    assert sum(sum(accepted) for _, accepted in found) > 0
+def test_penalties_follow_each_rows_own_path(small, drafts, requests, token_by_token, shape):
+    together = build_decoder(small, drafts["eagle3, reduced"], "coupled", shape, BATCH, PENALIZED)
+    answers = decode_together(together, requests)
+    assert [ids for ids, _ in answers] == token_by_token[1] != token_by_token[0]
+    assert sum(sum(accepted) for _, accepted in answers) > 0
 
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection"])
 def test_the_order_of_requests_changes_no_answer(small, drafts, requests, rule):
-    """Other neighbors, other slots, others that end before."""
-    together = decoder(small, drafts["medusa"], rule, "dynamic", BATCH)
-    wanted = decode(together, requests)
+    """Rows get other neighbors and other slots, and other rows end before them."""
+    together = build_decoder(small, drafts["medusa"], rule, "dynamic", BATCH)
+    expected = decode_together(together, requests)
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(3)).tolist()
-    assert decode(together, requests, order) == wanted
+    assert decode_together(together, requests, order) == expected
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", ["chain", "dynamic, copied"])
 def test_a_finished_row_never_changes_another(small, drafts, method, shape):
-    """One ends at once, at the last slot of its cache, while its neighbor goes on for long."""
+    """A row ends at once, at the last slot of its cache, while its neighbor goes on for long."""
     ends = [5] * (SLOTS - 1)
-    together = decoder(small, drafts[method], "greedy", shape, 3)
+    together = build_decoder(small, drafts[method], "greedy", shape, 3)
     goes_on = ([[3, 4, 5], ends, [7]], [40, 1, 30])
-    wanted = alone(decoder(small, drafts[method], "greedy", shape, 1), goes_on)
-    assert decode(together, goes_on) == wanted
+    expected = decode_alone(build_decoder(small, drafts[method], "greedy", shape, 1), goes_on)
+    assert decode_together(together, goes_on) == expected
     ends = ([[3, 4, 5], [5] * (SLOTS - 6), [7]], [40, 6, 30])
-    assert decode(together, ends) == alone(decoder(small, drafts[method], "greedy", shape, 1), ends)
+    assert decode_together(together, ends) == decode_alone(
+        build_decoder(small, drafts[method], "greedy", shape, 1), ends
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(("rule", "shape"), CASES)
-def test_a_round_in_one_piece_is_that_in_parts(small, drafts, requests, rule, shape, batch):
+def test_a_fused_round_emits_what_its_parts_emit(small, drafts, requests, rule, shape, batch):
     draft = drafts[METHODS[CASES.index((rule, shape)) % len(METHODS)]]
     prompts, limits = requests[0][:4], [9, 5, 8, 7]
 
     def run(*, fused):
-        session = decoder(small, draft, rule, shape, batch)
+        session = build_decoder(small, draft, rule, shape, batch)
         timer = None if fused else PhaseTimer(synchronize=session.synchronize)
         return session.decode(prompts, row_ids=list(range(4)), max_new_tokens=limits, phase_timer=timer)
 
-    whole, parts = run(fused=True), run(fused=False)
-    for one, other in zip(whole, parts, strict=True):
-        assert (one.ids, one.accepted, one.drafted) == (other.ids, other.accepted, other.drafted)
-    assert sum(sum(row.accepted) for row in whole) > 0
-    assert {nodes for row in whole for nodes in row.drafted} == {SHAPES[shape].size}
+    fused_rows, split_rows = run(fused=True), run(fused=False)
+    for fused_row, split_row in zip(fused_rows, split_rows, strict=True):
+        assert (fused_row.ids, fused_row.accepted, fused_row.drafted) == (
+            split_row.ids,
+            split_row.accepted,
+            split_row.drafted,
+        )
+    assert sum(sum(row.accepted) for row in fused_rows) > 0
+    assert {nodes for row in fused_rows for nodes in row.drafted} == {SHAPES[shape].size}
 
 
 def count_rounds(answers):
-    """Each round once: the shares that its rows have in its time add up to one."""
+    """Count each round once: the shares that its rows have in its time add up to 1."""
     return round(
         sum(
             share_s / round_s
@@ -182,8 +188,8 @@ class CountOperators(TorchDispatchMode):
     ("rule", "shape", "idle"), [("greedy", "chain", {"host", "cache_move"}), ("rejection", "static", {"host"})]
 )
 def test_the_parts_of_a_round_add_up(small, drafts, requests, rule, shape, idle, batch):
-    """Every operator of a round is in one of its parts; a chain's keys are where they belong."""
-    timed = decoder(small, drafts["eagle3"], rule, shape, batch)
+    """Every operator of a round is in one of its parts; a chain moves no keys."""
+    timed = build_decoder(small, drafts["eagle3"], rule, shape, batch)
     prompts, limits = (part[:5] for part in requests)
     with CountOperators() as work:
         laps = PhaseTimer(synchronize=timed.synchronize, clock=lambda: work.seconds)
@@ -195,42 +201,42 @@ def test_the_parts_of_a_round_add_up(small, drafts, requests, rule, shape, idle,
 
 
 @pytest.mark.parametrize("least", LEAST)
-def test_what_comes_while_others_are_at_work_is_answered_as_alone(small, drafts, requests, least):
-    """And each is handed over as it ends: whatever ends may bring the next."""
+def test_requests_that_come_while_others_are_decoded_are_answered_as_alone(small, drafts, requests, least):
+    """Each answer is handed over as it ends, and may bring the next request."""
     prompts, limits = requests
-    asked = [
+    admitted = [
         Request(ids=ids, row_id=100 + i, max_new_tokens=limit)
         for i, (ids, limit) in enumerate(zip(prompts, limits, strict=True))
     ]
-    busy = decoder(small, drafts["eagle3"], "coupled", "static", BATCH)
-    waiting, later, reads, done = asked[: 2 * BATCH], asked[2 * BATCH :], [], []
+    busy = build_decoder(small, drafts["eagle3"], "coupled", "static", BATCH)
+    waiting, later, reads, finished = admitted[: 2 * BATCH], admitted[2 * BATCH :], [], []
 
     def take(most):
-        some, waiting[:] = waiting[:most], waiting[most:]
-        reads.extend([len(some)] * bool(some))
-        return some
+        taken, waiting[:] = waiting[:most], waiting[most:]
+        reads.extend([len(taken)] * bool(taken))
+        return taken
 
     for request in busy.stream(take, min_free_rows=least):
-        if not done:
+        if not finished:
             assert reads == [BATCH]
-        done.append(request)
+        finished.append(request)
         waiting += [later.pop(0)] if later else []
     assert reads[1] >= least
-    assert sum(reads) == len(done) == len(set(done)) == COUNT
-    own = alone(decoder(small, drafts["eagle3"], "coupled", "static", 1), requests)
-    assert [(each.generation.ids, each.generation.accepted) for each in asked] == own
+    assert sum(reads) == len(finished) == len(set(finished)) == COUNT
+    own = decode_alone(build_decoder(small, drafts["eagle3"], "coupled", "static", 1), requests)
+    assert [(each.generation.ids, each.generation.accepted) for each in admitted] == own
 
 
 def test_answers_of_uneven_length_take_a_third_of_the_rounds(small):
-    """The figures of docs/regeneration.md: 512 answers, 40 tokens in the mean, 32 at a time."""
+    """Count the rounds of docs/regeneration.md: 512 answers, 40 tokens in the mean, 32 at a time."""
     numbers = torch.Generator().manual_seed(0)
     drawn = torch.empty(512).exponential_(1 / 40, generator=numbers)
     limits = drawn.clamp(1, 200).long().tolist()
-    asked = iter([Request(ids=[1, 2, 3], row_id=i, max_new_tokens=n) for i, n in enumerate(limits)])
+    pending = iter([Request(ids=[1, 2, 3], row_id=i, max_new_tokens=n) for i, n in enumerate(limits)])
     together = Decoder(small, sampling=SamplingConf(), slots=220, batch=32)
-    done = list(together.stream(lambda most: list(islice(asked, most)), min_free_rows=8))
-    assert len(done) == 512
+    finished = list(together.stream(lambda most: list(islice(pending, most)), min_free_rows=8))
+    assert len(finished) == 512
     in_batches = sum(max(limits[first : first + 32]) - 1 for first in range(0, 512, 32))
     full = sum(limits) // 32
-    rounds = count_rounds([request.generation for request in done])
+    rounds = count_rounds([request.generation for request in finished])
     assert (rounds, in_batches, full) == (821, 2485, 637)

@@ -22,26 +22,26 @@ SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mix
 NEW = 32
 
 
-def prompts_of(texts):
+def cut_prompts(texts):
     return [text[:cut] for text, cut in zip(texts, (4, 5, 6, 7, 9, 11, 8, 10), strict=True)]
 
 
-def decode(decoder, prompts, **more):
-    """One prompt at a time; the row id is its number."""
-    kept = {"max_new_tokens": NEW} | more
-    return [decoder.decode([p], row_ids=[i], **kept)[0] for i, p in enumerate(prompts)]
+def decode_each(decoder, prompts, **more):
+    """Decode one prompt at a time; the row id is its number."""
+    settings = {"max_new_tokens": NEW} | more
+    return [decoder.decode([p], row_ids=[i], **settings)[0] for i, p in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_output_is_that_of_transformers(target, learned, shape):
     draft, texts = learned
-    prompts = prompts_of(texts)
+    prompts = cut_prompts(texts)
     decoder = Decoder(target, draft, SHAPES[shape], sampling=GREEDY, slots=64)
-    done = decode(decoder, prompts)
-    for prompt, row in zip(prompts, done, strict=True):
-        wanted = target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
-        assert row.ids == wanted[0, len(prompt) :].tolist()
-    accepted = [count for row in done for count in row.accepted]
+    generations = decode_each(decoder, prompts)
+    for prompt, row in zip(prompts, generations, strict=True):
+        expected = target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
+        assert row.ids == expected[0, len(prompt) :].tolist()
+    accepted = [count for row in generations for count in row.accepted]
     assert 0 < sum(accepted) < 4 * len(accepted)  # neither trivial way to be exact
 
 
@@ -53,32 +53,32 @@ def test_a_greedy_answer_with_a_repetition_penalty_is_that_of_transformers(targe
     prompts = [text[:cut] for text, cut in zip(texts, (14, 5, 9, 22), strict=False)]
     sampling = SamplingConf(repetition_penalty=penalty)
     decoder = Decoder(target, draft, SHAPES[shape], sampling=sampling, slots=64, batch=3)
-    done = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=24)
+    generations = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=24)
     free = Decoder(target, sampling=GREEDY, slots=64, batch=3)
-    assert [row.ids for row in done] != [
+    assert [row.ids for row in generations] != [
         row.ids for row in free.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=24)
     ]
-    for prompt, row in zip(prompts, done, strict=True):
-        wanted = target.model.generate(
+    for prompt, row in zip(prompts, generations, strict=True):
+        expected = target.model.generate(
             torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, repetition_penalty=penalty
         )
-        assert row.ids == wanted[0, len(prompt) :].tolist()
-    assert sum(sum(row.accepted) for row in done) > 0
+        assert row.ids == expected[0, len(prompt) :].tolist()
+    assert sum(sum(row.accepted) for row in generations) > 0
 
 
 def test_training_answers_are_those_of_each_prompt_alone(target, learned):
-    """Batches go by length; the place of a prompt keys its noise."""
-    prompts = prompts_of(learned[1])
+    """Batches are formed by length; the position of a prompt keys its noise."""
+    prompts = cut_prompts(learned[1])
     sampling = SamplingConf(temperature=1.0, seed=1)
-    alone = decode(Decoder(target, sampling=sampling, slots=64), prompts, eos_ids=target.eos_ids)
-    made = generate_answers(target, prompts, max_new_tokens=NEW, sampling=sampling, batch=3)
-    assert dict(made) == {place: row.ids for place, row in enumerate(alone)}
+    alone = decode_each(Decoder(target, sampling=sampling, slots=64), prompts, eos_ids=target.eos_ids)
+    answers = generate_answers(target, prompts, max_new_tokens=NEW, sampling=sampling, batch=3)
+    assert dict(answers) == {position: row.ids for position, row in enumerate(alone)}
 
 
 def test_ngram_lookup_copies_what_repeats(target):
     decoder = Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=96)
-    (looping,) = decode(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
-    (plain,) = decode(Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64)
+    (looping,) = decode_each(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
+    (plain,) = decode_each(Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64)
     assert looping.ids == plain.ids
     assert sum(looping.accepted) > 0
 
@@ -87,10 +87,10 @@ def test_a_mixed_tree_accepts_what_either_half_alone_would(target, learned):
     """Copied tokens hang where the draft's own tree ends, or beside it."""
     draft, texts = learned
     prompts = [text[:12] for text in texts]
-    grown = decode(Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts)
-    copied = decode(Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=64), prompts)
+    grown = decode_each(Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts)
+    copied = decode_each(Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=64), prompts)
     shape = replace(tree(), ngram_tokens=4)
-    both = decode(Decoder(target, draft, shape, sampling=GREEDY, slots=64), prompts)
+    both = decode_each(Decoder(target, draft, shape, sampling=GREEDY, slots=64), prompts)
     firsts = zip(both, grown, copied, strict=True)
     assert all(b.accepted[0] >= max(g.accepted[0], c.accepted[0]) for b, g, c in firsts)
     assert sum(len(row.accepted) for row in both) < sum(len(row.accepted) for row in grown)
@@ -118,7 +118,7 @@ def test_ngram_lookup_proposes_the_continuation():
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5, 16])
-def test_ngram_lookup_goes_round_in_a_period_shorter_than_the_copy(period):
+def test_ngram_lookup_repeats_a_period_that_is_shorter_than_the_copy(period):
     """Row 0 repeats its last tokens; row 1 repeats none, and copies the root."""
     texts = torch.tensor([[*range(1, period + 1)] * 3, [*range(1, 3 * period + 1)]])
     lengths = torch.full((2,), 3 * period)
@@ -128,14 +128,14 @@ def test_ngram_lookup_goes_round_in_a_period_shorter_than_the_copy(period):
         draft.new_state(2, 3 * period + 2), texts, lengths=lengths, first_token=first, target_output=None
     )
     for depth in (1, 4, 16, 64):
-        found = draft.propose(state, tree=chain(depth), sampler=Sampler(rule=GREEDY))
+        proposal = draft.propose(state, tree=chain(depth), sampler=Sampler(rule=GREEDY))
         repeated = [1 + (1 + i) % period for i in range(depth)]
-        assert found.ids.tolist() == [repeated, [3 * period + 1] * depth]
+        assert proposal.ids.tolist() == [repeated, [3 * period + 1] * depth]
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "none", "n-gram"])
 def test_every_tensor_of_a_rounds_state_is_contiguous(target, shape):
-    """In both rows of a batch; a view of one row has other strides than a copy for each."""
+    """A view of one row has other strides than a copy for each row of a batch."""
     draft = {"none": None, "n-gram": NgramDraft()}.get(shape, new_draft(target))
     grown = {"none": NO_TREE, "n-gram": chain(4)}.get(shape, SHAPES.get(shape))
     decoder = Decoder(target, draft, grown, sampling=GREEDY, slots=64, batch=2)

@@ -1,4 +1,4 @@
-"""A round reads one tensor from the device, whatever the tree; eager, below Python too."""
+"""A round reads one tensor from the device, whatever the tree, also if reads below Python count."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.support.runs.compiled_run import SHAPES, counted_reads
 
 
 class Scalars(TorchDispatchMode):
-    """Counts reads below Python: what `if tensor:` or `int(tensor)` would come to."""
+    """Count reads below Python, which `if tensor:` or `int(tensor)` would cause."""
 
     def __init__(self):
         super().__init__()
@@ -28,6 +28,6 @@ def test_the_host_reads_one_tensor_a_round(target, learned, shape, temperature):
     sampling = SamplingConf(temperature=temperature)
     decoder = Decoder(target, draft, SHAPES[shape], sampling=sampling, slots=64, batch=2)
     with counted_reads() as reads, Scalars() as scalars:
-        done = decoder.decode([texts[0][:5], texts[1][:9]], row_ids=[0, 1], max_new_tokens=20)
+        generations = decoder.decode([texts[0][:5], texts[1][:9]], row_ids=[0, 1], max_new_tokens=20)
     assert scalars.count == 0
-    assert reads == ["tolist"] * (1 + max(len(row.round_s) for row in done))
+    assert reads == ["tolist"] * (1 + max(len(row.round_s) for row in generations))

@@ -27,15 +27,15 @@ SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]  # sixty, none insi
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """What ends the answers of a case: token ids, strings, a number of tokens."""
+    """The token ids, strings and number of tokens that end the answers of a case."""
 
     eos: tuple[int, ...] = ()
     strings: tuple[str, ...] = ()
     limit: int = NEW
 
 
-def byte_tokenizer(changed: dict[int, bytes]) -> PreTrainedTokenizerFast:
-    """A syllable a token, but for what is changed: pieces may be parts of a character."""
+def build_byte_tokenizer(changed: dict[int, bytes]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a syllable a token, except those in `changed`: they may be parts of a character."""
     pieces = dict(enumerate([b"<end>", *(s.encode() for s in SYLLABLES)])) | changed
     letters = {byte: BYTES.pre_tokenize_str(chr(byte))[0][0] for byte in range(128)}
     for high in range(0xC2, 0xF4):  # two letters or more: those of the bytes of one character
@@ -54,56 +54,56 @@ def byte_tokenizer(changed: dict[int, bytes]) -> PreTrainedTokenizerFast:
 
 
 class Runs:
-    """The texts, what is decoded without any end, and how rounds cut it into accepted paths."""
+    """Texts of the target, their answers without any end, and how rounds cut them into accepted paths."""
 
     def __init__(self, target, learned):
         self.draft, texts = learned
-        # those that loop last: an end is told from its neighbors where tokens differ
+        # Texts that loop come last: an end can be told from its neighbors only where tokens differ.
         texts = sorted(texts, key=lambda text: -len(set(text[4:28])))[:ROWS]
         self.prompts = [text[:4] for text in texts]
         self.target = copy.copy(target)
-        self.target.tokenizer = byte_tokenizer({})
-        self.whole = [text[4 : 4 + NEW] for text in texts]
-        self.decoders = [self.decoder(shape) for shape in (chain(4), tree())]
+        self.target.tokenizer = build_byte_tokenizer({})
+        self.answers = [text[4 : 4 + NEW] for text in texts]
+        self.decoders = [self.build_decoder(shape) for shape in (chain(4), tree())]
         free = self.decoders[0].decode(self.prompts, row_ids=[0, 1, 2], max_new_tokens=NEW)
-        assert [row.ids for row in free] == self.whole
-        self.inside = set()  # places of the first answer behind which the same round goes on
-        place = 1
+        assert [row.ids for row in free] == self.answers
+        self.inside = set()  # positions of the first answer behind which the same round goes on
+        position = 1
         for count in free[0].accepted:
-            self.inside |= set(range(place, place + count))
-            place += count + 1
+            self.inside |= set(range(position, position + count))
+            position += count + 1
 
-    def decoder(self, shape):
+    def build_decoder(self, shape):
         return Decoder(self.target, self.draft, shape, sampling=GREEDY, slots=SLOTS, batch=ROWS)
 
-    def spelt(self, changed):
-        """Another tokenizer; the target does not notice."""
-        self.target.tokenizer = byte_tokenizer(changed)
+    def set_spelling(self, changed):
+        """Change the tokenizer; the target's ids stay."""
+        self.target.tokenizer = build_byte_tokenizer(changed)
 
-    def text(self, ids):
+    def decode_text(self, ids):
         return self.target.tokenizer.decode(ids)
 
-    def wanted(self, ids, ends):
-        """Looks at the answer again behind each of its tokens."""
+    def cut_answer(self, ids, ends):
+        """Return the answer up to its first end, looked for behind each of its tokens."""
         for count in range(1, ends.limit + 1):
-            said = self.text(ids[:count])
-            if ids[count - 1] in ends.eos or any(string in said for string in ends.strings):
+            text = self.decode_text(ids[:count])
+            if ids[count - 1] in ends.eos or any(string in text for string in ends.strings):
                 return ids[:count]
         return ids[: ends.limit]
 
-    def check(self, ends, *, as_transformers=True):
-        """All rows by both trees, in a batch. Returns how long the first answer is."""
-        wanted = [self.wanted(ids, ends) for ids in self.whole]
+    def check_answers(self, ends, *, as_transformers=True):
+        """Check all rows in a batch, with both trees; return the length of the first answer."""
+        expected = [self.cut_answer(ids, ends) for ids in self.answers]
         for decoder in self.decoders:
-            done = decoder.decode(
+            generations = decoder.decode(
                 self.prompts, row_ids=[0, 1, 2], max_new_tokens=ends.limit, eos_ids=list(ends.eos), stop=ends.strings
             )
-            assert [row.ids for row in done] == wanted
+            assert [row.ids for row in generations] == expected
         if as_transformers:
-            assert self.generated(ends) == wanted[0]
-        return len(wanted[0])
+            assert self.generate_with_transformers(ends) == expected[0]
+        return len(expected[0])
 
-    def generated(self, ends):
+    def generate_with_transformers(self, ends):
         more = {"stop_strings": list(ends.strings), "tokenizer": self.target.tokenizer}
         prompt = torch.tensor([self.prompts[0]])
         out = self.target.model.generate(
@@ -119,19 +119,19 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def shared(target, learned):
+def shared_runs(target, learned):
     return Runs(target, learned)
 
 
 @pytest.fixture
-def runs(shared):
-    shared.spelt({})
-    return shared
+def runs(shared_runs):
+    shared_runs.set_spelling({})
+    return shared_runs
 
 
-def string(runs, place, kind):
-    """A string that the token at `place` completes."""
-    before, piece = runs.text(runs.whole[0][:place]), runs.text([runs.whole[0][place]])
+def build_stop_string(runs, position, kind):
+    """Return a string that the token at `position` completes."""
+    before, piece = runs.decode_text(runs.answers[0][:position]), runs.decode_text([runs.answers[0][position]])
     return {
         "a token": piece,
         "its beginning": piece[:1],
@@ -143,94 +143,94 @@ def string(runs, place, kind):
 
 
 SPANS = ["a token", "its beginning", "across two tokens", "ending inside", "over three tokens", "over four tokens"]
-PLACES = [5, 6, 8, 9]
+POSITIONS = [5, 6, 8, 9]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("kind", SPANS)
-def test_a_stop_string_ends_with_the_token_that_completes_it(runs, kind, place):
-    stop = string(runs, place, kind)
-    assert runs.check(Ends(strings=(stop,))) <= place + 1
+def test_a_stop_string_ends_with_the_token_that_completes_it(runs, kind, position):
+    stop = build_stop_string(runs, position, kind)
+    assert runs.check_answers(Ends(strings=(stop,))) <= position + 1
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 5, 6, 9])
-def test_an_eos_ends_the_answer_and_stays_in_it(runs, place):
-    assert runs.check(Ends(eos=(runs.whole[0][place],))) <= place + 1
+@pytest.mark.parametrize("position", [0, 1, 2, 3, 4, 5, 6, 9])
+def test_an_eos_ends_the_answer_and_stays_in_it(runs, position):
+    assert runs.check_answers(Ends(eos=(runs.answers[0][position],))) <= position + 1
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6])
 def test_a_limit_cuts_a_path(runs, limit):
-    assert runs.check(Ends(limit=limit)) == limit
+    assert runs.check_answers(Ends(limit=limit)) == limit
 
 
 @pytest.mark.parametrize(("first", "second"), [(5, 6), (6, 5), (5, 5), (4, 9)])
-def test_of_two_stop_strings_the_sooner_counts(runs, first, second):
-    strings = string(runs, first, "over three tokens"), string(runs, second, "across two tokens")
-    assert runs.check(Ends(strings=strings)) <= min(first, second) + 1
+def test_the_sooner_of_two_stop_strings_ends_the_answer(runs, first, second):
+    strings = build_stop_string(runs, first, "over three tokens"), build_stop_string(runs, second, "across two tokens")
+    assert runs.check_answers(Ends(strings=strings)) <= min(first, second) + 1
 
 
-@pytest.mark.parametrize(("eos", "place"), [(5, 6), (6, 5), (5, 5), (4, 7), (7, 4)])
-def test_of_an_eos_and_a_stop_string_the_sooner_counts(runs, eos, place):
-    ends = Ends(eos=(runs.whole[0][eos],), strings=(string(runs, place, "ending inside"),))
-    assert runs.check(ends) <= min(eos, place) + 1
+@pytest.mark.parametrize(("eos", "position"), [(5, 6), (6, 5), (5, 5), (4, 7), (7, 4)])
+def test_the_sooner_of_an_eos_and_a_stop_string_ends_the_answer(runs, eos, position):
+    ends = Ends(eos=(runs.answers[0][eos],), strings=(build_stop_string(runs, position, "ending inside"),))
+    assert runs.check_answers(ends) <= min(eos, position) + 1
 
 
-@pytest.mark.parametrize(("limit", "place"), [(5, 4), (5, 5), (6, 4), (1, 4), (7, 7)])
-def test_of_a_limit_and_another_end_the_sooner_counts(runs, limit, place):
-    stop = string(runs, place, "over three tokens")
-    assert runs.check(Ends(limit=limit, strings=(stop,))) <= min(limit, place + 1)
-    assert runs.check(Ends(limit=limit, eos=(runs.whole[0][place],))) <= min(limit, place + 1)
+@pytest.mark.parametrize(("limit", "position"), [(5, 4), (5, 5), (6, 4), (1, 4), (7, 7)])
+def test_the_sooner_of_a_limit_and_another_end_ends_the_answer(runs, limit, position):
+    stop = build_stop_string(runs, position, "over three tokens")
+    assert runs.check_answers(Ends(limit=limit, strings=(stop,))) <= min(limit, position + 1)
+    assert runs.check_answers(Ends(limit=limit, eos=(runs.answers[0][position],))) <= min(limit, position + 1)
 
 
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("char", ["\u00e9", "\u20ac"], ids=["two bytes", "three bytes"])
-def test_a_character_split_over_tokens_counts_when_it_is_whole(runs, char, number):
+def test_a_character_split_over_tokens_counts_when_it_is_complete(runs, char, number):
     """Each of its bytes is a token. transformers refuses some of these strings."""
     parts = char.encode()
-    ends = (runs.whole[0][place - len(parts) + 1 : place + 1] for place in range(NEW))
+    ends = (runs.answers[0][position - len(parts) + 1 : position + 1] for position in range(NEW))
     distinct = [p for p, tokens in enumerate(ends) if len(set(tokens)) == len(parts)]
-    place = [p for p in distinct if p in runs.inside][number]
-    tokens = runs.whole[0][place - len(parts) + 1 : place + 1]
-    runs.spelt({token: bytes([part]) for token, part in zip(tokens, parts, strict=True)})
-    assert char in runs.text(runs.whole[0][: place + 1])
-    assert runs.check(Ends(strings=(char,)), as_transformers=False) <= place + 1
-    following = runs.text([runs.whole[0][place + 1]])
-    runs.check(Ends(strings=(char + following,)), as_transformers=False)
+    position = [p for p in distinct if p in runs.inside][number]
+    tokens = runs.answers[0][position - len(parts) + 1 : position + 1]
+    runs.set_spelling({token: bytes([part]) for token, part in zip(tokens, parts, strict=True)})
+    assert char in runs.decode_text(runs.answers[0][: position + 1])
+    assert runs.check_answers(Ends(strings=(char,)), as_transformers=False) <= position + 1
+    following = runs.decode_text([runs.answers[0][position + 1]])
+    runs.check_answers(Ends(strings=(char + following,)), as_transformers=False)
 
 
 def test_half_a_character_is_no_stop_string(runs):
-    token = runs.whole[0][5]
-    runs.spelt({token: "\u00e9".encode()[:1]})
-    assert runs.check(Ends(strings=("\u00e9",)), as_transformers=False) == NEW
+    token = runs.answers[0][5]
+    runs.set_spelling({token: "\u00e9".encode()[:1]})
+    assert runs.check_answers(Ends(strings=("\u00e9",)), as_transformers=False) == NEW
 
 
 def test_a_stop_string_of_the_prompt_does_not_count(runs):
-    """Nor one that begins in the prompt: transformers would take it."""
-    prompt, answer = runs.text(runs.prompts[0]), runs.text(runs.whole[0])
+    """Neither does a string that begins in the prompt; transformers would take it."""
+    prompt, answer = runs.decode_text(runs.prompts[0]), runs.decode_text(runs.answers[0])
     inside, across = prompt[:5], prompt[-3:] + answer[:1]
     assert inside not in answer
     assert across not in answer
-    assert runs.check(Ends(strings=(inside,))) == NEW
-    assert runs.check(Ends(strings=(across,)), as_transformers=False) == NEW
+    assert runs.check_answers(Ends(strings=(inside,))) == NEW
+    assert runs.check_answers(Ends(strings=(across,)), as_transformers=False) == NEW
 
 
 def test_most_of_these_ends_fall_inside_accepted_paths(runs):
-    assert 2 * len(set(PLACES) & runs.inside) > len(PLACES)
+    assert 2 * len(set(POSITIONS) & runs.inside) > len(POSITIONS)
     assert len(runs.inside & set(range(1, 10))) >= 5
 
 
 @pytest.mark.parametrize("limit", [1, 2, 9])
 @pytest.mark.parametrize("shape", [chain(4), tree(), static()], ids=["chain", "dynamic", "static"])
 def test_a_prompt_at_the_context_limit_is_answered(runs, shape, limit):
-    """The rounds' own nodes need no room of the text's."""
-    text = (runs.prompts[0] + runs.whole[0])[: SLOTS - limit]
+    """A round's nodes take no slots from the text."""
+    text = (runs.prompts[0] + runs.answers[0])[: SLOTS - limit]
     prompt = (text * 2)[: SLOTS - limit]
-    one, plain = (
+    speculative, plain = (
         Decoder(runs.target, *more, sampling=GREEDY, slots=SLOTS).decode([prompt], row_ids=[0], max_new_tokens=limit)[0]
         for more in ((runs.draft, shape), ())
     )
-    assert len(one.ids) == limit
-    assert one.ids == plain.ids
+    assert len(speculative.ids) == limit
+    assert speculative.ids == plain.ids
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_prompt_at_the_context_limit_is_answered(runs, shape, limit):
         ([5] * 29, 4, r"^evaluation\.max_new_tokens: .* must fit in 32 tokens, got 29 \+ 4; "),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_one_line(runs, prompt, limit, message):
+def test_prompts_without_tokens_or_room_are_refused_in_one_line(runs, prompt, limit, message):
     with pytest.raises(UserError, match=message) as refused:
         runs.decoders[0].decode([[5, 6], prompt], row_ids=[0, 1], max_new_tokens=limit)
     assert "\n" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Commands on checkpoints ask for the memory before they load weights."""
+"""Commands on checkpoints check the memory before they load weights."""
 
 import json
 import re
@@ -25,7 +25,7 @@ SIZE = DecodingSize(batch=8, prompt_tokens=64, new_tokens=16, set_batch=lambda n
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target):
-    """A target, a draft of it, and a prompt of 64 tokens, on disk."""
+    """Return a folder with a target, a draft of it, and prompts of 64 tokens."""
     folder = tmp_path_factory.mktemp("memory")
     target.model.save_pretrained(folder / "target")
     target.tokenizer.save_pretrained(folder / "target")
@@ -37,11 +37,11 @@ def folder(tmp_path_factory, target):
 
 @pytest.fixture
 def no_weights(monkeypatch):
-    """Loading a model fails."""
+    """Let the loading of a model fail."""
     monkeypatch.delattr(transformers.AutoModelForCausalLM, "from_pretrained")
 
 
-def memory_between(folder: Path, fewer: int, more: int) -> str:
+def build_memory_override(folder: Path, fewer: int, more: int) -> str:
     """Return an override under which `fewer` rows fit and `more` rows do not."""
     conf = TargetConf(path=str(folder / "target"))
     peaks = [trace_decoding(conf, CPU, SIZE, rows) for rows in (fewer, more)]
@@ -49,7 +49,7 @@ def memory_between(folder: Path, fewer: int, more: int) -> str:
     return f"device.memory_gib={(sum(peaks) / 2 + draft) / 0.9 / GIB}"
 
 
-def given(folder: Path, *overrides: str) -> list[str]:
+def list_overrides(folder: Path, *overrides: str) -> list[str]:
     return [
         f"target.path={folder / 'target'}",
         f"checkpoint={folder / 'draft'}",
@@ -62,27 +62,27 @@ def given(folder: Path, *overrides: str) -> list[str]:
 
 @pytest.mark.usefixtures("no_weights")
 def test_evaluation_tuning_and_answers_that_cannot_fit_are_refused_with_a_batch_that_fits(folder):
-    memory, draft = memory_between(folder, 2, 4), folder / "draft"
+    memory, draft = build_memory_override(folder, 2, 4), folder / "draft"
     rule = r"^device\.memory_gib: must hold target, drafts and 8 rows of 80 tokens, which take at "
     rule += r"least [\d.]+ GiB, got [\d.]+ usable of [\d.]+; with {} it fits$"
     prompts = folder / "prompts.jsonl"
 
     overrides = [f"evaluation.prompts={prompts}", "evaluation.max_new_tokens=16", memory]
-    conf = compose("eval", EvalConf, given(folder, *overrides))
+    conf = compose("eval", EvalConf, list_overrides(folder, *overrides))
     with pytest.raises(UserError, match=rule.format(r"evaluation\.batch_sizes=\[2\]")):
         evaluate_checkpoints(conf, [draft], folder / "out")
 
     overrides = [f"prompts={prompts}", "max_new_tokens=16", memory]
-    conf = compose("tune", TuneConf, given(folder, "batch=[1,8]", *overrides))
+    conf = compose("tune", TuneConf, list_overrides(folder, "batch=[1,8]", *overrides))
     with pytest.raises(UserError, match=rule.format(r"batch=\[2\]")):
         tune_checkpoints(conf, [draft], folder / "out")
-    conf = compose("generate", GenerateConf, given(folder, "batch=8", *overrides))
+    conf = compose("generate", GenerateConf, list_overrides(folder, "batch=8", *overrides))
     with pytest.raises(UserError, match=rule.format("batch=2")):
         generate_from_checkpoint(conf, draft)
 
 
-def test_what_is_named_as_fitting_fits(folder):
-    conf, memory = TargetConf(path=str(folder / "target")), memory_between(folder, 4, 8)
+def test_the_batch_that_the_error_names_fits(folder):
+    conf, memory = TargetConf(path=str(folder / "target")), build_memory_override(folder, 4, 8)
     gib = float(memory.partition("=")[2])
     with pytest.raises(UserError) as refused:
         check_memory(conf, [folder / "draft"], SIZE, CPU, gib)
@@ -93,6 +93,6 @@ def test_what_is_named_as_fitting_fits(folder):
         check_memory(conf, [folder / "draft"], SIZE, CPU, 1e-6)
 
 
-def test_a_device_that_does_not_tell_its_memory_is_not_asked(folder):
+def test_a_device_that_does_not_report_its_memory_is_not_checked(folder):
     silent = replace(CPU, name="neuron", torch_device=torch.device("cpu"))
     check_memory(TargetConf(path="no such folder"), [folder / "draft"], SIZE, silent, None)

@@ -1,4 +1,4 @@
-"""Acceptance by depth and rank, and the tree that it promises most for."""
+"""The table of acceptance by depth and rank is exact, and its best tree has the highest expected length."""
 
 from itertools import product
 
@@ -17,8 +17,8 @@ from tests.support.models.watching import watch_rounds
 NEW = 32
 
 
-def tables():
-    """Small random tables: shares of a row sum to less than 1; some are 0, some rows are equal."""
+def draw_tables():
+    """Draw small random tables: shares of a row sum to less than 1; some are 0, some rows are equal."""
     numbers = np.random.default_rng(0)
     for number in range(12):
         table = numbers.dirichlet(np.ones(4), size=3)[:, :3]  # ranks need not fall
@@ -29,36 +29,36 @@ def tables():
         yield table
 
 
-def all_trees(depth: int, ranks: int, nodes: int):
-    """Every prefix-closed set of so many paths, grown one path at a time."""
+def list_all_trees(depth: int, ranks: int, nodes: int):
+    """Return every prefix-closed set of `nodes` paths, grown one path at a time."""
     paths = [p for d in range(1, depth + 1) for p in product(range(ranks), repeat=d)]
-    found = {frozenset()}
+    grown = {frozenset()}
     for _ in range(nodes):
-        found = {
+        grown = {
             tree | {path}
-            for tree in found
+            for tree in grown
             for path in paths
             if path not in tree and (len(path) == 1 or path[:-1] in tree)
         }
-    return found
+    return grown
 
 
-def promised(table, paths) -> float:
-    """Tokens a round, path by path."""
+def expect_tokens(table, paths) -> float:
+    """Return the expected tokens a round, summed path by path."""
     return 1 + sum(np.prod([table[d, rank] for d, rank in enumerate(path)]) for path in paths)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
-def test_no_tree_of_so_many_nodes_promises_more_than_the_one_found(nodes):
-    trees = all_trees(3, 3, nodes)
-    for table in tables():
+def test_no_tree_of_as_many_nodes_has_a_higher_expected_length_than_best_first_search_yields(nodes):
+    trees = list_all_trees(3, 3, nodes)
+    for table in draw_tables():
         paths = best_first_paths(table, nodes)
         assert len({tuple(path) for path in paths}) == nodes
-        assert promised(table, paths) == pytest.approx(max(promised(table, t) for t in trees))
+        assert expect_tokens(table, paths) == pytest.approx(max(expect_tokens(table, t) for t in trees))
 
 
-def by_hand(rounds, depth):
-    """(rounds, hits) in loops; a round is its candidates by depth, and what was emitted."""
+def count_in_loops(rounds, depth):
+    """Count visits and hits in loops; a round is its candidates by depth and its emitted tokens."""
     visits, hits = [0] * depth, [[0] * 3 for _ in range(depth)]
     for candidates, emitted in rounds:
         for d in range(depth):
@@ -73,7 +73,7 @@ def by_hand(rounds, depth):
 
 
 def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
-    """Two rows at a time, of different lengths: one goes on when the other has ended."""
+    """Two rows of different lengths are decoded at a time: one row goes on when the other has ended."""
     draft, texts = learned
     tally, rounds = AcceptanceCounter(3, 3), []
 
@@ -87,9 +87,9 @@ def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
     decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 3)), sampling=SamplingConf(), slots=64, batch=2)
     watch_rounds(decoder, watch)
     for first in range(0, 8, 2):
-        some = [texts[first][:4], texts[first + 1][:9]]
-        decoder.decode(some, row_ids=[0, 1], max_new_tokens=NEW)
-    visits, hits = by_hand(rounds, 3)
+        prompts = [texts[first][:4], texts[first + 1][:9]]
+        decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=NEW)
+    visits, hits = count_in_loops(rounds, 3)
     assert tally.rounds.tolist() == visits
     assert tally.hits.tolist() == hits
     assert visits[0] == len(rounds) > visits[1] > visits[2] > 0

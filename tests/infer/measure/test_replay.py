@@ -1,4 +1,4 @@
-"""Trajectory replay: the rounds of decoding, without decoding."""
+"""Trajectory replay yields the rounds of decoding without decoding."""
 
 from dataclasses import replace
 
@@ -37,27 +37,27 @@ def prompts(target):
 
 @pytest.fixture(scope="module")
 def drafts(target):
-    """Of each kind of state, trained a little: accepted sometimes, refused sometimes."""
-    batch, found = batch_of(sampled_texts(target, count=4, length=24)), {"ngram": NgramDraft()}
+    """Return a draft of each kind of state, trained a little: some tokens are accepted, some refused."""
+    batch, by_name = batch_of(sampled_texts(target, count=4, length=24)), {"ngram": NgramDraft()}
     for name in ("eagle3", "medusa", "hydra++", "draft model"):
         draft = CASES[name].build(target)
         learn(draft, target, batch, steps=12, lr=CASES[name].lr)
-        found[name] = draft.requires_grad_(False)
-    return found
+        by_name[name] = draft.requires_grad_(False)
+    return by_name
 
 
-def decoded(target, draft, shape, prompts, sampling):
-    """Accepted draft tokens of every round, prompt by prompt."""
+def count_decoded(target, draft, shape, prompts, sampling):
+    """Decode; return the accepted draft tokens of every round, prompt by prompt."""
     slots = max(len(prompt.ids) for prompt in prompts) + NEW
     decoder = Decoder(target, draft, shape, sampling=sampling, slots=slots, batch=len(prompts))
-    done = decoder.decode(
+    generations = decoder.decode(
         [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW, eos_ids=target.eos_ids
     )
-    return [row.accepted for row in done]
+    return [row.accepted for row in generations]
 
 
-def replayed(target, draft, shapes, prompts, sampling):
-    found = collect_replay_texts(
+def replay_lengths(target, draft, shapes, prompts, sampling):
+    texts = collect_replay_texts(
         target,
         prompts,
         sampling=sampling,
@@ -65,21 +65,21 @@ def replayed(target, draft, shapes, prompts, sampling):
         layers=draft.needs.layers,
         lookahead=max(shape.max_path_length for shape in shapes.values()),
     )
-    return Replay(target, draft, found, sampling=sampling).accepted_lengths(shapes)
+    return Replay(target, draft, texts, sampling=sampling).accepted_lengths(shapes)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("name", ["eagle3", "medusa", "hydra++", "draft model", "ngram"])
-def test_the_rounds_of_decoding_are_those_of_jumping(target, drafts, prompts, name, sampling):
+def test_replayed_rounds_are_those_of_decoding(target, drafts, prompts, name, sampling):
     draft = drafts[name]
     shapes = {"chain": chain(3)} if name == "ngram" else SHAPES
-    found = replayed(target, draft, shapes, prompts, sampling)
+    replayed = replay_lengths(target, draft, shapes, prompts, sampling)
     total = 0
     for shape in shapes:
-        accepted = decoded(target, draft, shapes[shape], prompts, sampling)
-        assert [one[decoding_starts(one)].tolist() for one in found[shape]] == accepted
+        accepted = count_decoded(target, draft, shapes[shape], prompts, sampling)
+        assert [lengths[decoding_starts(lengths)].tolist() for lengths in replayed[shape]] == accepted
         total += sum(map(sum, accepted))
-        length = count_on_policy(found[shape]).sum(0)
+        length = count_on_policy(replayed[shape]).sum(0)
         assert length[1] == sum(map(len, accepted))
         assert length[0] == sum(map(sum, accepted)) + length[1]
     assert total > 0
@@ -89,9 +89,9 @@ def test_the_rounds_of_decoding_are_those_of_jumping(target, drafts, prompts, na
 def test_penalties_look_at_the_same_history(target, drafts, prompts, temperature):
     sampling = SamplingConf(temperature=temperature, repetition_penalty=1.4, presence_penalty=0.5, seed=2)
     shapes, draft = {"dynamic": tree()}, drafts["draft model"]
-    found = replayed(target, draft, shapes, prompts, sampling)["dynamic"]
-    accepted = decoded(target, draft, tree(), prompts, sampling)
-    assert [one[decoding_starts(one)].tolist() for one in found] == accepted
+    replayed = replay_lengths(target, draft, shapes, prompts, sampling)["dynamic"]
+    accepted = count_decoded(target, draft, tree(), prompts, sampling)
+    assert [lengths[decoding_starts(lengths)].tolist() for lengths in replayed] == accepted
     assert sum(map(sum, accepted)) > 0
 
 
@@ -102,21 +102,23 @@ def test_an_answer_ends_where_decoding_ends(target, drafts, prompts, monkeypatch
     )
     end = int(text.ids[text.prompt_length + 12])
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", end)
-    found = replayed(target, draft, {"tree": tree()}, prompts, GREEDY)["tree"]
-    assert len(found[0]) <= 12 < NEW - 1
-    assert [one[decoding_starts(one)].tolist() for one in found] == decoded(target, draft, tree(), prompts, GREEDY)
+    replayed = replay_lengths(target, draft, {"tree": tree()}, prompts, GREEDY)["tree"]
+    assert len(replayed[0]) <= 12 < NEW - 1
+    assert [lengths[decoding_starts(lengths)].tolist() for lengths in replayed] == count_decoded(
+        target, draft, tree(), prompts, GREEDY
+    )
 
 
 def test_an_answer_of_one_token_takes_no_round(target, drafts, prompts):
     draft = drafts["eagle3"]
-    whole = collect_replay_texts(
+    texts = collect_replay_texts(
         target, prompts[:2], sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3
     )
-    replay = Replay(target, draft, [replace(whole[0], answer_length=1), whole[1]], sampling=GREEDY)
-    alone = Replay(target, draft, whole[1:], sampling=GREEDY)
-    none, some = replay.accepted_lengths({"tree": tree()})["tree"]
-    assert none.tolist() == []
-    assert some.tolist() == alone.accepted_lengths({"tree": tree()})["tree"][0].tolist()
+    replay = Replay(target, draft, [replace(texts[0], answer_length=1), texts[1]], sampling=GREEDY)
+    alone = Replay(target, draft, texts[1:], sampling=GREEDY)
+    no_rounds, rounds = replay.accepted_lengths({"tree": tree()})["tree"]
+    assert no_rounds.tolist() == []
+    assert rounds.tolist() == alone.accepted_lengths({"tree": tree()})["tree"][0].tolist()
     assert torch.equal(replay.count_acceptance(3, 4).hits, alone.count_acceptance(3, 4).hits)
 
 
@@ -126,10 +128,10 @@ def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
     watch_rounds(decoder, watched)
     for prompt in prompts:
         decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids)
-    found = collect_replay_texts(
+    texts = collect_replay_texts(
         target, prompts, sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3
     )
-    table = Replay(target, draft, found, sampling=GREEDY).count_acceptance(3, 4)
+    table = Replay(target, draft, texts, sampling=GREEDY).count_acceptance(3, 4)
     assert torch.equal(table.rounds, watched.rounds)
     assert torch.equal(table.hits, watched.hits)
     assert 0 < table.hits[:, 1:].sum() < table.rounds[0]
@@ -137,7 +139,7 @@ def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
 
 @pytest.mark.parametrize("name", ["eagle3", "hydra++", "draft model"])
 def test_a_long_prompt_costs_a_row_little_more_than_its_cache(target, drafts, name):
-    """The text is read by one row; before, each start read it again in a row of its own."""
+    """The text is read by one row, and not again by a row for each start."""
     (long,) = sampled_texts(target, count=1, length=200)
     draft, shape = drafts[name], chain(3)
     texts = collect_replay_texts(
@@ -157,11 +159,11 @@ def test_a_long_prompt_costs_a_row_little_more_than_its_cache(target, drafts, na
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_few_rows_at_a_time_find_the_same(target, drafts, prompts, rows, monkeypatch):
-    """As many as the bytes of their caches allow, but at least one."""
+def test_few_rows_at_a_time_are_replayed_to_the_same_lengths(target, drafts, prompts, rows, monkeypatch):
+    """As many rows as the bytes of their caches allow are replayed at a time, but at least one."""
     draft, slots, shapes = drafts["draft model"], 64, {"mixed": mixed()}
-    whole = replayed(target, draft, shapes, prompts[1:3], GREEDY)
+    at_once = replay_lengths(target, draft, shapes, prompts[1:3], GREEDY)
     row_bytes = tensor_bytes(draft.new_state(1, slots))
     monkeypatch.setattr("infer.measure.replay.STATE_BYTES_PER_PASS", rows * row_bytes - 1)
-    parts = replayed(target, draft, shapes, prompts[1:3], GREEDY)
-    assert [one.tolist() for one in parts["mixed"]] == [one.tolist() for one in whole["mixed"]]
+    parts = replay_lengths(target, draft, shapes, prompts[1:3], GREEDY)
+    assert [lengths.tolist() for lengths in parts["mixed"]] == [lengths.tolist() for lengths in at_once["mixed"]]

@@ -49,7 +49,7 @@ def test_a_verdict_never_calls_other_output_the_same(report, changes, expected):
     assert expected in verdict
 
 
-def test_every_form_says_what_forbids_comparing(report, comparison):
+def test_every_form_of_a_report_names_the_reasons_that_forbid_comparing(report, comparison):
     texts = (build_headline(comparison), render_markdown(comparison), render_page(comparison))
     for text in (*texts, printed(comparison)):
         plain = " ".join(unescape(text).split())
@@ -60,7 +60,7 @@ def test_every_form_says_what_forbids_comparing(report, comparison):
     assert "adapted" not in build_headline(report)
 
 
-def test_prompts_in_the_training_data_are_told_in_one_line_for_each_finding(report, comparison):
+def test_prompts_in_the_training_data_are_reported_in_one_line_for_each_result(report, comparison):
     (line,) = describe_contamination(report)
     assert line == "eagle3-demo: 1 of the 48 held-out prompts is in the training data (docs-2)."
     first, second = describe_contamination(comparison)
@@ -75,7 +75,7 @@ def test_prompts_in_the_training_data_are_told_in_one_line_for_each_finding(repo
     ("rendered", "how"),
     [(0, "as plain text"), (5, "5 of them through the chat template"), (48, "through the chat template")],
 )
-def test_the_first_lines_say_which_prompts_come_from_where(rendered, how):
+def test_the_headline_says_where_the_prompts_come_from(rendered, how):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, rendered=rendered)
     report = build_sample_report({"autoregressive": plain, "ngram": plain}, source="chat.jsonl")
     text = f"48 held-out prompts in 4 categories (held out from chat.jsonl; {how}) were continued"
@@ -97,7 +97,7 @@ def test_a_mode_that_was_not_measured_is_named_with_its_reason(report):
 
 
 def test_the_bottleneck_is_the_largest_extra_cost_of_a_round(report, comparison):
-    """The tree's rounds of 15 ms verify for 12.3 ms, where a step of the target takes 10 ms."""
+    """The tree's rounds of 15 ms verify for 12.3 ms, whereas a step of the target takes 10 ms."""
     (tree,) = [line for line in describe_bottlenecks(report) if line.startswith("tree: ")]
     tau = report.overall.modes[TREE].figures.acceptance_length.mean
     assert tree == (

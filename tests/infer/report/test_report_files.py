@@ -28,12 +28,12 @@ TREE = "eagle3-demo/tree"
 
 
 def test_the_published_schema_is_that_of_the_dataclasses():
-    """To renew it: python -m scripts.report_schema."""
+    """Write it anew with `python -m scripts.report_schema`."""
     assert SCHEMA_FILE.read_text() == build_schema()
 
 
 def list_properties(schema):
-    """The name of every field the schema defines."""
+    """List the name of every field that the schema defines."""
     for key, inner in schema.items():
         if key == "properties":
             yield from inner
@@ -54,16 +54,16 @@ def test_reports_come_back_equal_from_their_files(report, comparison):
 def test_the_schema_refuses_other_versions_and_values(report):
     content = as_json(report)
     span = content["drafts"][0]["samples"][0]["pieces"][0]
-    for place, key, value in (
+    for parent, key, value in (
         (content, "schema_version", 3),
         (content["overall"]["modes"]["ngram"]["figures"], "depth", -1),
         (span, "kind", "guessed"),
     ):
-        old = place[key]
-        place[key] = value
+        original = parent[key]
+        parent[key] = value
         with pytest.raises(ValidationError):
             from_json(content)
-        place[key] = old
+        parent[key] = original
     from_json(content)
 
 
@@ -94,7 +94,7 @@ def test_memory_bound_speedup_counts_the_bytes_of_a_draft_in_each_pass(report):
 def test_tau_by_prompt_length_is_that_of_the_prompts_of_each_bucket(report, comparison):
     """48 prompts have 100 to 1,200 tokens, and each counts in one bucket."""
     buckets = report.by_prompt_length
-    assert [(one.up_to, one.prompts) for one in buckets] == [(256, 8), (512, 12), (1024, 20), (2048, 8)]
+    assert [(bucket.up_to, bucket.prompts) for bucket in buckets] == [(256, 8), (512, 12), (1024, 20), (2048, 8)]
     rows = [row.modes[TREE] for row in report.per_prompt if 256 < row.prompt_tokens <= 512]
     tau = 1 + sum(row.accepted for row in rows) / sum(row.rounds for row in rows)
     estimate = buckets[1].tau[TREE]

@@ -36,11 +36,11 @@ DOCS = (Path(__file__).parents[3] / "docs/report.md").read_text()
 
 @pytest.fixture(scope="module")
 def bare():
-    """A report of a draft of which only whole rounds were measured."""
+    """Return a report of a draft of which only whole rounds were measured."""
     keys = ("autoregressive", "ngram", "a/chain", "a/tree")
     mode = replace(measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1), split=None)
-    nothing = {"batches": [], "samples": [], "training": []}
-    return build_sample_report(dict.fromkeys(keys, mode), [described("a", **nothing)])
+    no_sections = {"batches": [], "samples": [], "training": []}
+    return build_sample_report(dict.fromkeys(keys, mode), [described("a", **no_sections)])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def comparison_page(comparison):
     return render_page(comparison)
 
 
-def column(table, name):
+def get_column(table, name):
     return [row[table.columns.index(name)] for row in table.rows]
 
 
@@ -95,35 +95,35 @@ def test_definitions_are_on_hover_under_the_tables_and_in_the_docs(report, repor
         assert f'title="{escape(meaning)}"' in report_page
         assert f">{escape(word)}</dt><dd>{escape(meaning)}.</dd>" in report_page
         assert f"- **{word}**: {meaning}." in text
-    goals = re.findall(r'href="#(is-[^"]*)"', report_page)
-    assert goals
-    assert all(report_page.count(f'id="{goal}"') == 1 for goal in goals)
+    anchors = re.findall(r'href="#(is-[^"]*)"', report_page)
+    assert anchors
+    assert all(report_page.count(f'id="{anchor}"') == 1 for anchor in anchors)
     for word, meaning in DEFINITIONS.items():
         assert f"| {word} | {meaning} |" in DOCS
 
 
-def test_a_round_is_taken_apart_and_its_bottleneck_stands_below(report, report_page):
+def test_the_parts_of_a_round_are_shown_with_their_bottleneck_below(report, report_page):
     table = split_table(report)
-    assert column(table, "mode") == ["autoregressive", "ngram", "untrained", "chain", "tree"]
+    assert get_column(table, "mode") == ["autoregressive", "ngram", "untrained", "chain", "tree"]
     names = [part.replace("_", " ") for part in ROUND_PARTS]
-    assert [column(table, name)[-1] for name in names] == ["12.30", "0.40", "0.30", "2.00", "0.20"]
+    assert [get_column(table, name)[-1] for name in names] == ["12.30", "0.40", "0.30", "2.00", "0.20"]
     for name, value in (("sum", "15.20"), ("round", "15.20"), ("fused round", "14.00")):
-        assert column(table, name)[-1] == value
+        assert get_column(table, name)[-1] == value
     for sentence in table.footnotes:
         assert escape(sentence) in report_page
 
 
 def test_graphs_are_counted_only_where_some_are_compiled(report):
-    assert set(column(efficiency_table(report), "new graphs")) == {"0"}
+    assert set(get_column(efficiency_table(report), "new graphs")) == {"0"}
     eager = replace(report, setup=replace(report.setup, graphs_after_warmup=None))
-    assert set(column(efficiency_table(eager), "new graphs")) == {ABSENT}
+    assert set(get_column(efficiency_table(eager), "new graphs")) == {ABSENT}
 
 
 def test_the_tuned_mode_is_named_in_the_first_lines_and_shown_as_the_others(report, report_page):
     modes = report.overall.modes
     drafts = [replace(report.drafts[0], tuned_tree="chain of 5")]
     tuned = with_modes(replace(report, drafts=drafts), modes | {"eagle3-demo/tuned": modes["eagle3-demo/chain"]})
-    assert "tuned" in column(summary_table(tuned), "mode")
+    assert "tuned" in get_column(summary_table(tuned), "mode")
     speedup = modes["eagle3-demo/chain"].figures.speedup
     text = "Tuned for this device on other prompts: eagle3-demo chain of 5 (speed-up "
     text += f"{speedup.mean:.2f} ["
@@ -135,25 +135,25 @@ def test_the_tuned_mode_is_named_in_the_first_lines_and_shown_as_the_others(repo
 
 def test_speed_against_batch_size_begins_with_one_row(report, comparison):
     table = batch_table(report)
-    assert column(table, "batch") == ["1", "4", "16"]
+    assert get_column(table, "batch") == ["1", "4", "16"]
     tree = report.overall.modes["eagle3-demo/tree"].figures
-    assert column(table, "speed-up")[0].startswith(f"{tree.speedup.mean:.2f} [")
-    assert column(table, "speed-up")[1:] == ["2.00 [1.80, 2.30]", "1.25 [1.05, 1.55]"]
+    assert get_column(table, "speed-up")[0].startswith(f"{tree.speedup.mean:.2f} [")
+    assert get_column(table, "speed-up")[1:] == ["2.00 [1.80, 2.30]", "1.25 [1.05, 1.55]"]
     # A draft with a target of its own is compared with that, alone too.
     own = comparison.overall.modes["runs/adapted/autoregressive"].figures.tokens_per_s.mean
-    assert column(batch_table(comparison), "autoregressive tokens/s")[3] == f"{own:.1f}"
+    assert get_column(batch_table(comparison), "autoregressive tokens/s")[3] == f"{own:.1f}"
 
 
 def test_undecided_verdicts_say_what_decides_them(report, report_page):
     content = as_json(report)
     tree = content["overall"]["modes"]["eagle3-demo/tree"]
-    for judged in (tree, *content["drafts"][0]["batches"]):
-        judged["verdict"].update(lossless="undecided", near_tie_gap=3.0, explained_gap=0.5)
+    for section in (tree, *content["drafts"][0]["batches"]):
+        section["verdict"].update(lossless="undecided", near_tie_gap=3.0, explained_gap=0.5)
     content["setup"]["device"]["dtype"] = "bfloat16"
     undecided = from_json(content)
-    assert column(summary_table(undecided), "lossless")[3:5] == ["yes", "undecided"]
-    assert column(exactness_table(undecided), "explained gap")[-1] == "0.5"
-    assert column(batch_table(undecided), "lossless") == ["undecided"] * 3
+    assert get_column(summary_table(undecided), "lossless")[3:5] == ["yes", "undecided"]
+    assert get_column(exactness_table(undecided), "explained gap")[-1] == "0.5"
+    assert get_column(batch_table(undecided), "lossless") == ["undecided"] * 3
     sentence = (
         "undecided: a near-tie gap of 3 logits is wider than the 0.5 that bfloat16 explains in "
         "this target; decode with device.precision=float32."
@@ -163,7 +163,7 @@ def test_undecided_verdicts_say_what_decides_them(report, report_page):
     assert sentence not in report_page
 
 
-def test_what_was_not_measured_is_left_out(bare):
+def test_sections_without_measurements_are_left_out(bare):
     for text in (render_page(bare), render_markdown(bare), printed(bare)):
         for title in ("batch size", "Where a round's time goes", "Sample answers", "evaluations"):
             assert title not in unescape(text)
@@ -174,13 +174,13 @@ def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
     for mode, rule in (("chain", "block"), ("tree", "rejection")):
         content["overall"]["modes"][f"eagle3-demo/{mode}"]["verdict"]["verification"] = rule
     other = from_json(content)
-    assert column(summary_table(other), "lossless")[3:5] == ["in distribution"] * 2
+    assert get_column(summary_table(other), "lossless")[3:5] == ["in distribution"] * 2
     for row in exactness_table(other).rows[-2:]:
         assert row[1:] == ["in distribution", *[ABSENT] * 5]
     assert "verification: exact, block and rejection" in render_page(other)
 
 
-def test_answers_show_who_wrote_what_and_keep_their_white_space(report, report_page, comparison_page):
+def test_sample_answers_show_who_wrote_each_piece_and_keep_their_white_space(report, report_page, comparison_page):
     for kind, text in PIECES.items():
         assert f'<span class="{kind}">{escape(text)}</span>' in report_page
         assert f'<span class="{kind}">{escape(KIND_LEGEND[kind])}</span>' in report_page
@@ -194,8 +194,8 @@ def test_answers_show_who_wrote_what_and_keep_their_white_space(report, report_p
     assert "x" * 401 not in shortened
 
 
-def relabeled(*categories: str):
-    """A report of a target on 48 prompts, to which these categories are dealt."""
+def report_categories(*categories: str):
+    """Return a report of a target on 48 prompts, to which these categories are dealt."""
     results = {
         key: replace(
             mode,
@@ -211,15 +211,15 @@ def relabeled(*categories: str):
 
 @pytest.mark.parametrize("category", ["all", "chat"])
 def test_a_single_category_is_not_shown_twice(category):
-    report = relabeled(category)
+    report = report_categories(category)
     for table in (overview_table(report), summary_table(report)):
         assert [row[:2] for row in table.rows] == [["all (48)", mode] for mode in ("autoregressive", "ngram")]
     assert "48 held-out prompts (" in build_headline(report)
 
 
 @pytest.mark.parametrize("categories", [("all", "code"), ("code", "all", "docs")])
-def test_prompts_without_a_category_do_not_pass_for_all_of_them(categories):
-    names = {row[0] for row in summary_table(relabeled(*categories)).rows}
+def test_prompts_without_a_category_are_not_shown_as_all_prompts(categories):
+    names = {row[0] for row in summary_table(report_categories(*categories)).rows}
     each = 48 // len(categories)
     own = {f"{name} ({each})" for name in categories if name != "all"}
     assert names == {"all (48)", f"other ({each})"} | own
@@ -239,10 +239,10 @@ def test_drafts_are_shown_side_by_side_first(report, comparison, comparison_page
         assert row[name] == f"{mode.figures.acceptance_length.mean:.2f}"
     assert row["speed-up"].startswith(f"{tree.figures.speedup.mean:.2f} [")
     assert [row[-1] for row in table.rows[2:]] == ["yes", "yes (own)", "no (typical)"]
-    assert build_tables(report)[0].title == "Modes by category"  # one draft has nobody beside it
+    assert build_tables(report)[0].title == "Modes by category"  # a single draft is compared with no other
 
 
-def test_the_first_plot_is_the_one_to_choose_by_and_names_every_draft(report, comparison):
+def test_the_first_plot_shows_speed_up_against_acceptance_length_and_names_every_draft(report, comparison):
     title, svg = next(iter(render_plots(comparison).items()))
     assert title == "Speed-up against acceptance length"
     for name in ("usual", "runs/adapted (own target)", "a-run-with-a-long-name", "n-gram lookup"):
@@ -250,13 +250,13 @@ def test_the_first_plot_is_the_one_to_choose_by_and_names_every_draft(report, co
     assert title not in render_plots(report)
 
 
-def test_plots_show_the_tree_of_each_of_several_drafts_and_all_modes_of_one(report, comparison):
+def test_plots_show_the_tree_of_each_of_several_drafts_or_all_modes_of_a_single_draft(report, comparison):
     for title in ("Where a round's time goes", "Acceptance by position"):
-        several, one = render_plots(comparison)[title], render_plots(report)[title]
+        several, single_draft = render_plots(comparison)[title], render_plots(report)[title]
         for name in COMPARED:
             assert f">{name} tree</text>" in several, title
             assert f">{name} chain</text>" not in several, title
-        assert ">chain</text>" in one
+        assert ">chain</text>" in single_draft
 
 
 def test_eight_drafts_have_a_color_each(report):

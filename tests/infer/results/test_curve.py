@@ -1,4 +1,4 @@
-"""The curve of tau over tokens: where it is read, what its line says, and what it predicts."""
+"""The curve of tau over tokens is read from the run's metrics, judged by its trend, and extrapolated."""
 
 import json
 from dataclasses import replace
@@ -20,17 +20,17 @@ RISING = (
 )
 
 
-def with_curve(report, points):
+def replace_curve(report, points):
     return replace(report, drafts=[replace(report.drafts[0], training=points)])
 
 
-def write_metrics(folder, lines, *, torn=""):
+def write_metrics(folder, lines, *, partial_line=""):
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(text + torn)
+    (folder / "metrics.jsonl").write_text(text + partial_line)
     return folder / "checkpoint"
 
 
-def test_the_curve_is_what_each_evaluation_of_the_run_measured(tmp_path):
+def test_the_curve_has_a_point_for_each_evaluation_of_the_run(tmp_path):
     lines = [
         {"step": 10, "train/tokens": 100.0},  # a log line between two evaluations
         {"step": 20, "train/tokens": 200.0, "eval/acceptance_length": 1.5},
@@ -38,7 +38,7 @@ def test_the_curve_is_what_each_evaluation_of_the_run_measured(tmp_path):
     ]
     measured = [CurvePoint(tokens=200, tau=1.5), CurvePoint(tokens=400, tau=1.75)]
     assert read_curve(write_metrics(tmp_path, lines)) == measured
-    assert read_curve(write_metrics(tmp_path, lines, torn='{"step": 60, "tr')) == measured
+    assert read_curve(write_metrics(tmp_path, lines, partial_line='{"step": 60, "tr')) == measured
     assert read_curve(tmp_path / "elsewhere" / "checkpoint") == []
 
 
@@ -73,13 +73,13 @@ def test_a_short_curve_is_not_judged(count):
 
 
 def test_a_prediction_holds_the_longer_run_19_times_of_20():
-    """Curves that gain as much at each doubling, with the noise of a few prompts."""
+    """The curves gain as much at each doubling, with the noise of a few prompts."""
     rng, hits, repeats = np.random.default_rng(0), 0, 400
     tokens = [100_000 * n for n in range(1, 21)]
     for _ in range(repeats):
         taus = 1.5 + 0.2 * np.log([*tokens, 4_000_000]) + rng.normal(0, 0.05, 21)
-        made = [CurvePoint(tokens=t, tau=tau) for t, tau in zip(tokens, taus[:-1], strict=True)]
-        predicted = predict_tau(made, 4_000_000)
+        points = [CurvePoint(tokens=t, tau=tau) for t, tau in zip(tokens, taus[:-1], strict=True)]
+        predicted = predict_tau(points, 4_000_000)
         assert predicted is not None
         assert predicted.ci95 is not None
         hits += predicted.ci95[0] <= taus[-1] <= predicted.ci95[1]
@@ -95,15 +95,15 @@ def test_every_form_of_the_report_says_whether_more_training_pays(report, compar
     assert [text.partition(":")[0] for text in describe_training(comparison)] == list(COMPARED)
 
 
-def test_the_curve_is_drawn_with_the_line_that_judges_it(report):
+def test_the_curve_is_drawn_with_its_fitted_line(report):
     title, fitted = "Acceptance length over tokens seen", "least squares, last half"
     page = render_page(report)
     figure = page[page.index(f"<figcaption>{title}") :]
     assert "million tokens seen" in figure
     assert fitted in figure
-    short = with_curve(report, curve(3))
+    short = replace_curve(report, curve(3))
     assert title in render_page(short)
     assert fitted not in render_page(short)
-    without = with_curve(report, [])
+    without = replace_curve(report, [])
     assert title not in render_page(without)
     assert "evaluations" not in render_markdown(without)

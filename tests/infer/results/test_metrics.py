@@ -1,4 +1,4 @@
-"""The figures of a report: computed by hand here, covered by their intervals, paired by prompt."""
+"""The figures of a report are those computed by hand here, with intervals over prompts, paired by prompt."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from infer.results.schema import LosslessVerdict, Mismatch
 from tests.support.reports.sample_reports import prompt_result
 
 
-def answer(prompt_id, accepted, *, drafted=None, depth=3, round_s=0.5, tokens=None):
+def build_answer(prompt_id, accepted, *, drafted=None, depth=3, round_s=0.5, tokens=None):
     return prompt_result(
         prompt={"id": prompt_id},
         ids=list(range(tokens or 1 + sum(accepted) + len(accepted))),
@@ -28,17 +28,17 @@ def answer(prompt_id, accepted, *, drafted=None, depth=3, round_s=0.5, tokens=No
     )
 
 
-def plain(prompt_id, tokens):
-    return answer(prompt_id, [0] * (tokens - 1), depth=0, round_s=0.4)
+def build_plain_answer(prompt_id, tokens):
+    return build_answer(prompt_id, [0] * (tokens - 1), depth=0, round_s=0.4)
 
 
-def mode(*answers, depth=3):
+def build_mode(*answers, depth=3):
     return ModeResult(prompt_results=list(answers), depth=depth)
 
 
 # 3 rounds that emit 4 + 1 + 2 = 7 tokens, and 2 rounds that emit 3 + 1 = 4.
-CHAIN = mode(answer("a", [3, 0, 1]), answer("b", [2, 0]))
-PLAIN = mode(plain("a", 8), plain("b", 5), depth=0)
+CHAIN = build_mode(build_answer("a", [3, 0, 1]), build_answer("b", [2, 0]))
+PLAIN = build_mode(build_plain_answer("a", 8), build_plain_answer("b", 5), depth=0)
 
 
 def test_acceptance_length_is_a_ratio_of_sums_that_counts_the_targets_token():
@@ -49,31 +49,33 @@ def test_acceptance_length_is_a_ratio_of_sums_that_counts_the_targets_token():
 def test_acceptance_length_per_prompt_is_the_mean_of_the_prompts_own():
     own = estimate_metric("acceptance_length_per_prompt", CHAIN, PLAIN)
     assert own.mean == pytest.approx((7 / 3 + 4 / 2) / 2)
-    silent = answer("c", [], tokens=1)  # its only token came with the prefill
-    with_it = estimate_metric(
-        "acceptance_length_per_prompt", mode(*CHAIN.prompt_results, silent), mode(*PLAIN.prompt_results, plain("c", 1))
+    one_token = build_answer("c", [], tokens=1)  # its only token came with the prefill
+    with_one_token = estimate_metric(
+        "acceptance_length_per_prompt",
+        build_mode(*CHAIN.prompt_results, one_token),
+        build_mode(*PLAIN.prompt_results, build_plain_answer("c", 1)),
     )
-    assert with_it.mean == pytest.approx(own.mean)
+    assert with_one_token.mean == pytest.approx(own.mean)
 
 
 def test_intervals_are_over_questions_not_over_their_turns():
     rng = np.random.default_rng(0)
-    first = [answer(f"q{i}", rng.integers(0, 4, 6).tolist()) for i in range(12)]
+    first = [build_answer(f"q{i}", rng.integers(0, 4, 6).tolist()) for i in range(12)]
     again = [
         replace(t, prompt=replace(t.prompt, id=f"{t.prompt.id}#2", turn=1)) for t in first
     ]  # of the same questions
     apart = [replace(t, prompt=replace(t.prompt, question=t.prompt.id)) for t in again]
-    one, two, as_others = (
-        estimate_metric("acceptance_length", mode(*answers), mode(*answers))
+    single, repeated, separate = (
+        estimate_metric("acceptance_length", build_mode(*answers), build_mode(*answers))
         for answers in (first, first + again, first + apart)
     )
-    assert two.mean == pytest.approx(one.mean)
-    assert two.ci95 == pytest.approx(one.ci95)  # a turn that repeats the first tells nothing new
-    assert as_others.ci95[1] - as_others.ci95[0] < 0.8 * (one.ci95[1] - one.ci95[0])
-    ours = mode(*first, *again)
-    worse = mode(*(replace(t, generation=answer("", [0] * 6).generation) for t in first + again))
+    assert repeated.mean == pytest.approx(single.mean)
+    assert repeated.ci95 == pytest.approx(single.ci95)  # a turn that repeats the first tells nothing new
+    assert separate.ci95[1] - separate.ci95[0] < 0.8 * (single.ci95[1] - single.ci95[0])
+    ours = build_mode(*first, *again)
+    worse = build_mode(*(replace(t, generation=build_answer("", [0] * 6).generation) for t in first + again))
     gain = estimate_gain("acceptance_length", ours, worse, (ours, ours))
-    assert gain.ci95 == pytest.approx([bound - 1 for bound in one.ci95])
+    assert gain.ci95 == pytest.approx([bound - 1 for bound in single.ci95])
 
 
 def test_acceptance_rate_counts_drafted_tokens():
@@ -81,32 +83,32 @@ def test_acceptance_rate_counts_drafted_tokens():
     assert estimate_metric("acceptance_rate", PLAIN, PLAIN) is None
 
 
-def test_acceptance_by_position():
+def test_acceptance_by_position_is_marginal_and_conditional():
     shares = acceptance_by_position(CHAIN)
     assert shares.marginal == pytest.approx([3 / 5, 2 / 5, 1 / 5])
     assert shares.conditional == pytest.approx([3 / 5, 2 / 3, 1 / 2])
-    assert acceptance_by_position(mode(answer("a", [0, 0]))).conditional == [0.0, None, None]
+    assert acceptance_by_position(build_mode(build_answer("a", [0, 0]))).conditional == [0.0, None, None]
 
 
-def test_speed_counts_kept_tokens_and_acceptance_counts_what_the_verifier_accepted():
-    cut, base = mode(answer("a", [3, 3], tokens=6)), mode(plain("a", 6), depth=0)
+def test_speed_counts_delivered_tokens_and_acceptance_counts_accepted_ones():
+    cut, base = build_mode(build_answer("a", [3, 3], tokens=6)), build_mode(build_plain_answer("a", 6), depth=0)
     assert estimate_metric("tokens_per_s", cut, base).mean == pytest.approx(5 / 1.0)
     assert estimate_metric("acceptance_length", cut, base).mean == 4
     assert estimate_metric("delivered_per_round", cut, base).mean == 5 / 2
-    one = mode(plain("a", 1), depth=0)
-    assert estimate_metric("delivered_per_round", one, one) is None
+    one_token = build_mode(build_plain_answer("a", 1), depth=0)
+    assert estimate_metric("delivered_per_round", one_token, one_token) is None
 
 
 def test_speedup_is_the_ratio_of_two_rates():
     # 11 tokens in 5 rounds of 0.5 s, against one token in 0.4 s.
     assert estimate_metric("speedup", CHAIN, PLAIN).mean == pytest.approx((11 / 2.5) / (1 / 0.4))
-    whole = (13 / (0.5 + 2.5)) / (13 / (0.5 + 11 * 0.4))
-    assert estimate_metric("speedup_e2e", CHAIN, PLAIN).mean == pytest.approx(whole)
+    end_to_end = (13 / (0.5 + 2.5)) / (13 / (0.5 + 11 * 0.4))
+    assert estimate_metric("speedup_e2e", CHAIN, PLAIN).mean == pytest.approx(end_to_end)
     assert estimate_metric("speedup", PLAIN, PLAIN).ci95 == pytest.approx([1, 1])
 
 
 def test_a_gain_is_a_paired_difference():
-    worse = mode(answer("a", [2, 0, 0, 1]), answer("b", [1, 0, 0]))
+    worse = build_mode(build_answer("a", [2, 0, 0, 1]), build_answer("b", [1, 0, 0]))
     length = estimate_gain("acceptance_length", CHAIN, worse, (PLAIN, PLAIN))
     assert length.mean == pytest.approx(11 / 5 - 11 / 7)
     same = estimate_gain("speedup", CHAIN, CHAIN, (PLAIN, PLAIN))
@@ -114,16 +116,16 @@ def test_a_gain_is_a_paired_difference():
 
 
 def test_acceptance_rates_of_tree_and_chain_are_not_subtracted():
-    tree = mode(answer("a", [3, 0, 1], drafted=[8] * 3), answer("b", [2, 0], drafted=[8] * 2))
+    tree = build_mode(build_answer("a", [3, 0, 1], drafted=[8] * 3), build_answer("b", [2, 0], drafted=[8] * 2))
     assert has_tree_rounds(tree)
     assert not has_tree_rounds(CHAIN)
     assert estimate_gain("acceptance_rate", tree, CHAIN, (PLAIN, PLAIN)) is None
     assert estimate_gain("acceptance_rate", tree, tree, (PLAIN, PLAIN)).mean == 0
 
 
-def test_latency_by_hand():
-    assert answer("a", [3, 3], tokens=6).figures.itl_ms == pytest.approx(1000 / 5)
-    assert answer("a", [], tokens=1).figures.itl_ms is None
+def test_latency_between_tokens_is_that_computed_by_hand():
+    assert build_answer("a", [3, 3], tokens=6).figures.itl_ms == pytest.approx(1000 / 5)
+    assert build_answer("a", [], tokens=1).figures.itl_ms is None
     assert take_percentiles([None]) is None
     assert take_percentiles([1.0, None, 3.0]).p50 == pytest.approx(2)
 

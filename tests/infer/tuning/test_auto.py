@@ -1,4 +1,4 @@
-"""`tree=auto`: what is chosen, on which prompts, against what, and where nothing can be tuned."""
+"""`tree=auto` chooses the fastest tree on prompts of its own, and says where nothing can be tuned."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ AUTO = TreeConf(depth=2, nodes=4, beam_width=2, children=2, ngram_tokens=3, auto
 
 @pytest.fixture(autouse=True)
 def small_search(tmp_path, monkeypatch):
-    """Few trees and timings, and a lock of its own, so that no test waits for another's timing."""
+    """Search few trees and timings under a lock of its own, so that no test waits for another's timing."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
     monkeypatch.setattr(auto, "MAX_DEPTH", 2)
@@ -46,14 +46,14 @@ def small_search(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def texts(target) -> list[list[int]]:
-    """Beginnings of the target's own texts that end within a loop, which lookup continues."""
+    """Return beginnings of the target's own texts that end within a loop, which lookup continues."""
     long = sampled_texts(target, count=8, length=56)
     return [long[number][:cut] for number, cut in ((1, 20), (4, 34), (7, 52), (1, 30), (7, 50))]
 
 
 @pytest.fixture
 def run(tmp_path, target, texts) -> Path:
-    """A run of a draft without training; a prompt of its report also chose its checkpoint."""
+    """Return a run of a draft without training; a prompt of its report also chose its checkpoint."""
     new_draft(target).save(tmp_path / "run" / "checkpoint", target)
     for name, part in (("held_out", texts[:3]), ("selection", texts[2:])):
         rows = [{"id": f"{name}-{i}", "category": "a", "ids": ids} for i, ids in enumerate(part)]
@@ -62,24 +62,24 @@ def run(tmp_path, target, texts) -> Path:
     return tmp_path / "run"
 
 
-def evaluation(run: Path, **changes) -> EvaluationConf:
-    given = {"prompts": str(run / "held_out.jsonl"), "max_new_tokens": 8, "batch_sizes": []}
-    return EvaluationConf(**given | changes)
+def build_evaluation(run: Path, **changes) -> EvaluationConf:
+    settings = {"prompts": str(run / "held_out.jsonl"), "max_new_tokens": 8, "batch_sizes": []}
+    return EvaluationConf(**settings | changes)
 
 
-def tune(target, run: Path, conf: EvaluationConf, **changes):
+def tune_draft(target, run: Path, conf: EvaluationConf, **changes):
     """Return the tuned draft and the printed lines."""
     lines: list[str] = []
     draft = load_draft_under_test(run / "checkpoint", target)
-    given = {"tree": AUTO, "conf": conf, "target_conf": OWN, "print_line": lines.append}
-    (tuned,) = tune_drafts_for_report(target, [draft], **given | changes)
+    settings = {"tree": AUTO, "conf": conf, "target_conf": OWN, "print_line": lines.append}
+    (tuned,) = tune_drafts_for_report(target, [draft], **settings | changes)
     return tuned, lines
 
 
 def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(target, run, capsys):
-    """The tiny target loops: lookup finds its period, which a draft without training never does."""
-    conf = evaluation(run)
-    draft, lines = tune(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
+    """Lookup finds the period in which the tiny target loops; a draft without training never does."""
+    conf = build_evaluation(run)
+    draft, lines = tune_draft(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
     assert "compil" not in capsys.readouterr().out + lines[0]  # nothing is, on this device
     assert draft.tuned.description.startswith("n-gram lookup alone, ")
     assert lines[0].startswith("tree=auto: timing trees on 2 of the prompts that the report ")
@@ -112,14 +112,14 @@ def test_a_finished_run_is_measured_whatever_stops_the_tuner(target, run, error,
     failing = copy.copy(target)
     backend = "none" if error is None else compile_nothing
     failing.device = replace(target.device, compiles=True, backend=backend)
-    draft, lines = tune(failing, run, evaluation(run))
+    draft, lines = tune_draft(failing, run, build_evaluation(run))
     assert draft.tuned is None
     assert lines[-1].startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {reason}")
     assert lines[-1].count("\n") == 0
 
 
 @pytest.mark.parametrize(("node_s", "pays"), [(0.01, True), (10.0, False)])
-def test_the_fastest_is_chosen_and_no_speculation_where_nothing_pays(target, texts, node_s, pays):
+def test_the_fastest_tree_is_chosen_and_no_speculation_where_nothing_pays(target, texts, node_s, pays):
     draft, conf = new_draft(target), EvaluationConf(max_new_tokens=8)
     settings = build_tune_conf(AUTO, draft, conf)
     prompts = [EvalPrompt(id=str(i), category="a", ids=ids) for i, ids in enumerate(texts)]
@@ -145,7 +145,7 @@ def test_the_fastest_is_chosen_and_no_speculation_where_nothing_pays(target, tex
 def test_no_speculation_is_a_mode_that_drafts_nothing(target, run):
     decoding = TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
     draft = replace(load_draft_under_test(run / "checkpoint", target), tuned=decoding)
-    report = evaluate_drafts(target, [draft], tree=AUTO, conf=evaluation(run))
+    report = evaluate_drafts(target, [draft], tree=AUTO, conf=build_evaluation(run))
     mode = report.overall.modes["run/tuned"]
     assert report.drafts[0].tuned_tree == "no speculation"
     assert (mode.figures.nodes, mode.verdict.lossless) == (0, "yes")
@@ -154,19 +154,19 @@ def test_no_speculation_is_a_mode_that_drafts_nothing(target, run):
 
 def test_prompts_of_the_report_do_not_choose_the_tree(target, run):
     """One prompt stands in both files."""
-    conf = evaluation(run)
+    conf = build_evaluation(run)
     chosen = choose_prompts(target, [run / "checkpoint"], OWN, conf)
-    judged = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
+    reported_prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
     assert len(chosen) == 2
-    assert not {tuple(p.ids) for p in chosen} & {tuple(p.ids) for p in judged}
+    assert not {tuple(p.ids) for p in chosen} & {tuple(p.ids) for p in reported_prompts}
 
 
 @pytest.mark.parametrize(
     "tree", [AUTO, GIVEN_TREE, TreeConf(kind=TreeKind.chain, depth=3), TreeConf(depth=3, ngram_tokens=8)]
 )
-def test_every_mode_of_the_report_is_among_what_is_decoded(target, run, tree):
+def test_every_mode_of_the_report_is_among_the_decoded_trees(target, run, tree):
     draft = load_draft_under_test(run / "checkpoint", target)
-    conf = evaluation(run)
+    conf = build_evaluation(run)
     settings = build_tune_conf(tree, draft.draft, conf)
     candidates = list_candidates(
         TABLE[: settings.depth],
@@ -193,14 +193,14 @@ SKIPPED = {
 
 
 @pytest.mark.parametrize("key", SKIPPED)
-def test_what_cannot_be_tuned_is_said_in_one_line_and_does_not_end_the_run(target, run, key):
+def test_a_run_that_cannot_be_tuned_says_so_in_one_line_and_goes_on(target, run, key):
     changes = dict(SKIPPED[key])
     if file := changes.pop("file", None):
         (run / file).unlink()
     sampled = SamplingConf(temperature=1.0)
     verification = changes.pop("verification", Verification.auto)
-    conf = evaluation(run, sampling=sampled, verification=verification)
-    draft, (line,) = tune(target, run, conf, **changes)
+    conf = build_evaluation(run, sampling=sampled, verification=verification)
+    draft, (line,) = tune_draft(target, run, conf, **changes)
     assert draft.tuned is None
     assert line.startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {key}: must ")
     assert line.endswith(f"python -m infer.tune checkpoint=[{run / 'checkpoint'}]")
@@ -208,11 +208,11 @@ def test_what_cannot_be_tuned_is_said_in_one_line_and_does_not_end_the_run(targe
 
 def test_a_device_that_compiles_for_hours_tunes_nothing(target, run, monkeypatch):
     monkeypatch.setattr(target, "device", replace(target.device, name="neuron"))
-    draft, (line,) = tune(target, run, evaluation(run))
+    draft, (line,) = tune_draft(target, run, build_evaluation(run))
     assert draft.tuned is None
     assert "device: must compile a shape in seconds" in line
 
 
-def test_without_auto_nothing_is_tuned_or_said(target, run):
-    draft, lines = tune(target, run, evaluation(run), tree=replace(AUTO, auto=False))
+def test_without_auto_nothing_is_tuned_or_printed(target, run):
+    draft, lines = tune_draft(target, run, build_evaluation(run), tree=replace(AUTO, auto=False))
     assert (draft.tuned, lines) == (None, [])

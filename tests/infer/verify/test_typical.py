@@ -1,4 +1,4 @@
-"""Typical acceptance takes the longest path that the target might have said; it is not lossless."""
+"""Typical acceptance takes the longest path that is likely enough under the target; it is not lossless."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from models.trees.config import SamplingConf
 from models.trees.growth import Proposal
 from models.trees.sampling import warp_logits
 from models.trees.tree import NO_TREE
-from tests.infer.engine.test_decode import SHAPES, decode, prompts_of
+from tests.infer.engine.test_decode import SHAPES, cut_prompts, decode_each
 from tests.support.models.tiny import chain, new_draft, tree
 
 pytestmark = pytest.mark.no_shapes
@@ -37,14 +37,14 @@ class ChosenTree(ScoredTree):
         return self.chosen
 
 
-def walk_typical(proposal, choice, warped, depth, *, typical):
-    """The path that the rule accepts."""
+def accept_typical_path(proposal, choice, warped, depth, *, typical):
+    """Return the path that the rule accepts."""
     scored = ChosenTree(proposal=proposal, warped_logits=warped, chosen=choice)
     return typical.accept(scored, depth)
 
 
-def random_case(number: int):
-    """Nine nodes, distinct among siblings; a third of each distribution is cut away."""
+def draw_random_case(number: int):
+    """Draw nine nodes, distinct among siblings; a third of each distribution is cut away."""
     numbers = torch.Generator().manual_seed(number)
     parents, ids, taken = [], [], {}
     for node in range(9):
@@ -56,13 +56,13 @@ def random_case(number: int):
         ids.append(token)
     warped = 2 * torch.randn(1, 10, 8, generator=numbers)
     warped[torch.rand(1, 10, 8, generator=numbers) < 0.33] = -math.inf
-    warped[..., 0] = 0.5  # not all of it
+    warped[..., 0] = 0.5  # so that some of it is left
     choice = torch.randint(8, (1, 10), generator=numbers)
     return Proposal(ids=torch.tensor([ids]), parents=torch.tensor([parents])), warped, choice
 
 
-def longest_path(proposal, warped, choice, typical):
-    """The same in loops over paths: emitted tokens and nodes."""
+def find_longest_path(proposal, warped, choice, typical):
+    """Find emitted tokens and nodes by loops over paths."""
     ids, parents = proposal.ids[0].tolist(), proposal.parents[0].tolist()
     best = []
     for end in range(len(ids)):
@@ -71,14 +71,14 @@ def longest_path(proposal, warped, choice, typical):
             path.insert(0, at)
             at = parents[at]
         if len(path) > len(best) and all(
-            passes(warped[0, parents[node] + 1].tolist(), ids[node], typical) for node in path
+            is_typical(warped[0, parents[node] + 1].tolist(), ids[node], typical) for node in path
         ):
             best = path
     own = int(choice[0, best[-1] + 1 if best else 0])
     return [*(ids[node] for node in best), own], [0, *(node + 1 for node in best)]
 
 
-def passes(logits, token, typical):
+def is_typical(logits, token, typical):
     total = sum(math.exp(value) for value in logits)
     probs = [math.exp(value) / total for value in logits]
     entropy = -sum(p * math.log(p) for p in probs if p > 0)
@@ -88,11 +88,11 @@ def passes(logits, token, typical):
 def test_random_trees_agree_with_loops_over_their_paths():
     lengths = []
     for number in range(300):
-        proposal, warped, choice = random_case(number)
+        proposal, warped, choice = draw_random_case(number)
         typical = [MEDUSA, TypicalRule(epsilon=0.3, delta=0.9), EVERYTHING][number % 3]
-        accepted = walk_typical(proposal, choice, warped, 9, typical=typical)
+        accepted = accept_typical_path(proposal, choice, warped, 9, typical=typical)
         count = int(accepted.count)
-        ids, nodes = longest_path(proposal, warped, choice, typical)
+        ids, nodes = find_longest_path(proposal, warped, choice, typical)
         assert accepted.ids[0, :count].tolist() == ids
         assert accepted.nodes[0].tolist() == nodes + [nodes[-1]] * (10 - count)
         lengths.append(count)
@@ -100,57 +100,56 @@ def test_random_trees_agree_with_loops_over_their_paths():
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "none"])
-def test_of_one_candidate_each_both_rules_decode_alike(target, learned, shape):
+def test_with_one_candidate_for_each_token_both_rules_decode_alike(target, learned, shape):
     draft, texts = learned
     shape = SHAPES.get(shape, NO_TREE)
     sampling = SamplingConf(temperature=1.0, top_k=1)
     exact, typical = (
-        decode(
+        decode_each(
             Decoder(
                 target, draft if shape.nodes else None, shape, sampling=sampling, slots=64, acceptance_rule=verification
             ),
-            prompts_of(texts),
+            cut_prompts(texts),
         )
         for verification in (None, MEDUSA)
     )
     assert [(row.ids, row.accepted) for row in typical] == [(r.ids, r.accepted) for r in exact]
 
 
-def tau(target, draft, shape, prompts, verification):
+def measure_tau(target, draft, shape, prompts, verification):
     hot = SamplingConf(temperature=3.0, seed=2)
     decoder = Decoder(target, draft, shape, sampling=hot, slots=64, acceptance_rule=verification)
-    accepted = [count for row in decode(decoder, prompts) for count in row.accepted]
+    accepted = [count for row in decode_each(decoder, prompts) for count in row.accepted]
     return 1 + sum(accepted) / len(accepted)
 
 
-def test_it_accepts_no_less_than_exact_verification(target, learned):
-    prompts = prompts_of(learned[1])[::2]
+def test_typical_verification_accepts_no_less_than_exact_verification(target, learned):
+    prompts = cut_prompts(learned[1])[::2]
     for draft in (new_draft(target), learned[0]):  # the first has learned nothing
-        exact, typical = (tau(target, draft, tree(), prompts, rule) for rule in (None, MEDUSA))
+        exact, typical = (measure_tau(target, draft, tree(), prompts, rule) for rule in (None, MEDUSA))
         assert 1 < exact < typical
-        assert tau(target, draft, chain(3), prompts, EVERYTHING) == 4
+        assert measure_tau(target, draft, chain(3), prompts, EVERYTHING) == 4
 
 
 def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
-    """Read again without a cache, so that a key moved to a wrong place would be seen."""
+    """The answer is read again without a cache, which would show a key moved to a wrong slot."""
     sampling = SamplingConf(temperature=2.0, top_p=0.9, seed=5)
-    rule = sampling
-    prompts = prompts_of(learned[1])[:3]
+    prompts = cut_prompts(learned[1])[:3]
     plain = Decoder(target, sampling=sampling, slots=64)
     for shape in SHAPES.values():
         decoder = Decoder(target, learned[0], shape, sampling=sampling, slots=64, acceptance_rule=MEDUSA)
         not_own = 0
-        for row, done in enumerate(decode(decoder, prompts)):
-            logits = target.model(torch.tensor([prompts[row] + done.ids])).logits[0]
-            warped = warp_logits(rule, logits[len(prompts[row]) - 1 :])
-            for place, (_, scores) in enumerate(plain.score_tokens(prompts[row], row, done.ids)):
-                if int(scores.argmax()) != done.ids[place]:
-                    assert passes(warped[place].tolist(), done.ids[place], MEDUSA)
+        for row, generation in enumerate(decode_each(decoder, prompts)):
+            logits = target.model(torch.tensor([prompts[row] + generation.ids])).logits[0]
+            warped = warp_logits(sampling, logits[len(prompts[row]) - 1 :])
+            for position, (_, scores) in enumerate(plain.score_tokens(prompts[row], row, generation.ids)):
+                if int(scores.argmax()) != generation.ids[position]:
+                    assert is_typical(warped[position].tolist(), generation.ids[position], MEDUSA)
                     not_own += 1
         assert not_own > 0
 
 
-def test_greedy_decoding_knows_nothing_typical(target):
+def test_typical_verification_is_refused_for_greedy_decoding(target):
     message = (
         r"evaluation\.verification: typical needs evaluation\.sampling\.temperature above 0, "
         r"got 0\.0; raise it or take greedy"
@@ -161,7 +160,7 @@ def test_greedy_decoding_knows_nothing_typical(target):
         Decoder(target, sampling=SamplingConf(), slots=8, acceptance_rule=MEDUSA)
 
 
-def test_the_configuration_says_which_and_how():
+def test_the_configuration_chooses_the_rule_and_its_thresholds():
     assert build_evaluation_rule(EvaluationConf(sampling=WARM)).name == "coupled"
     conf = EvaluationConf(sampling=WARM, verification=Verification.typical, typical_epsilon=0.2, typical_delta=0.5)
     assert build_evaluation_rule(conf) == TypicalRule(epsilon=0.2, delta=0.5)

@@ -1,4 +1,4 @@
-"""Lossless verifiers are lossless: proven by listing everything that can happen, in float64."""
+"""Lossless verifiers are proven lossless by listing every possible outcome, in float64."""
 
 import itertools
 import math
@@ -40,12 +40,12 @@ ratio = pytest.mark.parametrize(("rule", "shape"), RATIO, ids=[f"{rule.name}-{sh
 WARM, COLD = SamplingConf(temperature=1.0), SamplingConf()
 
 
-def tables(seed: int = 0) -> Tables:
+def build_tables(seed: int = 0) -> Tables:
     return Tables(seed, depth=4)
 
 
-def every_tree(tables: Tables, paths: list[list[int]]) -> Trees:
-    """All trees with distinct siblings, whatever the draft thinks of them."""
+def list_every_tree(tables: Tables, paths: list[list[int]]) -> Trees:
+    """Return all trees with distinct siblings, whatever their probability under the draft."""
     parents = parents_of(paths)
     ids = [
         list(row)
@@ -58,20 +58,20 @@ def every_tree(tables: Tables, paths: list[list[int]]) -> Trees:
 @ratio
 @pytest.mark.parametrize("seed", [0, 1])
 def test_drawn_trees_leave_the_targets_distribution(rule, shape, seed):
-    trees = grow(tables(seed), TREES[shape])
+    trees = grow(build_tables(seed), TREES[shape])
     assert float(trees.chance.sum()) == pytest.approx(1.0)
-    assert outcome(rule, tables(seed), trees).error < EXACT
+    assert outcome(rule, build_tables(seed), trees).error < EXACT
 
 
 @ratio
-def test_what_warping_and_a_reduced_vocabulary_cut_away_changes_nothing(rule, shape):
+def test_tokens_that_warping_or_a_reduced_vocabulary_cuts_away_change_nothing(rule, shape):
     cuts = {
         "target": lambda context: [len(context) % WORDS],  # top-k of the target
         "draft": lambda context: [0],  # no token of the draft's vocabulary
         "both": lambda context: [sum(context) % WORDS],
     }
     for name, cut in cuts.items():
-        cut_tables = tables()
+        cut_tables = build_tables()
         for table in ("target", "draft") if name == "both" else (name,):
             cut_tables.without(table, cut)
         assert outcome(rule, cut_tables, grow(cut_tables, TREES[shape])).error < EXACT
@@ -79,20 +79,20 @@ def test_what_warping_and_a_reduced_vocabulary_cut_away_changes_nothing(rule, sh
 
 @ratio
 def test_a_draft_that_runs_out_of_tokens_changes_nothing(rule, shape):
-    """One token has all its probability: further children stand for nothing, and are refused."""
-    sure = tables().without("draft", lambda context: [0, 2] if len(context) % 2 else [1, 2])
+    """When one token has all the probability, further children are placeholders and are refused."""
+    sure = build_tables().without("draft", lambda context: [0, 2] if len(context) % 2 else [1, 2])
     assert outcome(rule, sure, grow(sure, TREES[shape])).error < EXACT
 
 
 @ratio
-def test_a_draft_that_is_the_target_is_accepted_whole(rule, shape):
-    same = tables()
+def test_a_draft_that_is_the_target_is_accepted_completely(rule, shape):
+    same = build_tables()
     same.draft = same.target
     trees = grow(same, TREES[shape])
-    done = outcome(rule, same, trees)
-    assert done.error < EXACT
+    result = outcome(rule, same, trees)
+    assert result.error < EXACT
     if shape in CHAINS:
-        assert done.tau == pytest.approx(trees.depth + 1)
+        assert result.tau == pytest.approx(trees.depth + 1)
 
 
 @pytest.mark.parametrize(
@@ -103,58 +103,58 @@ def test_a_draft_that_is_the_target_is_accepted_whole(rule, shape):
     ],
 )
 def test_each_deterministic_tree_alone_is_lossless(rule, shape):
-    """Nothing is averaged over trees: any choice of the tree, by the prefix, will do."""
-    alone = outcome_of_each(rule, tables(), every_tree(tables(), TREES[shape]))
-    assert max(one.error for one in alone) < EXACT
+    """Nothing is averaged over trees, so the tree may be chosen in any way by the prefix."""
+    alone = outcome_of_each(rule, build_tables(), list_every_tree(build_tables(), TREES[shape]))
+    assert max(result.error for result in alone) < EXACT
 
 
 @pytest.mark.parametrize("shape", TREES)
-def test_of_deterministic_trees_rejection_accepts_all_that_can_be(shape):
-    """A child is accepted as often as the target says it: nothing could do better."""
-    trees = grow(tables(), TREES[shape], likeliest).deterministic()
-    done = outcome(RejectionRule(), tables(), trees)
-    best = sum(compute_chance(tables(), context, 0) for context in trees.contexts[0])
-    assert done.error < EXACT
-    assert done.tau == pytest.approx(best)
+def test_rejection_accepts_the_most_that_any_rule_can_of_deterministic_trees(shape):
+    """A child is accepted as often as the target emits it, and no rule can accept more."""
+    trees = grow(build_tables(), TREES[shape], likeliest).deterministic()
+    result = outcome(RejectionRule(), build_tables(), trees)
+    best = sum(compute_chance(build_tables(), context, 0) for context in trees.contexts[0])
+    assert result.error < EXACT
+    assert result.tau == pytest.approx(best)
 
 
 def test_a_copied_chain_that_repeats_a_node_changes_nothing():
-    """As `graft` hangs it: node 3 says again what node 1 says, and node 4 goes on from node 1."""
+    """As `graft_chain` hangs it, node 3 repeats the token of node 1, and node 4 goes on from node 1."""
     parents, ids = [-1, -1, 0, -1, 1, 4], [0, 2, 1, 2, 0, 0]
-    trees = trees_of(tables(), parents, [ids], [1.0]).deterministic()
-    assert outcome(RejectionRule(), tables(), trees).error < EXACT
+    trees = trees_of(build_tables(), parents, [ids], [1.0]).deterministic()
+    assert outcome(RejectionRule(), build_tables(), trees).error < EXACT
 
 
 @pytest.mark.parametrize("shape", CHAINS)
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
-def test_a_block_is_worth_no_less_than_its_tokens_one_by_one(shape, drawn):
+def test_block_verification_accepts_no_less_than_token_by_token_rejection(shape, drawn):
     gains = []
     for seed in range(8):
-        trees = grow(tables(seed), TREES[shape])
+        trees = grow(build_tables(seed), TREES[shape])
         if not drawn:
             trees = trees.deterministic()
-        gain = outcome(BlockRule(), tables(seed), trees).tau
-        gain -= outcome(RejectionRule(), tables(seed), trees).tau
+        gain = outcome(BlockRule(), build_tables(seed), trees).tau
+        gain -= outcome(RejectionRule(), build_tables(seed), trees).tau
         gains.append(gain)
     assert min(gains) > -EXACT
-    # one token is no block, and of a certain draft nothing more can be accepted
+    # A single token is no block, and a deterministic draft allows no gain.
     assert (max(gains) > 0.005) == (drawn and shape != "[1]")
 
 
-def choices(tables: Tables, length: int):
-    """Every text that the target can say, and how likely it says it."""
+def list_texts(tables: Tables, length: int):
+    """List every text that the target can emit, with its probability."""
     for text in itertools.product(range(WORDS), repeat=length):
         yield text, compute_chance(tables, text, 0)
 
 
 @pytest.mark.parametrize("shape", ["[1]", "[1, 1]", "[2]", "[2, 1]", "[1, 2]", "lopsided"])
-def test_walks_emit_the_targets_choice_whatever_tree_there_is(shape):
-    """So the distribution is the choice's own, even if the tree was picked knowing the choice."""
-    trees = every_tree(tables(), TREES[shape])
+def test_walks_emit_the_targets_choice_whatever_the_tree(shape):
+    """The emitted distribution is the choice's own, even if the tree was picked by somebody who knew the choice."""
+    trees = list_every_tree(build_tables(), TREES[shape])
     numbers = torch.Generator().manual_seed(0)
     total = 0.0
-    for text, chance in choices(tables(), trees.depth + 1):
-        # the text on its own path, anything elsewhere: noise that outweighs all else picks it
+    for text, chance in list_texts(build_tables(), trees.depth + 1):
+        # Noise that outweighs all logits picks the text on its own path, and any token elsewhere.
         picked = torch.randint(WORDS, trees.target.shape[:2], generator=numbers)
         for row, contexts in enumerate(trees.contexts):
             for node, context in enumerate(contexts):
@@ -162,25 +162,25 @@ def test_walks_emit_the_targets_choice_whatever_tree_there_is(shape):
                     picked[row, node] = text[len(context)]
         noise = 1e6 * torch.nn.functional.one_hot(picked, WORDS).double()
         scored = ScoredTree(proposal=trees.proposal, warped_logits=trees.target.log(), noise=noise)
-        done = CoupledRule().accept(scored, trees.depth)
+        accepted = CoupledRule().accept(scored, trees.depth)
         longest = [max(len(c) for c in row if text[: len(c)] == c) for row in trees.contexts]
-        assert done.count.tolist() == [length + 1 for length in longest]
+        assert accepted.count.tolist() == [length + 1 for length in longest]
         for row, length in enumerate(longest):
-            assert tuple(done.ids[row, : length + 1].tolist()) == text[: length + 1]
+            assert tuple(accepted.ids[row, : length + 1].tolist()) == text[: length + 1]
         alone = GreedyRule().accept(replace(scored, warped_logits=noise, noise=None), trees.depth)
-        assert torch.equal(alone.ids, done.ids)
+        assert torch.equal(alone.ids, accepted.ids)
         total += chance
     assert total == pytest.approx(1.0)
 
 
-def test_of_equals_the_lowest_id_is_chosen():
+def test_the_lowest_id_of_equal_logits_is_chosen():
     tree = Proposal(ids=torch.tensor([[1, 0]]), parents=torch.tensor([[-1, -1]]))
-    done = GreedyRule().accept(ScoredTree(proposal=tree, warped_logits=torch.zeros(1, 3, 4)), 1)
-    assert done.nodes.tolist() == [[0, 2]]
+    accepted = GreedyRule().accept(ScoredTree(proposal=tree, warped_logits=torch.zeros(1, 3, 4)), 1)
+    assert accepted.nodes.tolist() == [[0, 2]]
 
 
-def single(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> ScoredTree:
-    """Random trees in fp32 with peaked distributions, whose rounding must not make NaN."""
+def build_random_trees(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> ScoredTree:
+    """Return random trees in fp32 with peaked distributions, whose rounding must not yield NaN."""
     paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
     parents = torch.tensor(parents_of(paths)).expand(rows, -1)
     logits = 30 * torch.rand(rows, 1, 1) * torch.randn(rows, len(paths) + 1, words)
@@ -198,51 +198,53 @@ def single(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> ScoredTr
     )
 
 
-def chain_of(scored: ScoredTree) -> ScoredTree:
+def hang_as_chain(scored: ScoredTree) -> ScoredTree:
     parents = torch.arange(-1, scored.proposal.ids.shape[1] - 1).expand_as(scored.proposal.ids)
     return replace(scored, proposal=replace(scored.proposal, parents=parents))
 
 
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
 @pytest.mark.parametrize("rule", [RejectionRule(), BlockRule()], ids=["rejection", "block"])
-def test_only_what_the_target_may_say_is_emitted_in_fp32_too(rule, drawn):
-    scored = single(drawn=drawn)
+def test_only_tokens_that_the_target_may_emit_are_emitted_in_fp32_too(rule, drawn):
+    scored = build_random_trees(drawn=drawn)
     if isinstance(rule, BlockRule):
-        scored = chain_of(scored)
+        scored = hang_as_chain(scored)
     depth = 7 if isinstance(rule, BlockRule) else 3
-    done = rule.accept(scored, depth)
-    logp = scored.warped_logits.gather(1, done.nodes[..., None].expand(-1, -1, 50))
-    said = logp.gather(2, done.ids[..., None])[..., 0]
-    emitted = torch.arange(depth + 1) < done.count[:, None]
-    assert (said[emitted] > -math.inf).all()
-    assert set(done.count.tolist()) >= {1, 2, 3}
+    accepted = rule.accept(scored, depth)
+    logp = scored.warped_logits.gather(1, accepted.nodes[..., None].expand(-1, -1, 50))
+    emitted_logits = logp.gather(2, accepted.ids[..., None])[..., 0]
+    emitted = torch.arange(depth + 1) < accepted.count[:, None]
+    assert (emitted_logits[emitted] > -math.inf).all()
+    assert set(accepted.count.tolist()) >= {1, 2, 3}
 
 
 RULES = [GreedyRule(), CoupledRule(), RejectionRule(), BlockRule(), TypicalRule()]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 
 
-def scored_for(rule, *, drawn: bool = True) -> ScoredTree:
-    scored = single(64, drawn=drawn)
+def build_scored_tree(rule, *, drawn: bool = True) -> ScoredTree:
+    scored = build_random_trees(64, drawn=drawn)
     if isinstance(rule, GreedyRule):
         scored.noise = None
-    return chain_of(scored) if isinstance(rule, BlockRule) else scored
+    return hang_as_chain(scored) if isinstance(rule, BlockRule) else scored
 
 
 @every_rule
-def test_rows_of_a_batch_do_not_touch_each_other(rule):
-    scored = scored_for(rule)
+def test_rows_of_a_batch_do_not_affect_each_other(rule):
+    scored = build_scored_tree(rule)
     together, tree = rule.accept(scored, 7), scored.proposal
     for row in range(0, 64, 9):
-        one = slice(row, row + 1)
+        single_row = slice(row, row + 1)
         alone = rule.accept(
             ScoredTree(
                 proposal=Proposal(
-                    ids=tree.ids[one], parents=tree.parents[one], child_log_probs=tree.child_log_probs[one]
+                    ids=tree.ids[single_row],
+                    parents=tree.parents[single_row],
+                    child_log_probs=tree.child_log_probs[single_row],
                 ),
-                warped_logits=scored.warped_logits[one],
-                noise=None if scored.noise is None else scored.noise[one],
-                uniforms=scored.uniforms[one],
+                warped_logits=scored.warped_logits[single_row],
+                noise=None if scored.noise is None else scored.noise[single_row],
+                uniforms=scored.uniforms[single_row],
             ),
             7,
         )
@@ -254,21 +256,21 @@ def test_rows_of_a_batch_do_not_touch_each_other(rule):
 @pytest.mark.usefixtures("fresh_compiler")
 @every_rule
 @pytest.mark.parametrize("drawn", [True, False])
-def test_every_rule_is_one_graph(rule, drawn):
-    scored = scored_for(rule, drawn=drawn)
+def test_every_rule_compiles_to_one_graph(rule, drawn):
+    scored = build_scored_tree(rule, drawn=drawn)
     traced = torch.compile(rule.accept, backend="aot_eager", fullgraph=True, dynamic=False)
     eager, graph = rule.accept(scored, 7), traced(scored, 7)
     for name in ("ids", "nodes", "count"):
         assert torch.equal(getattr(eager, name), getattr(graph, name))
 
 
-def shape(kind: str, **conf) -> Tree:
+def build_tree(kind: str, **conf) -> Tree:
     paths = [[0], [1], [0, 0]] if kind == "static" else None
     return TreeConf(kind=TreeKind(kind), depth=2, nodes=4, paths=paths, **conf).build()
 
 
 ALL = {
-    f"{kind}{copied or ''}": shape(kind, ngram_tokens=copied)
+    f"{kind}{copied or ''}": build_tree(kind, ngram_tokens=copied)
     for kind in ("chain", "static", "dynamic")
     for copied in (0, 3)
 }

@@ -1,4 +1,4 @@
-"""The benchmark compares like with like, and writes its page without touching the prose."""
+"""The benchmark compares equal settings, and writes its tables without a change of the page's prose."""
 
 import copy
 import os
@@ -23,18 +23,18 @@ SMALL = loss.Size(vocab=16_000, tokens=128, width=8, chunk=4)
 
 @pytest.fixture
 def copies(target):
-    """What transformers decodes with: the target in both precisions."""
+    """Return the target for transformers, in both precisions."""
     plain = decoding.endless(copy.deepcopy(target.model))
     return {"float32": plain, "bfloat16": copy.deepcopy(plain).to(torch.bfloat16)}
 
 
-def prompts_of(texts):
+def cut_prompts(texts):
     return [text[:length] for text, length in zip(texts, (4, 6, 9), strict=False)]
 
 
-def test_everyone_continues_every_prompt_by_the_same_answer(target, learned, copies):
+def test_every_decoder_gives_the_same_answer_to_every_prompt(target, learned, copies):
     _, texts = learned
-    table = decoding.autoregressive(target, copies, prompts_of(texts), new_tokens=8)
+    table = decoding.autoregressive(target, copies, cut_prompts(texts), new_tokens=8)
     settings = [row[:4] for row in table.rows]
     assert settings[0] == ["ours", "float32", "static", "no"]
     assert ["generate", "float32", "static", "no"] in settings
@@ -44,14 +44,14 @@ def test_everyone_continues_every_prompt_by_the_same_answer(target, learned, cop
 
 def test_prompt_lookup_gives_the_answers_of_the_tree(target, learned, copies):
     draft, texts = learned
-    table = decoding.drafted(target, draft, tree(), copies, prompts_of(texts), new_tokens=8)
+    table = decoding.drafted(target, draft, tree(), copies, cut_prompts(texts), new_tokens=8)
     assert [row[2] for row in table.rows] == ["10", "3", "5", "10", "3", "5", "10"]
     assert {row[-2] for row in table.rows if row[1] == "float32"} == {"3 of 3"}
 
 
 @pytest.fixture
 def draft_model(target, learned, tmp_path):
-    """A distilled one by its folder: a plain Hugging Face directory, which others take as it is."""
+    """Return a distilled draft model by its folder, a plain Hugging Face directory that engines read."""
     _, texts = learned
     draft = build_draft(CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]), target, loss=LossConf(), seed=0)
     learn(draft, target, batch_of(texts), steps=60)
@@ -59,12 +59,12 @@ def draft_model(target, learned, tmp_path):
     return {tmp_path / "draft": draft.eval()}
 
 
-def test_without_the_engines_the_others_are_compared_and_the_remedy_is_said(
+def test_without_the_engines_the_other_decoders_are_compared_and_the_remedy_is_printed(
     target, learned, draft_model, copies, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("ENGINES", str(tmp_path / "nowhere"))
     _, texts = learned
-    table = comparison.compare(target, draft_model, tree(), copies, prompts_of(texts), new_tokens=8)
+    table = comparison.compare(target, draft_model, tree(), copies, cut_prompts(texts), new_tokens=8)
     *rows, last = table.rows
     assert [row[:3] for row in rows] == [
         ["none", "ours", "0"],
@@ -80,10 +80,10 @@ def test_without_the_engines_the_others_are_compared_and_the_remedy_is_said(
 
 
 STAND_IN = """
-from types import SimpleNamespace as Told
+from types import SimpleNamespace as Record
 __version__ = "0.0"
 ANSWERS, LOG = {answers}, open({log!r}, "a")
-SamplingParams = Told
+SamplingParams = Record
 class LLM:
     def __init__(self, **settings):
         self.drafting = settings["speculative_config"]
@@ -91,21 +91,21 @@ class LLM:
         ids = prompt["prompt_token_ids"]
         print(ids[0], greedy.max_tokens, file=LOG, flush=True)
         answer = ANSWERS[tuple(ids)][: greedy.max_tokens]
-        return [Told(outputs=[Told(token_ids=answer)])]
+        return [Record(outputs=[Record(token_ids=answer)])]
 """
 
 
 @pytest.fixture
 def threads_of_the_machine():
-    """Engines are told by OMP_NUM_THREADS, of which PyTorch takes no more than there are cores."""
+    """Limit the threads, since PyTorch takes no more of OMP_NUM_THREADS than there are cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, os.cpu_count() or 1))
     yield
     torch.set_num_threads(before)
 
 
-def engines_with(folder, answers):
-    """An environment whose `vllm` gives these answers, and notes what it was asked."""
+def build_engines(folder, answers):
+    """Build an environment whose `vllm` gives these answers and logs its requests."""
     (folder / "bin").mkdir(parents=True)
     python = folder / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -115,15 +115,15 @@ def engines_with(folder, answers):
     return folder
 
 
-def test_an_engine_is_warmed_up_asked_in_turns_and_its_other_answers_are_counted(
+def test_an_engine_is_warmed_up_and_timed_in_turns_and_its_different_answers_are_counted(
     target, learned, copies, tmp_path, monkeypatch, threads_of_the_machine
 ):
     _, texts = learned
-    prompts = prompts_of(texts)
+    prompts = cut_prompts(texts)
     loop = decoding.decoding(target, prompts=prompts, new_tokens=8, settings=[])
     answers = {tuple(prompt): loop.run(prompt, 8) for prompt in prompts}
     answers[tuple(prompts[1])][-1] += 1
-    folder = engines_with(tmp_path / "engines", answers)
+    folder = build_engines(tmp_path / "engines", answers)
     monkeypatch.setenv("ENGINES", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr(decoding, "WARM_UP_TOKENS", 3)
@@ -133,13 +133,13 @@ def test_an_engine_is_warmed_up_asked_in_turns_and_its_other_answers_are_counted
     assert served[-2] == "4 of 6"
     assert "vLLM 0.0" in table.note
     log = (folder / "log").read_text()
-    asked = [[int(word) for word in line.split()] for line in log.splitlines()]
-    assert asked[0][1] == 3
-    assert asked[1:] == [[prompt[0], 8] for prompt in prompts for _ in range(2)]
+    requests = [[int(word) for word in line.split()] for line in log.splitlines()]
+    assert requests[0][1] == 3
+    assert requests[1:] == [[prompt[0], 8] for prompt in prompts for _ in range(2)]
 
 
 def test_an_engine_that_fails_is_quoted(target, copies, tmp_path, monkeypatch, threads_of_the_machine):
-    folder = engines_with(tmp_path / "engines", {})
+    folder = build_engines(tmp_path / "engines", {})
     monkeypatch.setenv("ENGINES", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     with pytest.raises(RuntimeError, match=r"vLLM has ended: (.|\n)*KeyError"):
@@ -148,16 +148,16 @@ def test_an_engine_that_fails_is_quoted(target, copies, tmp_path, monkeypatch, t
 
 def test_turns_alternate_forth_and_back():
     order = []
-    one, two = (
+    first, second = (
         decoding.Contender(settings=[], run=lambda _, count, name=name: order.append(name) or [0] * count)
         for name in "ab"
     )
-    decoding.race([one, two], [[1], [2]], new_tokens=1, turns=2)
+    decoding.race([first, second], [[1], [2]], new_tokens=1, turns=2)
     assert "".join(order[2:]) == "abbabaab"
-    assert len(one.seconds) == 4
+    assert len(first.seconds) == 4
 
 
-def test_ours_is_compared_with_the_fastest_setting():
+def test_our_runtime_is_compared_with_the_fastest_setting_of_the_others():
     ours, slow, fast = (
         decoding.Contender(settings=[name], run=None, seconds=seconds, answers=[[1, 2]] * 2)
         for name, seconds in [("ours", [1.0, 1.0]), ("slow", [4.0, 4.0]), ("fast", [2.0, 2.0])]
@@ -178,20 +178,20 @@ def test_training_is_measured_with_either_loss(target):
     small = ["optim.rows_per_step=2", "data.row_length=40", "draft.layers=[1,3,5]"]
     conf = compose("train", TrainConf, [*small, "draft.vocab_size=null"])
     table = training.compare(conf, target, steps=1)
-    ways = [["chunked", "live"], ["plain", "live"], ["chunked", "kept"]]
-    assert [row[:3] for row in table.rows] == [["no", *way] for way in ways]
+    settings = [["chunked", "live"], ["plain", "live"], ["chunked", "kept"]]
+    assert [row[:3] for row in table.rows] == [["no", *setting] for setting in settings]
 
 
-def test_a_missing_draft_is_said_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+def test_a_missing_draft_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         demo.main([])
-    said = capsys.readouterr()
-    assert "python -m train" in said.err
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert "python -m train" in output.err
+    assert output.out == ""
 
 
-def test_tables_go_between_their_markers_and_nowhere_else():
+def test_tables_are_written_between_their_markers_and_nowhere_else():
     page = PAGE.read_text()
     table = decoding.Table(title="", note="A note.", columns=["a", "b"], rows=[["x", "1"]])
     for part in demo.PARTS:

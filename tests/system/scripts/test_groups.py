@@ -37,7 +37,7 @@ def groups(target, prompts, monkeypatch, tmp_path):
     ]
 
 
-def contenders_of(groups):
+def list_contenders(groups):
     return [contender for group in groups for contender in [*group.ours, *group.others]]
 
 
@@ -45,28 +45,28 @@ def test_a_repeated_command_times_only_the_prompts_that_have_no_line(target, gro
     results = tmp_path / "race.jsonl"
     hold_race(groups, target, prompts[:1], results, NEW)
     first = results.read_text()
-    results.write_text(first + first[:20])  # torn by a kill
+    results.write_text(first + first[:20])  # truncated by a kill
     hold_race(groups, target, prompts, results, NEW)
     assert results.read_text().startswith(first)
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     assert [line["prompt"] for line in lines] == ["q0", "q1", "q2"]
-    assert {len(contender.seconds) for contender in contenders_of(groups)} == {3}
+    assert {len(contender.seconds) for contender in list_contenders(groups)} == {3}
     hold_race(groups, target, prompts, results, NEW)
     assert len(results.read_text().splitlines()) == 3
     table = speed_table(read_runs(results))
     assert table.columns == ["draft", "decoding", "proposed", "qa", "rag", "all", "same answers"]
-    assert [row[:3] for row in table.rows] == [c.settings for c in contenders_of(groups)]
+    assert [row[:3] for row in table.rows] == [c.settings for c in list_contenders(groups)]
     assert {row[-1] for row in table.rows} == {"3 of 3"}
 
 
-def run_of(category, contender, seconds):
+def build_run(category, contender, seconds):
     return Run(category=category, contender=contender, seconds=seconds, ids=[1, 2])
 
 
 def test_ours_is_compared_with_the_fastest_other_of_each_category():
     seconds = {"loop": (2.0, 2.0), "lookup": (1.0, 8.0), "draft": (0.5, 1.0)}
     runs = [
-        run_of(category, name, times[number])
+        build_run(category, name, times[number])
         for number, category in enumerate(["qa", "rag"])
         for name, times in seconds.items()
     ]

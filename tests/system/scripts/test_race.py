@@ -1,4 +1,4 @@
-"""Both sides of a race train on the same documents, and its tables say what they accepted."""
+"""Both sides of a race train on the same documents, and its tables show their acceptance."""
 
 import json
 
@@ -37,14 +37,14 @@ def test_the_peer_gets_the_tokens_answers_and_states_of_every_document(target, t
     for number, ids in enumerate(texts):
         tensors = load_file(tmp_path / "hidden_states" / f"hs_{number}.safetensors")
         assert tensors["token_ids"].tolist() == ids
-        check_states(target.model, ids, tensors["hidden_states"])
+        assert_states(target.model, ids, tensors["hidden_states"])
 
 
-def check_states(model, ids, states):
-    """The inputs of the layers as transformers gives them; the last states give the logits."""
+def assert_states(model, ids, states):
+    """Check that states are the layers' inputs as transformers gives them, and the last give the logits."""
     output = model(torch.tensor([ids]), output_hidden_states=True)
-    for place, layer in enumerate(LAYERS):
-        torch.testing.assert_close(states[:, place], output.hidden_states[layer][0])
+    for index, layer in enumerate(LAYERS):
+        torch.testing.assert_close(states[:, index], output.hidden_states[layer][0])
     logits = model.lm_head(model.model.norm(states[:, len(LAYERS)]))
     torch.testing.assert_close(logits, output.logits[0])
 
@@ -56,10 +56,12 @@ def test_a_checkpoint_of_the_peer_gives_the_logits_of_the_same_tensors(target, t
             parameter.add_(0.1 * torch.randn_like(parameter))
     save_as_peer(ours, tmp_path)
     batch = batch_of(texts)
-    seen = target.forward_hidden(batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=LAYERS)
+    target_output = target.forward_hidden(
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=LAYERS
+    )
 
     def logits(draft):
-        outputs = draft.unroll_steps(batch, draft.target_features(seen))
+        outputs = draft.unroll_steps(batch, draft.target_features(target_output))
         return [draft.logits(output) for output in outputs[:2]]
 
     with torch.no_grad():
@@ -81,29 +83,29 @@ def save_as_peer(draft, folder):
 
 @pytest.fixture
 def race(tmp_path):
-    """Two rates of each side, and two seeds of those that calibration prefers."""
+    """Return a race with two rates of each side, and two seeds of those that calibration prefers."""
     race = Race(output=tmp_path, target=None, prompts=None, steps=400, overrides=[])
     race.save()
     for side, counts in {OURS: GOOD, PEER: FAIR}.items():
-        add_run(race, side, rate=0.01, seed=0, calibration=GOOD, judged=counts)
-        add_run(race, side, rate=0.01, seed=1, judged=counts)
-        add_run(race, side, rate=0.03, seed=0, calibration=POOR, judged=GOOD)
+        add_run(race, side, rate=0.01, seed=0, calibration=GOOD, evaluated=counts)
+        add_run(race, side, rate=0.01, seed=1, evaluated=counts)
+        add_run(race, side, rate=0.03, seed=0, calibration=POOR, evaluated=GOOD)
         race.documents(0).mkdir(exist_ok=True)
         race.share_documents()
-        add_run(race.short, side, rate=0.01, seed=0, judged=counts)
+        add_run(race.short, side, rate=0.01, seed=0, evaluated=counts)
     return race
 
 
-def add_run(race, side, *, rate, seed, judged, calibration=None):
+def add_run(race, side, *, rate, seed, evaluated, calibration=None):
     run = Run(race=race, side=side, rate=rate, seed=seed)
     run.add_figures(side=side, rate=rate, seed=seed, steps=race.steps, tokens=20 * race.steps, tokens_per_s=300.0)
-    run.add_figures(peak_bytes=3 * 2**20, runtime={"3": [judged[:5]] * 9, "4": [judged] * 9})
+    run.add_figures(peak_bytes=3 * 2**20, runtime={"3": [evaluated[:5]] * 9, "4": [evaluated] * 9})
     if calibration:
         run.add_figures(calibration={"4": [calibration] * 9})
 
 
-def test_a_rate_is_chosen_on_prompts_that_are_not_judged(race):
-    assert choose_rate(race.list_figures(), PEER) == 0.01  # the other is better where it counts
+def test_a_rate_is_chosen_on_prompts_that_are_not_evaluated(race):
+    assert choose_rate(race.list_figures(), PEER) == 0.01  # the other rate is better on the evaluated prompts
 
 
 def test_the_tables_compare_the_chosen_runs(race):
@@ -122,7 +124,7 @@ def test_the_tables_compare_the_chosen_runs(race):
     assert race.short.documents(0).resolve() == race.documents(0)
 
 
-def test_a_race_that_has_not_begun_has_no_tables(tmp_path):
+def test_a_race_without_runs_has_no_tables(tmp_path):
     race = Race(output=tmp_path, target=None, prompts=None, steps=400, overrides=[])
     assert build_tables(race) == []
 
@@ -133,7 +135,7 @@ def test_another_race_needs_another_folder(race):
         other.save()
 
 
-def test_the_page_has_room_for_both_targets(race):
+def test_the_page_has_markers_for_the_tables_of_both_targets(race):
     text = markdown(*build_tables(race), setting="a machine")
     for name in ("race-demo", "race-wide"):
         assert text in replaced(PAGE.read_text(), name, text)
@@ -148,7 +150,7 @@ def test_the_peer_trains_for_all_steps_on_all_documents_but_the_last(race):
 
 
 def test_both_sides_count_the_same_steps(tmp_path):
-    """All tokens, and the speed of the steps after the tenth."""
+    """Tokens are summed over all steps, and the speed is that of the steps after the tenth."""
     ours = [
         {"step": 10, "train/tokens": 100.0, "train/tokens_per_s": 1.0},
         {"step": 20, "train/tokens": 400.0, "train/tokens_per_s": 100.0},

