@@ -1,6 +1,6 @@
-"""Train and decode on the device in a separate process, for tests/system/test_neuron_device.py.
+"""Train, decode and compile on the device in a separate process, for tests/system/test_neuron_device.py.
 
-Only `device=neuron` names the device here. The measurements go to facts.json.
+Nothing here names the device but `device=neuron`. The results go to facts.json.
 """
 
 import json
@@ -30,7 +30,7 @@ from train.distributed.build import build_accelerator
 
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2),
-    "eagle1": Eagle1Conf(token_loss_weight=1.0, feature_noise=0.2),  # random noise disturbs its input
+    "eagle1": Eagle1Conf(token_loss_weight=1.0, feature_noise=0.2),  # with random noise on its features
     "medusa": MedusaConf(heads=4),
     "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
 }
@@ -38,13 +38,13 @@ PROMPTS = [[5, 9, 2, 7, 11, 3], [8, 1, 4]]
 GREEDY, SAMPLED = SamplingConf(), SamplingConf(temperature=0.8, seed=3)
 
 
-def build_device_conf(name: str, *, compiles: bool = False) -> DeviceConf:
-    """Compose the options of a device as the command line does."""
-    words = [f"device={name}", "device.precision=float32", f"device.compile={compiles}"]
-    return compose("train", TrainConf, words).device
+def compose_device(name: str, *, compiles: bool = False) -> DeviceConf:
+    """Return the device's configuration as the command line composes it."""
+    overrides = [f"device={name}", "device.precision=float32", f"device.compile={compiles}"]
+    return compose("train", TrainConf, overrides).device
 
 
-def placement() -> dict[str, Any]:
+def check_placement() -> dict[str, Any]:
     device = open_device(DeviceConf(name=DeviceName.auto, compile=False))
     accelerator = build_accelerator(device, trackers=[])
     linear = accelerator.prepare(torch.nn.Linear(4, 4, bias=False))
@@ -65,7 +65,7 @@ def placement() -> dict[str, Any]:
     }
 
 
-def random_state(folder: Path) -> dict[str, Any]:
+def check_random_state(folder: Path) -> dict[str, Any]:
     accelerator = Accelerator()
     torch.manual_seed(5)
     state = torch.neuron.get_rng_state()
@@ -86,9 +86,9 @@ def random_state(folder: Path) -> dict[str, Any]:
     }
 
 
-def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
-    """Train a draft, then decode with trees; return its losses and its texts."""
-    device = build_device_conf(where)
+def train_and_decode(device_name: str, name: str, folder: Path) -> dict[str, Any]:
+    """Train for a few steps and decode by trees; return the losses and the answers."""
+    device = compose_device(device_name)
     target = tiny_target(seed=0, device=open_device(device))
     conf = toy_conf(draft=DRAFTS[name], device=device, optim=FEW)
     draft, _ = toy_run(folder / name, conf, target=target)
@@ -108,9 +108,9 @@ def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
 FEW = {"steps": 3, "rows_per_step": 2}
 
 
-def compiled(folder: Path) -> dict[str, Any]:
-    """Compile a fused round and a loss by the device's own compiler, which is selected by its name."""
-    setting = build_device_conf("neuron", compiles=True)
+def compile_round_and_loss(folder: Path) -> dict[str, Any]:
+    """Compile a fused round and a loss with the device's own compiler, which is found by its name."""
+    setting = compose_device("neuron", compiles=True)
     device = open_device(setting)
     target = tiny_target(seed=0, device=device)
     draft = build_draft(DRAFTS["eagle3"], target, loss=toy_conf().loss, seed=0).eval()
@@ -140,10 +140,10 @@ def read_losses(folder: Path) -> list[float]:
 
 def main(folder: Path) -> None:
     parts: dict[str, Callable[[], Any]] = {
-        "placement": placement,
-        "random state": partial(random_state, folder),
-        **{name: partial(trained, "neuron", name, folder) for name in DRAFTS},
-        "compiled": partial(compiled, folder),
+        "placement": check_placement,
+        "random state": partial(check_random_state, folder),
+        **{name: partial(train_and_decode, "neuron", name, folder) for name in DRAFTS},
+        "compiled": partial(compile_round_and_loss, folder),
     }
     facts = {}
     for name, part in parts.items():
