@@ -6,6 +6,7 @@ machine that becomes slower or faster affects all of them alike.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.admission import bucket_length
@@ -17,6 +18,7 @@ from models.io.console import track_progress
 
 WARMUP_TOKENS = 4  # enough for a round, which compiles all graphs of an answer
 
+T = TypeVar("T")
 DecodePrompts = Callable[[list[EvalPrompt]], list[Generation]]
 
 
@@ -55,7 +57,7 @@ def decode_in_turns(
     return results
 
 
-def alternate_order(names: Sequence[str], number: int) -> list[str]:
+def alternate_order(names: Sequence[T], number: int) -> list[T]:
     """Return the order of the modes in repetition `number`, in which slow drift cancels.
 
     The order is reversed every other time (ABBA), and each pair begins with the next mode.

@@ -7,12 +7,10 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 
-from infer.report.number_format import Table
+from infer.report.number_format import Table, choose_console, to_rich_table
 from models.device.device import Device
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -20,17 +18,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 def show(table: Table) -> None:
     """Print one table; outside a terminal with a fixed width, for logs."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=110, color_system=None)
-    rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for index, column in enumerate(table.columns):
-        rich.add_column(column, justify="left" if index < table.label_columns else "right")
-    for row in table.rows:
-        rich.add_row(*map(Text, row))
-    console.print()
-    console.print(Text(table.title, style="bold"))
-    console.print(rich)
+    console = choose_console(Console())
+    console.print(Text(f"\n{table.title}", style="bold"))
+    console.print(to_rich_table(table, ruled=console.is_terminal))
     console.print(Text(table.note, style="dim"))
 
 

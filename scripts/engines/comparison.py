@@ -74,7 +74,7 @@ class Engine:
         threading = {"LD_PRELOAD": str(openmp), "OMP_NUM_THREADS": str(torch.get_num_threads())}
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
         self.process = subprocess.Popen(
-            [environment() / "bin" / "python", ROOT / "scripts" / "vllm_answers.py", *arguments],
+            [environment() / "bin" / "python", Path(__file__).with_name("vllm_answers.py"), *arguments],
             env=os.environ | SETTINGS | threading,
             text=True,
             stdin=subprocess.PIPE,

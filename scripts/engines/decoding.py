@@ -18,6 +18,7 @@ from torch import nn
 
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
+from infer.measure.bench import alternate_order
 from infer.report.tables import Table
 from infer.results.intervals import Estimate, bootstrap_t
 from models.device.device import Device
@@ -80,9 +81,7 @@ def warm_up(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: i
 
 def take_turns(contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int) -> None:
     """Let every contender continue the prompt, in an order that depends on its number."""
-    offset = number // 2 % len(contenders)
-    order = contenders[offset:] + contenders[:offset]
-    for contender in order if number % 2 == 0 else reversed(order):
+    for contender in alternate_order(contenders, number):
         contender.go(prompt, new_tokens)
         assert len(contender.answers[-1]) == new_tokens
 

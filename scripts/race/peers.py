@@ -14,8 +14,6 @@ With `--engine`, vLLM serves all chosen drafts too (`make test-engines` installs
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -28,10 +26,11 @@ from models.device.opening import open_device
 from models.io.errors import UserError, require
 from scripts.benchmarks.tables import PAGE, machine, show, write
 from scripts.engines.comparison import environment
+from scripts.processes import run_logged, run_side_by_side
 from scripts.race.documents import SUMMARY
 from scripts.race.runs import LOOKUP_FILE, OURS, SIDES, Race, Run
 from scripts.race.tables import build_tables, choose_rate
-from scripts.race.training import find_peer, run_process, train_run
+from scripts.race.training import find_peer, train_run
 from scripts.studies.chain_rounds import name_target
 
 RATES = [3e-3, 1e-2, 3e-2]
@@ -113,20 +112,20 @@ def hold_race(race: Race, args: argparse.Namespace) -> None:
     # These are timed, so nothing runs beside them.
     train_all([replace(run, race=race.short) for run in chosen], jobs=1)
     if not (race.output / LOOKUP_FILE).exists():
-        work_off([partial(do_stage, "lookup", chosen[0])], args.jobs)
+        run_side_by_side([partial(do_stage, "lookup", chosen[0])], args.jobs)
 
 
 def train_all(runs: list[Run], jobs: int) -> None:
     """Write the documents of the runs' seeds, then train the runs."""
     by_seed = {run.seed: run for run in runs if run.side == OURS}
     missing = [run for seed, run in by_seed.items() if not (run.race.documents(seed) / SUMMARY).exists()]
-    work_off((partial(do_stage, "documents", run) for run in missing), jobs)
-    work_off((partial(train_run, run) for run in runs if not run.figures), jobs)
+    run_side_by_side((partial(do_stage, "documents", run) for run in missing), jobs)
+    run_side_by_side((partial(train_run, run) for run in runs if not run.figures), jobs)
 
 
 def measure_all(stage: str, runs: list[Run], jobs: int) -> None:
     """Measure every run whose figures lack the stage."""
-    work_off((partial(do_stage, stage, run) for run in runs if stage not in run.figures), jobs)
+    run_side_by_side((partial(do_stage, stage, run) for run in runs if stage not in run.figures), jobs)
 
 
 def do_stage(stage: str, run: Run) -> int:
@@ -141,18 +140,8 @@ def do_stage(stage: str, run: Run) -> int:
         f"--rate={run.rate}",
         f"--seed={run.seed}",
     ]
-    code, _ = run_process(command, run.file.with_suffix(f".{stage}.log"))
+    code, _ = run_logged(command, run.file.with_suffix(f".{stage}.log"))
     return code
-
-
-def work_off(work: Iterable[Callable[[], int]], jobs: int) -> None:
-    """Do all work, so many processes side by side; end the command if any has failed."""
-    with ThreadPoolExecutor(jobs) as pool:
-        codes = list(pool.map(lambda task: task(), work))
-    require(
-        not any(codes),
-        f"{sum(map(bool, codes))} of {len(codes)} processes failed; see their logs, and call the command again",
-    )
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ on both sides.
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.io.errors import require
+from scripts.processes import run_logged
 from scripts.race.runs import OURS, STEP_TOKENS, UNTIMED_STEPS, Run
 from scripts.studies.eagle3 import SETTINGS, build_overrides
 
@@ -46,7 +46,7 @@ def train_run(run: Run) -> int:
     shutil.rmtree(run.folder, ignore_errors=True)  # what a stopped run has left
     ours = [sys.executable, "-m", "train", *our_overrides(run)]
     command = ours if run.side == OURS else peer_command(run)
-    code, peak_bytes = run_process(command, run.file.with_suffix(".log"))
+    code, peak_bytes = run_logged(command, run.file.with_suffix(".log"))
     if code == 0:
         read_cost = read_our_cost if run.side == OURS else read_peer_cost
         run.add_figures(
@@ -73,7 +73,7 @@ def peer_command(run: Run) -> list[str]:
     count = len(summary["lengths"])
     return [
         str(find_peer() / "bin" / "python"),
-        str(ROOT / "scripts" / "train_speculators.py"),
+        str(Path(__file__).with_name("train_speculators.py")),
         *PEER_SETTING,
         f"--verifier-name-or-path={run.race.target_path}",
         f"--data-path={run.race.documents(run.seed)}",
@@ -97,20 +97,6 @@ def find_peer() -> Path:
         f"SPECULATORS: must be the environment of speculators, got {folder}; run `bash scripts/setup_speculators.sh`",
     )
     return folder
-
-
-def run_process(command: list[str], log: Path) -> tuple[int, int]:
-    """Run a command on one thread with its output in a log; return its exit code and peak bytes.
-
-    On Linux the peak is at least that of the caller, so the caller must load no model.
-    """
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    print(log, flush=True)
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, 1024 * usage.ru_maxrss
 
 
 def sum_costs(costs: list[StepCost], steps: int) -> dict[str, float]:

@@ -1,21 +1,18 @@
 """Compare settings of EAGLE-3 at equal steps and tokens: one change at a time, several seeds.
 
-    python -m scripts.studies.eagle3 --settings base residual fc --seeds 0 1 2
+    python -m scripts.studies.eagle3 --settings base "two norms" --seeds 0 1 2
     python -m scripts.studies.eagle3 --target outputs/wide --steps 400 --table
 
 A run is `python -m train` with the overrides of its setting, `--jobs` runs side by side on one
-thread each; `variant=` is no override but a change of scripts/studies/variants.py. Its last weights
-are replayed on the target's own answers to held-out prompts, those that the demo's report leaves
-out, greedy, as a chain of four: that is what decoding accepts, round by round. Finished runs are
-not repeated.
+thread each. Its last weights are replayed on the target's own answers to held-out prompts, those
+that the demo's report leaves out, greedy, as a chain of four: that is what decoding accepts, round
+by round. Finished runs are not repeated. docs/studies.md has the figures.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.measure.replay import ReplayText
 from models.drafts.registry import load_draft
+from scripts.processes import run_logged, run_side_by_side
 from scripts.studies.chain_rounds import (
     acceptance_length,
     collect_texts,
@@ -40,7 +38,6 @@ from scripts.studies.chain_rounds import (
 from train.config.run import TrainConf
 
 DEPTH = 4  # of the chain
-VARIANT = "variant="
 WITHOUT_NORMS = ["draft.norm_before_residual=false", "draft.norm_before_fc=false"]
 BASE = [
     "optim=demo-medusa",
@@ -87,44 +84,19 @@ SETTINGS = {
     "peer's recipe": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
     "peer's recipe, two norms": [*NEURON_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
     "peer's recipe, our optimizer": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS],
-    "peer's recipe, our loss": [*THREE_NORMS, *PEER_DRAFT, *PEER_OPTIMIZER],
-    "peer's recipe, our draft": [*THREE_NORMS, *PEER_LOSS, *PEER_OPTIMIZER],
     "ours": OURS,
     "ours, answers only": [*OURS, "loss.on_prompts=false"],
     "ours, dropout 0": [*OURS, "draft.dropout=0"],
     "ours, dropout 0.2": [*OURS, "draft.dropout=0.2"],
-    "ours, MLP of 256": [*OURS, "draft.intermediate_size=256"],
-    "ours, MLP of 1568": [*OURS, "draft.intermediate_size=1568"],
     "ours, three steps": [*OURS, "draft.ttt_steps=3"],
-    "ours, five steps": [*OURS, "draft.ttt_steps=5"],
     "ours, LK hybrid": [*OURS, "loss=lk_hybrid"],
-    "ours, weight decay 0.5": [*OURS, "optim.weight_decay=0.5"],
     "ours, trained head": [*OURS, "draft.train_head=true", "optim.lr=1e-3"],
-    "ours, rate 2e-2": [*OURS, "optim.lr=2e-2", "optim.muon_lr=2e-2"],
-    "ours, rate 5e-3": [*OURS, "optim.lr=5e-3", "optim.muon_lr=5e-3"],
-    "ours, layers 2, 4, 5": [*OURS, "draft.layers=[2,4,5]"],
     "ours, no norms": [*OURS, *WITHOUT_NORMS],
     "ours, three norms": [*OURS, "draft.norm_output=true"],
-    "ours, trained embeddings": [*OURS, "draft.train_embeddings=true", "optim.lr=1e-3"],
-    "ours, total variation": [*OURS, "loss=tv"],
-    "ours, step weights 0.8": [*OURS, "loss.step_decay=0.8"],
-    "ours, weight decay 0": [*OURS, "optim.weight_decay=0"],
-    "ours, Muon's own scaling": [*OURS, "optim.muon_scaling=original", "optim.muon_lr=5e-2"],
-    "ours, rows of 128": [*OURS, "data.row_length=128", "optim.rows_per_step=16", "optim.micro_batch_size=16"],
-    "ours, short rows first": [f"{VARIANT}by_length", *OURS],
-    "ours, average of weights": [f"{VARIANT}ema", *OURS],
-    "ours, last layer first": [f"{VARIANT}last_layer", *OURS],
-    "ours, no copied tokens": [f"{VARIANT}ngram_hard", *OURS],
-    "residual": NEURON_NORMS[:1],
-    "fc": NEURON_NORMS[1:],
-    "output": ["draft.norm_output=true"],
     "two norms": NEURON_NORMS,
     "three norms": THREE_NORMS,
-    "frozen head": ["draft.train_head=false"],
-    "forward KL": ["loss=forward_kl"],
     "two norms, frozen head": [*NEURON_NORMS, "draft.train_head=false"],
     "two norms, frozen head, forward KL": [*NEURON_NORMS, "draft.train_head=false", "loss=forward_kl"],
-    "three norms, frozen head, forward KL": [*THREE_NORMS, "draft.train_head=false", "loss=forward_kl"],
 }
 
 
@@ -140,12 +112,11 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print what is measured already")
     args = parser.parse_args()
     if not args.table:
-        jobs = list(product(args.seeds, args.settings))
-        with ThreadPoolExecutor(args.jobs) as pool:
-            codes = list(pool.map(lambda job: train(*job, args=args), jobs))
-        measure(args)
-        if any(codes):
-            sys.exit(f"error: {sum(map(bool, codes))} of {len(jobs)} runs failed; see their logs")
+        runs = [partial(train, *run, args=args) for run in product(args.seeds, args.settings)]
+        try:
+            run_side_by_side(runs, args.jobs)
+        finally:
+            measure(args)
     print(render_table(args))
 
 
@@ -157,25 +128,10 @@ def run_folder(setting: str, seed: int, args: argparse.Namespace) -> Path:
 def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
     """Run one training process with its output in a log; return its exit code."""
     folder = run_folder(setting, seed, args)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     overrides = build_overrides(folder, seed=seed, steps=args.steps, target=args.target)
-    module, changes = name_module(SETTINGS[setting])
-    command = [sys.executable, "-m", *module, *overrides, *changes, *args.overrides]
-    with folder.with_suffix(".log").open("w") as log:
-        print(f"{folder.name}: {log.name}", flush=True)
-        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-        return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
-
-
-def name_module(changes: list[str]) -> tuple[list[str], list[str]]:
-    """Return the module that trains, with its argument, and the overrides of a setting.
-
-    >>> name_module(["variant=ema", "optim.lr=1e-2"])
-    (['scripts.studies.variants', 'ema'], ['optim.lr=1e-2'])
-    """
-    if changes and changes[0].startswith(VARIANT):
-        return ["scripts.studies.variants", changes[0].removeprefix(VARIANT)], changes[1:]
-    return ["train"], changes
+    command = [sys.executable, "-m", "train", *overrides, *SETTINGS[setting], *args.overrides]
+    code, _ = run_logged(command, folder.with_suffix(".log"))
+    return code
 
 
 def build_overrides(folder: Path, *, seed: int, steps: int, target: str | None) -> list[str]:

@@ -8,18 +8,17 @@ Each draft and batch size has its own process: processes compile in parallel and
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 from infer.inputs.checkpoint_paths import run_names
+from scripts.benchmarks.tables import replaced
+from scripts.processes import run_logged, run_side_by_side
 
-ROOT = Path(__file__).parents[2]
-DOC = ROOT / "docs" / "tuning.md"
+DOC = Path(__file__).parents[2] / "docs" / "tuning.md"
 CLOSE = 0.95  # of the best tokens/s
 HEAD = """\
 | draft | batch | choice | predicted | measured | best of {count} | choice over best | within 5 % |
@@ -44,21 +43,16 @@ def main() -> None:
     if not args.table_only:
         named = list(zip(run_names(args.checkpoints), args.checkpoints, strict=True))
         jobs = [(name, path, batch) for batch, (name, path) in product(args.batch, named)]
-        with ThreadPoolExecutor(args.side_by_side) as pool:
-            codes = list(pool.map(lambda job: tune(*job, args=args), jobs))
-        if any(codes):
-            sys.exit(f"error: {sum(map(bool, codes))} of {len(jobs)} sweeps failed; see the logs")
+        run_side_by_side([partial(tune, *job, args=args) for job in jobs], args.side_by_side)
     table = tables([json.loads(f.read_text()) for f in sorted(args.output.glob("*/tune.json"))])
     print(table)
     if args.write:
-        between = re.compile(r"(<!-- sweep -->\n).*(<!-- /sweep -->)", re.DOTALL)
-        DOC.write_text(between.sub(lambda m: m[1] + table + m[2], DOC.read_text()))
+        DOC.write_text(replaced(DOC.read_text(), "sweep", table))
 
 
 def tune(name: str, checkpoint: Path, batch: int, *, args: argparse.Namespace) -> int:
     """Run one tuning process with its output in a log; return its exit code."""
     run = f"{name.replace('/', '-')}-b{batch:02}"
-    args.output.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
         "-m",
@@ -71,10 +65,8 @@ def tune(name: str, checkpoint: Path, batch: int, *, args: argparse.Namespace) -
         f"output_dir={args.output}",
         f"run_name={run}",
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with (args.output / f"{run}.log").open("w") as log:
-        print(f"{run}: {log.name}", flush=True)
-        return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
+    code, _ = run_logged(command, args.output / f"{run}.log")
+    return code
 
 
 def tables(runs: list[dict]) -> str:
@@ -102,7 +94,7 @@ def tables(runs: list[dict]) -> str:
             f"| {shown(user_tree['best_over_it']) if user_tree else 'too deep for the draft'} |"
         )
     head = HEAD.format(count=" or ".join(map(str, sorted(counts))))
-    return head + "\n".join(rows) + "\n\n" + RIVALS + "\n".join(rivals) + "\n"
+    return head + "\n".join(rows) + "\n\n" + RIVALS + "\n".join(rivals)
 
 
 def shown(estimate: dict) -> str:
