@@ -59,7 +59,8 @@ def read_cached_documents(
                 save_documents(documents, partial)
     finally:
         release_lock(folder, lock)
-    return load_documents(path)
+    arrays = {file.stem: np.load(file, mmap_mode="c") for file in path.glob("*.npy")}  # shared: nobody writes them
+    return Documents(**arrays, **json.loads((path / LISTS_FILE).read_text()))
 
 
 def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None) -> Documents:
@@ -105,9 +106,3 @@ def save_documents(documents: Documents, folder: Path) -> None:
         else:
             lists[field.name] = value
     (folder / LISTS_FILE).write_text(json.dumps(lists))
-
-
-def load_documents(folder: Path) -> Documents:
-    """Map the arrays into memory: processes share what none of them writes."""
-    arrays = {file.stem: np.load(file, mmap_mode="c") for file in folder.glob("*.npy")}
-    return Documents(**arrays, **json.loads((folder / LISTS_FILE).read_text()))

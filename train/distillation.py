@@ -5,6 +5,7 @@ from pathlib import Path
 
 from data.eval_prompts.held_out_files import write_held_out
 from infer.inputs.command_inputs import load_draft_under_test
+from infer.measure.eval_modes import warn_tree_depth
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
@@ -104,12 +105,7 @@ def train_draft(
         write_prompt_hashes(rows, target.tokenizer, run.folder)
     choose_vocabulary(draft, target, rows, run.folder if parallel.is_main else None)
     tree, selection_prompts = conf.tree.build(), [row["ids"] for row in held_out.selection]
-    if tree.depth > draft.trained_depth:
-        log.warning(
-            "tree.depth: %d is deeper than the %d steps that the draft is trained for; deep nodes are rarely accepted",
-            tree.depth,
-            draft.trained_depth,
-        )
+    warn_tree_depth(tree, draft, "the draft")
     Trainer(
         conf=conf,
         parallel=parallel,

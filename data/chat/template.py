@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from data.sources.files import first_line
 from data.sources.rows import RowRejectedError
-from models.io.errors import require
+from models.io.errors import first_line, require
 
 if TYPE_CHECKING:  # prompts are checked before transformers is imported, which takes seconds
     from transformers import PreTrainedTokenizerBase

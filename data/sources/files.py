@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import parquet, types
 
 from data.config import CONTENT_COLUMNS
-from models.io.errors import UserError
+from models.io.errors import UserError, first_line
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 ByteStream = BufferedReader | gzip.GzipFile
@@ -200,8 +200,3 @@ def _read_value(value: Any, kind: pa.DataType) -> Any:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return [_read_value(item, kind.value_type) for item in value]
     return value
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's class name."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -12,17 +12,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from data.sources.files import (
-    JSON_SUFFIXES,
-    PARQUET_SUFFIXES,
-    RawRow,
-    count_rows,
-    first_line,
-    read_dataset_rows,
-    read_file_rows,
-)
+from data.sources.files import JSON_SUFFIXES, PARQUET_SUFFIXES, RawRow, count_rows, read_dataset_rows, read_file_rows
 from data.sources.splits import check_split_names, list_split_names, rename_single, resolve_split, select_split
-from models.io.errors import UserError, require
+from models.io.errors import UserError, first_line, require
 
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
 DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".arrow")

@@ -6,8 +6,7 @@ A source that has a single split has it under any name.
 import re
 from typing import Any
 
-from data.sources.files import first_line
-from models.io.errors import UserError, require
+from models.io.errors import UserError, first_line, require
 
 SPLIT_NAME = re.compile(r"(^|\+)\s*[^\[+]+")  # `train` and `test` in train[1000:]+test
 

@@ -134,33 +134,20 @@ def estimate_seconds(phase: TracedPhase, machine: MachineConf) -> float:
 
 
 def build_plan_table(options: list[DecodeOption]) -> Table:
-    return Table(
-        title="Cores per target: at best, in ms",
-        note="",
-        columns=[
-            "tensor",
-            "GiB per core",
-            "fits",
-            "prompt",
-            "token alone",
-            "verify + propose",
-            "acceptance length needed",
-            "speed-up if all is accepted",
-        ],
-        rows=[
-            [
-                str(option.tensor),
-                f"{option.bytes / GIB:.2f}",
-                "yes" if option.fits else "no",
-                *(f"{MS * s:.2f}" for s in (option.prompt_s, option.alone_s)),
-                f"{MS * option.verify_s:.2f} + {MS * option.propose_s:.2f}",
-                f"{option.break_even_length:.2f}",
-                f"{option.most / option.break_even_length:.2f}",
-            ]
-            for option in options
-        ],
-        stacked_headers=True,
+    records = (
+        {
+            "tensor": str(option.tensor),
+            "GiB per core": f"{option.bytes / GIB:.2f}",
+            "fits": "yes" if option.fits else "no",
+            "prompt": f"{MS * option.prompt_s:.2f}",
+            "token alone": f"{MS * option.alone_s:.2f}",
+            "verify + propose": f"{MS * option.verify_s:.2f} + {MS * option.propose_s:.2f}",
+            "acceptance length needed": f"{option.break_even_length:.2f}",
+            "speed-up if all is accepted": f"{option.most / option.break_even_length:.2f}",
+        }
+        for option in options
     )
+    return Table.from_records(records, title="Cores per target: at best, in ms", note="", stacked_headers=True)
 
 
 def summarize_options(conf: DecodePlanConf, options: list[DecodeOption]) -> str:

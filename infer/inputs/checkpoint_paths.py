@@ -43,11 +43,18 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
 
 def find_newest_run(root: Path = Path("outputs/train")) -> Path:
     """Return the checkpoint of the newest finished training run; raise UserError if none exists."""
-    runs = sorted(root.glob("*/report.json"), key=lambda report: report.stat().st_mtime)
+    checkpoints = list_finished_checkpoints(root)
     require(
-        bool(runs), f"checkpoint: no finished run under {root}, got null; run `python -m train` or give checkpoint=DIR"
+        bool(checkpoints),
+        f"checkpoint: no finished run under {root}, got null; run `python -m train` or give checkpoint=DIR",
     )
-    return runs[-1].parent / "checkpoint"
+    return checkpoints[0]
+
+
+def list_finished_checkpoints(root: Path = Path("outputs/train")) -> list[Path]:
+    """Return the checkpoints of the finished training runs, the newest first."""
+    reports = sorted(root.glob("*/report.json"), key=lambda report: -report.stat().st_mtime)
+    return [report.parent / "checkpoint" for report in reports]
 
 
 def find_tracked_run(directories: list[Path]) -> TrackedRun | None:

@@ -133,14 +133,12 @@ def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:
         )
 
 
-def warn_tree_depth(name: str, decoder: Decoder) -> None:
-    """Log a warning if the tree of a mode `tree` is deeper than the draft was trained for."""
-    depth = decoder.tree.depth
-    trained_depth = decoder.draft.trained_depth if decoder.draft else depth
-    if depth > trained_depth and name.endswith("/tree"):
+def warn_tree_depth(tree: Tree, draft: Draft, name: str) -> None:
+    """Log a warning if a tree is deeper than its draft was trained for."""
+    if tree.depth > draft.trained_depth:
         log.warning(
             "tree.depth: %d is deeper than the %d steps that %s was trained for; deep nodes are rarely accepted",
-            depth,
-            trained_depth,
-            name.removesuffix("/tree"),
+            tree.depth,
+            draft.trained_depth,
+            name,
         )

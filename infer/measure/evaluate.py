@@ -76,8 +76,8 @@ def _run_evaluation(
     print_line: Callable[[str], None],
 ) -> EvalReport:
     prompts, modes, needed_graphs = plan_evaluation(target, candidates, tree, conf)
-    for name, mode in modes.items():
-        warn_tree_depth(name, mode.decoder)
+    for candidate in candidates:
+        warn_tree_depth(tree, candidate.draft, candidate.name)
     with target.device.expect_graphs(needed_graphs, print_line) as graph_budget:
         with target.device.ledger.warming():
             tolerances = _warm_up_modes(modes, prompts, conf)

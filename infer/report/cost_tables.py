@@ -12,54 +12,43 @@ ROUND_PARTS = ("verify", "accept", "cache_move", "draft", "host")  # in the orde
 def efficiency_table(report: Report) -> Table:
     """Build a table of measured and predicted speed-up, and of the costs of a round."""
     late = report.setup.graphs_after_warmup
-    return Table(
-        title="Efficiency",
-        note=format_definitions("efficiency", "predicted", "MBSU"),
-        columns=[
-            "mode",
-            "speed-up",
-            "predicted",
-            "efficiency",
-            "MBSU",
-            "draft ms",
-            "verify ms",
-            "step ms",
-            "new graphs",
-        ],
-        rows=[
-            [
-                view.label,
-                format_mean(view.mode.figures.speedup),
-                format_number(view.mode.figures.predicted_speedup),
-                format_number(view.mode.figures.efficiency),
-                format_estimate(view.mode.figures.mbsu),
-                *map(format_number, (costs.draft, costs.verify, costs.autoregressive_step)),
-                ABSENT if late is None else str(late),
-            ]
-            for view in list_modes(report)
-            if (costs := view.mode.costs_ms)
-        ],
+    records = (
+        {
+            "mode": view.label,
+            "speed-up": format_mean(view.mode.figures.speedup),
+            "predicted": format_number(view.mode.figures.predicted_speedup),
+            "efficiency": format_number(view.mode.figures.efficiency),
+            "MBSU": format_estimate(view.mode.figures.mbsu),
+            "draft ms": format_number(costs.draft),
+            "verify ms": format_number(costs.verify),
+            "step ms": format_number(costs.autoregressive_step),
+            "new graphs": ABSENT if late is None else str(late),
+        }
+        for view in list_modes(report)
+        if (costs := view.mode.costs_ms)
     )
+    note = format_definitions("efficiency", "predicted", "MBSU")
+    return Table.from_records(records, title="Efficiency", note=note)
 
 
 def split_table(report: Report) -> Table:
     """Build a table of the parts of a round; footnotes name the bottleneck of each main mode."""
-    return Table(
+    records = (
+        {
+            "mode": view.label,
+            **{part.replace("_", " "): format_number(getattr(split, part)) for part in ROUND_PARTS},
+            "sum": format_number(sum(getattr(split, part) for part in ROUND_PARTS)),
+            "round": format_number(split.round),
+            "fused round": format_number(split.fused_round),
+        }
+        for view in list_modes(report)
+        if (split := view.mode.split_ms)
+    )
+    return Table.from_records(
+        records,
         title="Where a round's time goes, ms",
         note="Parts of the unfused round, timed one after the other. "
         + format_definitions("sum", "round", "fused round"),
-        columns=["mode", *(part.replace("_", " ") for part in ROUND_PARTS), "sum", "round", "fused round"],
-        rows=[
-            [
-                view.label,
-                *(format_number(getattr(split, part)) for part in ROUND_PARTS),
-                format_number(sum(getattr(split, part) for part in ROUND_PARTS)),
-                format_number(split.round),
-                format_number(split.fused_round),
-            ]
-            for view in list_modes(report)
-            if (split := view.mode.split_ms)
-        ],
         footnotes=describe_bottlenecks(report),
         stacked_headers=True,
     )
@@ -67,31 +56,30 @@ def split_table(report: Report) -> Table:
 
 def batch_table(report: Report) -> Table:
     """Build a table of each draft's tree at every batch size, from one row up."""
-    rows = []
+    records = []
     for draft in report.drafts:
         tree = report.overall.modes[f"{draft.name}/tree"]
         one_row = (1, tree.figures, find_baseline(report, draft).figures.tokens_per_s, tree.verdict)
         lines = [(b.size, b, b.autoregressive_tokens_per_s, b.verdict) for b in draft.batches]
-        rows += [
-            [
-                draft.name,
-                str(size),
-                format_estimate(figures.speedup),
-                format_mean(figures.tokens_per_s, decimals=1),
-                format_mean(plain_tokens_per_s, decimals=1),
-                format_mean(figures.acceptance_length),
-                format_lossless(verdict),
-            ]
+        records += [
+            {
+                "draft": draft.name,
+                "batch": str(size),
+                "speed-up": format_estimate(figures.speedup),
+                "tokens/s": format_mean(figures.tokens_per_s, decimals=1),
+                "autoregressive tokens/s": format_mean(plain_tokens_per_s, decimals=1),
+                "tau": format_mean(figures.acceptance_length),
+                "lossless": format_lossless(verdict),
+            }
             for size, figures, plain_tokens_per_s, verdict in [one_row, *lines]
             if lines
         ]
-    return Table(
+    return Table.from_records(
+        records,
         title="Speed-up against batch size",
         note="Tree and autoregressive decoding with that many rows at a time, all rows together. "
         "Brackets: 95 % interval over prompts. Answers are compared with autoregressive decoding "
         "of one row.",
-        columns=["draft", "batch", "speed-up", "tokens/s", "autoregressive tokens/s", "tau", "lossless"],
-        rows=rows,
         label_columns=2,
         stacked_headers=True,
     )

@@ -1,6 +1,8 @@
 """The table type of all reports, and the formats of figures in its cells."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -27,6 +29,13 @@ class Table:
     label_columns: int = 1
     stacked_headers: bool = False  # on a terminal, each word of a column's name takes a line
     footnotes: list[str] = field(default_factory=list)  # conclusions from the figures, in sentences
+
+    @classmethod
+    def from_records(cls, records: Iterable[dict[str, str]], **settings: Any) -> "Table":
+        """Build a table of records, each of which has a cell for every column, by its name."""
+        records = list(records)
+        columns = list(records[0]) if records else []
+        return cls(columns=columns, rows=[list(record.values()) for record in records], **settings)
 
     def render_markdown(self) -> str:
         """Return the columns and rows as Markdown."""

@@ -6,6 +6,7 @@ about the line, not that between prompts, which all points share.
 """
 
 import json
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,7 @@ def take_last_half(points: list[CurvePoint]) -> list[CurvePoint]:
 
 def fit_rise(points: list[CurvePoint]) -> Line | None:
     """Return the line of tau over millions of tokens, or None if the curve is too short."""
-    last = take_last_half(points)
-    if len(last) < MIN_FITTED_POINTS:
-        return None
-    return Line(_tokens(last) / 1e6, _taus(last))
+    return _fit_last_half(points, lambda tokens: tokens / 1e6)
 
 
 def predict_tau(points: list[CurvePoint], tokens: int) -> Estimate | None:
@@ -110,17 +108,16 @@ def predict_tau(points: list[CurvePoint], tokens: int) -> Estimate | None:
     >>> round(predict_tau(curve, 2**12).mean, 6)
     4.0
     """
-    last = take_last_half(points)
-    if len(last) < MIN_FITTED_POINTS:
+    line = _fit_last_half(points, np.log)
+    if line is None:
         return None
-    predicted = Line(np.log(_tokens(last)), _taus(last)).predict(float(np.log(tokens)))
+    predicted = line.predict(float(np.log(tokens)))
     low, high = predicted.ci95 or (predicted.mean, predicted.mean)
     return Estimate(mean=predicted.mean, ci95=[max(1.0, low), high])  # a round emits a token
 
 
-def _tokens(points: list[CurvePoint]) -> Float[ndarray, " points"]:
-    return np.array([point.tokens for point in points], dtype=np.float64)
-
-
-def _taus(points: list[CurvePoint]) -> Float[ndarray, " points"]:
-    return np.array([point.tau for point in points])
+def _fit_last_half(points: list[CurvePoint], scale: Callable[[ndarray], ndarray]) -> Line | None:
+    """Return the line of tau over the scaled tokens, or None if the curve is too short."""
+    last = take_last_half(points)
+    tokens, taus = (np.array([getattr(point, name) for point in last], np.float64) for name in ("tokens", "tau"))
+    return Line(scale(tokens), taus) if len(last) >= MIN_FITTED_POINTS else None

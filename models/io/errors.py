@@ -24,3 +24,8 @@ def run_checks(*checks: Callable[[], Any]) -> list[Any]:
             problems.append(str(error))
     require(not problems, "; ".join(problems))
     return results
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the error's class name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from models.io.console import IS_MAIN_PROCESS
-from models.io.errors import UserError, require
+from models.io.errors import UserError, first_line, require
 
 
 class Wandb(Enum):
@@ -47,7 +47,7 @@ class TrackerConf:
         try:
             problem = None if wandb.login(verify=False) else "no login"
         except wandb.Error as error:
-            problem = _first_line(error)
+            problem = first_line(error)
         require(
             problem is None,
             f"log.wandb: online needs an API key, got none that works ({problem}); set "
@@ -106,9 +106,5 @@ def upload_results(
             run.log(results.to_wandb())
     except wandb.Error as error:
         raise UserError(
-            f"log.wandb: W&B must take the results, got {_first_line(error)}; they are in {folder}"
+            f"log.wandb: W&B must take the results, got {first_line(error)}; they are in {folder}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")

@@ -68,12 +68,10 @@ def _load_json(file: Path) -> Any:
         raise UserError(f"tree.file: must be a readable JSON file, got {file}: {error}") from error
 
 
-def write_paths(
-    paths: RankPaths, file: Path, *, tree_format: TreeFormat = TreeFormat.own, metadata: dict[str, Any] | None = None
-) -> None:
-    """Write a tree file; only our own format also holds `metadata`."""
+def write_paths(paths: RankPaths, file: Path, *, tree_format: TreeFormat = TreeFormat.own) -> None:
+    """Write a tree file."""
     contents = {
-        TreeFormat.own: lambda: {"paths": paths} | (metadata or {}),
+        TreeFormat.own: lambda: {"paths": paths},
         TreeFormat.medusa: lambda: paths,
         TreeFormat.nxd: lambda: paths_to_adjacency(paths),
     }

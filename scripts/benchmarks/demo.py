@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from conf.entry import compose, exit_with_error
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.inputs.checkpoint_paths import find_newest_run
+from infer.inputs.checkpoint_paths import find_newest_run, list_finished_checkpoints
 from infer.report.tables import Table
 from models.checkpoints.checkpoint_files import read_config
 from models.drafts.options import CausalLMConf, DraftConf, Eagle3Conf
@@ -128,8 +128,7 @@ def others_drafts(args: argparse.Namespace) -> list[Path]:
 
 def newest_of(method: type[DraftConf], remedy: str) -> Path | None:
     """Return the checkpoint of the method's newest run; without one print a line, return None."""
-    runs = sorted(Path("outputs/train").glob("*/report.json"), key=lambda r: r.stat().st_mtime)
-    for folder in [run.parent / "checkpoint" for run in reversed(runs)]:
+    for folder in list_finished_checkpoints():
         if find_draft_class(method).matches_config(read_config(folder)):
             return folder
     print(f"engines: no {method.method} draft under outputs/train, measuring without it; {remedy}")

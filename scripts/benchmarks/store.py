@@ -55,7 +55,7 @@ class Timed:
     capture_s: float = 0.0
 
 
-def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> list[str]:
+def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> dict[str, str]:
     """Return one row of the table."""
     conf = compose(
         "capture",
@@ -103,18 +103,18 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
     read_s, spec = epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.spec
     trained, wait = learn(train, target, draft, store, rows)
     size = sum(file.stat().st_size for file in store_folder.iterdir()) / spec.tokens
-    return [
-        train.draft.method,
-        dtype,
-        f"{size:.0f}",
-        f"{size / (8 * target.hidden_size):.3f}",
-        f"{spec.supervised / spec.tokens:.0%}",
-        f"{spec.tokens / timed.capture_s:,.0f}",
-        f"{spec.tokens / timed.target_pass_s:,.0f}",
-        f"{spec.tokens / read_s:,.0f}",
-        f"{trained:,.0f}",
-        f"{wait:.2%}",
-    ]
+    return {
+        "draft": train.draft.method,
+        "dtype": dtype,
+        "bytes/token": f"{size:.0f}",
+        "of 4 H": f"{size / (8 * target.hidden_size):.3f}",
+        "supervised": f"{spec.supervised / spec.tokens:.0%}",
+        "capture tokens/s": f"{spec.tokens / timed.capture_s:,.0f}",
+        "pass alone": f"{spec.tokens / timed.target_pass_s:,.0f}",
+        "read tokens/s": f"{spec.tokens / read_s:,.0f}",
+        "training tokens/s": f"{trained:,.0f}",
+        "data wait": f"{wait:.2%}",
+    }
 
 
 def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
@@ -185,25 +185,13 @@ def table(args: argparse.Namespace, target: Target) -> Table:
                 document = document_from_pair(prompt, rest[:ANSWER])
                 file.write(json.dumps({"ids": document.ids, "answer": document.answer}) + "\n")
         rows = [measure(*store, folder, target, args.steps) for store in STORES]
-    return Table(
+    return Table.from_records(
+        rows,
         title="Feature store",
         note="`of 4 H`: of bf16 of three captured layers and the final hidden state at every token "
         f"(8 H bytes, H = {target.hidden_size}), ids and index included. Capture (with rounding, "
         "checksums and writing) and the pass alone take turns, shard by shard. Read: one thread, a "
         "whole epoch in a run's order, as the target's own precision, files in the page cache.",
-        columns=[
-            "draft",
-            "dtype",
-            "bytes/token",
-            "of 4 H",
-            "supervised",
-            "capture tokens/s",
-            "pass alone",
-            "read tokens/s",
-            "training tokens/s",
-            "data wait",
-        ],
-        rows=rows,
         label_columns=2,
     )
 

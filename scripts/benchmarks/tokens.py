@@ -128,7 +128,7 @@ def start_ranks(count: int, *arguments: str) -> tuple[list[dict[str, Any]], list
     return reports, rank_peaks, [*peaks.values()]
 
 
-def measure(file: Path, folder: Path, ranks: int, processes: int) -> list[list[str]]:
+def measure(file: Path, folder: Path, ranks: int, processes: int) -> list[dict[str, str]]:
     """Return two rows of the table: the first start and the second."""
     rows = []
     for name in ("first", "second"):
@@ -136,19 +136,19 @@ def measure(file: Path, folder: Path, ranks: int, processes: int) -> list[list[s
         wall_s = max(report["wall_s"] for report in reports)
         busy_s = sum(report["busy_s"] for report in reports)
         rows.append(
-            [
-                f"{ranks}",
-                f"{processes}",
-                name,
-                f"{wall_s:,.1f}",
-                f"{busy_s:,.1f}",
-                f"{sum(report['tokenized'] for report in reports)}",
-                f"{max(rank_peaks) / 1e6:,.0f}",
-                f"{min(rank_peaks) / 1e6:,.0f}" if ranks > 1 else "",
-                f"{max(helper_peaks) / 1e6:,.0f}" if helper_peaks else "",
-            ]
+            {
+                "ranks": f"{ranks}",
+                "processes": f"{processes}",
+                "start": name,
+                "seconds": f"{wall_s:,.1f}",
+                "busy seconds": f"{busy_s:,.1f}",
+                "tokenized by": f"{sum(report['tokenized'] for report in reports)}",
+                "largest rank": f"{max(rank_peaks) / 1e6:,.0f}",
+                "smallest rank": f"{min(rank_peaks) / 1e6:,.0f}" if ranks > 1 else "",
+                "tokenizing process": f"{max(helper_peaks) / 1e6:,.0f}" if helper_peaks else "",
+            }
         )
-        print(*rows[-1], sep="\t", file=sys.stderr, flush=True)
+        print(*rows[-1].values(), sep="\t", file=sys.stderr, flush=True)
     return rows
 
 
@@ -158,24 +158,13 @@ def build_table(count: int) -> Table:
         write_conversations(file, count)
         megabytes = file.stat().st_size / 1e6
         rows = [row for case in CASES for row in measure(file, Path(temporary) / "-".join(map(str, case)), *case)]
-    return Table(
+    return Table.from_records(
+        rows,
         title="Tokenization",
         note=f"{count:,} made-up conversations of two turns ({megabytes:,.0f} MB), Qwen3's "
         "tokenizer and chat template. Seconds until the last rank has its documents, and busy "
         "seconds of all processes together, without imports. Peaks are resident memory, in MB: of "
         "the largest rank, the smallest rank and the largest of the processes that tokenize.",
-        columns=[
-            "ranks",
-            "processes",
-            "start",
-            "seconds",
-            "busy seconds",
-            "tokenized by",
-            "largest rank",
-            "smallest rank",
-            "tokenizing process",
-        ],
-        rows=rows,
         label_columns=3,
     )
 

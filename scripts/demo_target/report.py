@@ -5,7 +5,6 @@ python -m scripts.demo_target.report outputs/demo_final --log outputs/demo_targe
 
 import argparse
 import math
-from collections import Counter
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.demo.corpus import library_texts
 from data.demo.prompts import CATEGORIES, held_out_prompts
+from infer.results.metrics import is_looping
 from scripts.demo_target.recipe import encode_texts
 from scripts.demo_target.train import make_loss
 
@@ -38,15 +38,10 @@ def report(folder: Path) -> None:
         ids = model.generate(inputs, max_new_tokens=96, do_sample=False)[0, inputs.shape[1] :]
         answers[prompt.category].append((prompt, ids.tolist()))
     for category, pairs in answers.items():
-        looping = sum(loops(ids) for _, ids in pairs)
+        looping = sum(is_looping(ids) for _, ids in pairs)
         print(f"\n{category}: {looping} of {len(pairs)} loop")
         for prompt, ids in pairs[:3]:
             print(f"--- {prompt.id}\n{prompt.text}<<<{tokenizer.decode(ids)}>>>")
-
-
-def loops(ids: list[int], length: int = 8, times: int = 3) -> bool:
-    grams = Counter(tuple(ids[i : i + length]) for i in range(len(ids) - length + 1))
-    return max(grams.values(), default=0) >= times
 
 
 def plot(log: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from infer.report.tables import Table
+from infer.report.number_format import Table, format_estimate
 from models.drafts.base import Draft
 from models.targets.target import Target
 from models.trees.config import TreeConf
@@ -35,7 +35,6 @@ from scripts.engines.decoding import (
     models,
     precision,
     race,
-    shown,
     slots_of,
     speedup,
 )
@@ -262,7 +261,7 @@ def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens:
 
 def _ratios(group: Group, contender: Contender) -> list[str]:
     """Return the speed of our chain (our loop without a draft) and of our tree over a contender."""
-    ratios = [shown(speedup(ours, contender, turns=TURNS)) for ours in group.ours]
+    ratios = [format_estimate(speedup(ours, contender, turns=TURNS)) for ours in group.ours]
     return ratios if len(ratios) == 2 else [*ratios, "-"]
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.measure.bench import alternate_order
-from infer.report.tables import Table
+from infer.report.number_format import Table, format_estimate
 from infer.results.intervals import Estimate, bootstrap_t
 from models.device.device import Device
 from models.drafts.base import Draft
@@ -212,28 +212,20 @@ def table(ours: Contender, others: list[Contender], *, title: str, columns: list
             [
                 *contender.settings,
                 f"{contender.tokens_per_s:.1f}",
-                shown(speedup(ours, contender)),
+                format_estimate(speedup(ours, contender)),
                 f"{same} of {len(ours.answers)}",
                 str(contender.late_graphs),
             ]
         )
     return Table(
         title=title,
-        note=f"Ours is {shown(speedup(ours, best))} times the fastest of the others "
+        note=f"Ours is {format_estimate(speedup(ours, best))} times the fastest of the others "
         f"({', '.join(best.settings)}). {len(ours.answers)} prompts, {new_tokens} new tokens each, "
         "from ids to ids; brackets: 95 % interval over prompts; graphs: compiled while measuring.",
         columns=[*columns, "tokens/s", "ours / this", "same answers", "graphs"],
         rows=rows,
         label_columns=len(columns),
     )
-
-
-def shown(value: Estimate | None) -> str:
-    if value is None:
-        return "-"
-    if value.ci95 is None:
-        return f"{value.mean:.2f}"
-    return f"{value.mean:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
 
 
 def slots_of(prompts: list[Prompt], new_tokens: int) -> int:

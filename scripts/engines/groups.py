@@ -19,7 +19,7 @@ import torch
 
 from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from infer.report.tables import Table
+from infer.report.number_format import Table, format_estimate
 from infer.results.intervals import bootstrap_t
 from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
@@ -38,7 +38,6 @@ from scripts.engines.decoding import (
     generate,
     models,
     precision,
-    shown,
     slots_of,
     take_turns,
     warm_up,
@@ -172,7 +171,9 @@ def margin_table(runs: list[Run], ours: list[str]) -> Table:
     for category, part in parts.items():
         others = {name: its_runs for name, its_runs in part.items() if name not in ours}
         best = max(others, key=lambda name: speed_of(others[name]))
-        margins = [shown(bootstrap_t(seconds_of(part[best], part[name]), support=(0.0, np.inf))) for name in ours]
+        margins = [
+            format_estimate(bootstrap_t(seconds_of(part[best], part[name]), support=(0.0, np.inf))) for name in ours
+        ]
         rows.append([category, best.replace(" | ", ", "), f"{speed_of(part[best]):.1f}", *margins])
     return Table(
         title="Beside the fastest other of each category",

@@ -15,6 +15,8 @@ from itertools import product
 from pathlib import Path
 
 from infer.inputs.checkpoint_paths import run_names
+from infer.report.number_format import format_estimate
+from infer.results.intervals import Estimate
 from scripts.benchmarks.tables import replaced
 from scripts.processes import run_logged, run_side_by_side
 
@@ -98,8 +100,7 @@ def tables(runs: list[dict]) -> str:
 
 
 def shown(estimate: dict) -> str:
-    interval = "[{:.2f}, {:.2f}]".format(*estimate["ci95"]) if estimate["ci95"] else "[?]"
-    return f"{estimate['mean']:.2f} {interval}"
+    return format_estimate(Estimate(**estimate))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_a_run_writes_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     run_training(build_conf(folder, "log.wandb=offline"))
     output = capsys.readouterr().out
     assert "norm_output" not in output
-    assert "deeper than the 2 steps that the draft is trained for" in output
+    assert "deeper than the 2 steps that the draft was trained for" in output
     assert "draft: captures what enters layers [1, 3, 5] of 6\n" in output
     out = folder / "out" / "run"
     left = {path.name for path in out.iterdir()}

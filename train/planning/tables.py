@@ -69,39 +69,29 @@ def size_table(plan: MachinePlan) -> Table:
 
 def layout_table(plan: MachinePlan) -> Table:
     """Tabulate whether each layout fits, and how fast it could be."""
-    return Table(
+    return Table.from_records(
+        (_describe_option(option, plan) for option in plan.options),
         title="Layouts: cores that share the target x groups of them with rows of their own",
         note="",
-        columns=[
-            "tensor",
-            "data",
-            "rows x micro-batches",
-            "GiB per core",
-            "fits",
-            "tokens/s, arithmetic",
-            "tokens/s, bandwidth",
-            "tokens/s, links",
-        ],
-        rows=[_layout_cells(option, plan) for option in plan.options],
         stacked_headers=True,
         footnotes=["* proposed; without figures: too large for any rows, or fewer cores suffice"],
     )
 
 
-def _layout_cells(option: LayoutOption, plan: MachinePlan) -> list[str]:
+def _describe_option(option: LayoutOption, plan: MachinePlan) -> dict[str, str]:
     layout, fits = option.layout, "yes" if plan.fits(option) else "no"
     if not option.phases and option.peak_bytes <= plan.byte_limit:
         fits = ""
     tokens, limits = tokens_per_step(plan), vars(option.step_time) if option.step_time else {}
-    rates = [f"{tokens / seconds:,.0f}" if seconds else "-" for seconds in limits.values()]
-    return [
-        f"{'*' if option is plan.best else ''}{layout.tensor}",
-        str(layout.data),
-        f"{layout.rows} x {layout.micros}",
-        ("" if option.phases else "> ") + format_gib(option.peak_bytes),
-        fits,
-        *(rates or [""] * 3),
-    ]
+    rates = {name: f"{tokens / seconds:,.0f}" if seconds else "-" for name, seconds in limits.items()}
+    return {
+        "tensor": f"{'*' if option is plan.best else ''}{layout.tensor}",
+        "data": str(layout.data),
+        "rows x micro-batches": f"{layout.rows} x {layout.micros}",
+        "GiB per core": ("" if option.phases else "> ") + format_gib(option.peak_bytes),
+        "fits": fits,
+        **{f"tokens/s, {name}": rates.get(name, "") for name in ("arithmetic", "bandwidth", "links")},
+    }
 
 
 def memory_table(plan: MachinePlan) -> Table:

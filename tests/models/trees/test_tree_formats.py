@@ -25,16 +25,10 @@ def build_trees():
 def test_a_tree_survives_every_format(tmp_path, form):
     file = tmp_path / "tree.json"
     for paths in build_trees():
-        write_paths(paths, file, tree_format=form, metadata={"chosen": "by hand"})
+        write_paths(paths, file, tree_format=form)
         assert tree_from_paths(read_paths(file)) == tree_from_paths(paths)
         conf = TreeConf(kind=TreeKind.static, file=str(file), paths=[[0], [0, 0]])
         assert conf.build().nodes == len(paths)  # a file replaces the shipped paths
-
-
-def test_our_own_format_holds_metadata(tmp_path):
-    file = tmp_path / "tree.json"
-    write_paths([[0], [1], [0, 0]], file, metadata={"chosen": "by hand"})
-    assert json.loads(file.read_text()) == {"paths": [[0], [1], [0, 0]], "chosen": "by hand"}
 
 
 def test_adjacency_is_numbered_level_by_level(tmp_path):

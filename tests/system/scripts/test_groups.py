@@ -71,6 +71,6 @@ def test_ours_is_compared_with_the_fastest_other_of_each_category():
         for name, times in seconds.items()
     ]
     table = margin_table(runs, ["draft"])
-    assert table.rows[:2] == [["qa", "lookup", "2.0", "2.00"], ["rag", "loop", "1.0", "2.00"]]
+    assert table.rows[:2] == [["qa", "lookup", "2.0", "2.00 [?]"], ["rag", "loop", "1.0", "2.00 [?]"]]
     category, other, speed, margin = table.rows[2]
     assert (category, other, speed, margin[:4]) == ("all", "loop", "1.0", "2.67")
