@@ -147,7 +147,7 @@ def build_plan_table(options: list[DecodeOption]) -> Table:
         }
         for option in options
     )
-    return Table.from_records(records, title="Cores per target: at best, in ms", note="", stacked_headers=True)
+    return Table.from_records(records, title="Cores per target: at best, in ms", stacked_headers=True)
 
 
 def summarize_options(conf: DecodePlanConf, options: list[DecodeOption]) -> str:

@@ -5,10 +5,8 @@ from collections.abc import Callable
 
 from infer.config import EvaluationConf
 from infer.measure.batched import build_decoders, warm_up_decoders
-from infer.measure.bench import WARMUP_TOKENS, choose_warmup_prompts
 from infer.measure.eval_modes import DraftUnderTest
-from infer.measure.evaluate import plan_evaluation
-from infer.measure.exactness import measure_tolerance
+from infer.measure.evaluate import plan_evaluation, warm_up_modes
 from infer.measure.timing import warm_up_unfused
 from models.targets.target import Target
 from models.trees.config import TreeConf
@@ -26,18 +24,13 @@ def compile_eval_graphs(
     if not target.device.has_static_shapes:
         print_line("graphs: none to compile, because compiling is off on this device")
         return
-    shape, num_tokens = tree.build(), min(WARMUP_TOKENS, conf.new_tokens)
+    shape = tree.build()
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         prompts, modes, graphs = plan_evaluation(target, drafts, shape, conf)
         with target.device.expect_graphs(graphs, print_line):
-            warmup_prompts = choose_warmup_prompts(prompts)
-            for name, mode in modes.items():
-                if name == mode.baseline:  # its own passes measure the tolerance of comparisons
-                    measure_tolerance(mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens)
-                for prompt in warmup_prompts:
-                    mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=num_tokens)
+            warm_up_modes(modes, prompts, conf)
             timed = [mode for mode in modes.values() if mode.timed and conf.phases]
-            warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
+            warm_up_unfused(timed, prompts[0], max_new_tokens=conf.new_tokens)
             for draft, batch in itertools.product(drafts, conf.batch_sizes):
                 decoders = build_decoders(target, draft, shape, prompts, conf, batch)
                 warm_up_decoders(decoders.values(), prompts, conf)

@@ -80,7 +80,7 @@ def _run_evaluation(
         warn_tree_depth(tree, candidate.draft, candidate.name)
     with target.device.expect_graphs(needed_graphs, print_line) as graph_budget:
         with target.device.ledger.warming():
-            tolerances = _warm_up_modes(modes, prompts, conf)
+            tolerances = warm_up_modes(modes, prompts, conf)
         decoders = {name: mode.decoder for name, mode in modes.items()}
         answers = decode_in_turns(
             bind_decoders(decoders, max_new_tokens=conf.new_tokens),
@@ -242,7 +242,7 @@ def _count_changed_answers(mode: ModeResult, original: ModeResult) -> int:
     return sum(ours.generation.ids != theirs.generation.ids for ours, theirs in pairs)
 
 
-def _warm_up_modes(
+def warm_up_modes(
     modes: dict[str, EvalMode], prompts: list[EvalPrompt], conf: EvaluationConf
 ) -> dict[str, LogitTolerance]:
     """Decode the warm-up prompts in every mode, so that all graphs are compiled.

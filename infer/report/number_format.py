@@ -23,9 +23,9 @@ class Table:
     """A titled table; the first `label_columns` columns name the row, the others hold figures."""
 
     title: str
-    note: str
     columns: list[str]
     rows: list[list[str]]
+    note: str = ""
     label_columns: int = 1
     stacked_headers: bool = False  # on a terminal, each word of a column's name takes a line
     footnotes: list[str] = field(default_factory=list)  # conclusions from the figures, in sentences

@@ -1,11 +1,13 @@
-"""The sentences of a report: settings, remarks on comparability, and bottlenecks."""
+"""The sentences of a report: settings, remarks on comparability, bottlenecks, and the training."""
 
 from dataclasses import asdict
 
 from data.eval_prompts.contamination import Contamination
 from infer.report.number_format import format_estimate, is_compared
 from infer.report.views import ModeView, find_baseline, has_several_drafts, list_modes
-from infer.results.schema import LosslessVerdict, Mode, Report
+from infer.results.curve import MIN_FITTED_POINTS, Trend, fit_rise, predict_tau, take_last_half
+from infer.results.intervals import Estimate
+from infer.results.schema import CurvePoint, LosslessVerdict, Mode, Report
 from models.trees.config import SamplingConf
 
 
@@ -183,6 +185,47 @@ def explain_undecided(report: Report) -> list[str]:
         else "decode with device.precision=float32"
     )
     return [f"undecided: a near-tie gap of {gap} that {dtype} explains in this target; {hint}." for gap in sorted(gaps)]
+
+
+def describe_training(report: Report) -> list[str]:
+    """Return a sentence for each draft whose training left a curve."""
+    return [f"{draft.name}: {describe_curve(draft.training)}" for draft in report.drafts if draft.training]
+
+
+def describe_curve(points: list[CurvePoint]) -> str:
+    """Say whether tau still rises, and while it does, what twice the tokens would give.
+
+    >>> describe_curve([CurvePoint(tokens=100 * n, tau=2.0) for n in range(3)])
+    'too few evaluations to tell whether tau still rises: 3, and 7 are needed; lower eval_every.'
+    """
+    line = fit_rise(points)
+    if line is None:
+        return (
+            f"too few evaluations to tell whether tau still rises: {len(points)}, and "
+            f"{2 * MIN_FITTED_POINTS - 1} are needed; lower eval_every."
+        )
+    trend = Trend.from_slope(line.slope)
+    return (
+        f"tau {trend.value}: {_format_slope(line.slope)} a million tokens over the last "
+        f"{len(take_last_half(points))} of {len(points)} evaluations, up to "
+        f"{points[-1].tokens:,} tokens"
+        f"{_describe_prediction(points) if trend is Trend.rising else ''}."
+    )
+
+
+def _describe_prediction(points: list[CurvePoint]) -> str:
+    predicted = predict_tau(points, 2 * points[-1].tokens)
+    return f"; at twice the tokens about {format_estimate(predicted)}"
+
+
+def _format_slope(slope: Estimate) -> str:
+    """Format a slope, which is tiny for a long run, with two significant digits.
+
+    >>> _format_slope(Estimate(mean=0.00021, ci95=[-0.0001, 0.00052]))
+    '+0.00021 [-0.00010, +0.00052]'
+    """
+    mean, low, high = (f"{x:+#.2g}".rstrip(".") for x in (slope.mean, *(slope.ci95 or ())))
+    return f"{mean} [{low}, {high}]"
 
 
 def _list_rules(report: Report, *, lossy: bool = False) -> list[str]:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from infer.report.definitions import DEFINITIONS
 from infer.report.plots import render_plots
-from infer.report.prose import build_headline, describe_verdicts, list_absences
+from infer.report.prose import build_headline, describe_training, describe_verdicts, list_absences
 from infer.report.tables import build_tables, collect_definitions, render_markdown
-from infer.report.training_curve import describe_training
 from infer.report.views import has_several_drafts
 from infer.results.schema import Report
 from models.io.files import write_text_atomically

@@ -7,8 +7,7 @@ from infer.report.cost_tables import batch_table, efficiency_table, split_table
 from infer.report.definitions import select_definitions
 from infer.report.mode_tables import exactness_table, gain_table, overview_table, side_by_side_table, summary_table
 from infer.report.number_format import Table, choose_console, to_rich_table
-from infer.report.prose import build_headline, describe_verdicts, list_absences
-from infer.report.training_curve import describe_training
+from infer.report.prose import build_headline, describe_training, describe_verdicts, list_absences
 from infer.report.views import has_several_drafts
 from infer.results.schema import Report
 from models.io.console import CONSOLE

@@ -57,40 +57,14 @@ class Timed:
 
 def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> dict[str, str]:
     """Return one row of the table."""
-    conf = compose(
-        "capture",
-        CaptureConf,
-        [
-            f"draft={name}",
-            "data=jsonl",
-            f"data.path={folder}/documents.jsonl",
-            f"data.row_length={LENGTH}",
-            f"dtype={dtype}",
-            "batch=32",
-            "shard_mb=4",
-            "device=cpu",
-            "device.compile=false",
-            f"run_name={name}-{dtype}",
-            f"output_dir={folder}/capture",
-        ],
-    )
-    timed, store_folder = captured(conf, target)
-    train = compose(
-        "train",
-        TrainConf,
-        [
-            f"draft={name}",
-            "data=captured",
-            f"data.path={store_folder}",
-            f"data.row_length={LENGTH}",
-            "device=cpu",
-            "device.compile=false",
-            f"optim.steps={steps}",
-            f"log.interval={LOGGED}",
-            f"run_name={name}-{dtype}",
-            f"output_dir={folder}/train",
-        ],
-    )
+    common = [f"draft={name}", f"data.row_length={LENGTH}", f"run_name={name}-{dtype}", "device=cpu"]
+    common.append("device.compile=false")
+    source = ["data=jsonl", f"data.path={folder}/documents.jsonl", f"output_dir={folder}/capture"]
+    sizes = [f"dtype={dtype}", "batch=32", "shard_mb=4"]
+    timed, store_folder = captured(compose("capture", CaptureConf, [*common, *source, *sizes]), target)
+    source = ["data=captured", f"data.path={store_folder}", f"output_dir={folder}/train"]
+    sizes = [f"optim.steps={steps}", f"log.interval={LOGGED}"]
+    train = compose("train", TrainConf, [*common, *source, *sizes])
     draft = build_draft(train.draft, target, loss=train.loss, seed=0)
     store = FeatureStore.open(
         store_folder,

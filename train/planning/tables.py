@@ -53,7 +53,6 @@ def size_table(plan: MachinePlan) -> Table:
     return Table(
         title=f"{plan.conf.run_name} on {machine.name}: {cores}, {fast} TFLOP/s "
         f"{str(plan.dtype).removeprefix('torch.')} each",
-        note="",
         columns=["", "", ""],
         rows=[
             ["target", plan.conf.target.path or plan.conf.target.name, format_param_count(sizes.target)],
@@ -72,7 +71,6 @@ def layout_table(plan: MachinePlan) -> Table:
     return Table.from_records(
         (_describe_option(option, plan) for option in plan.options),
         title="Layouts: cores that share the target x groups of them with rows of their own",
-        note="",
         stacked_headers=True,
         footnotes=["* proposed; without figures: too large for any rows, or fewer cores suffice"],
     )
@@ -105,7 +103,6 @@ def memory_table(plan: MachinePlan) -> Table:
     ]
     return Table(
         title=f"{unit} per core, at the fullest moment of each phase",
-        note="",
         columns=["", *phases],
         rows=[*rows, ["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())]],
     )
@@ -114,7 +111,7 @@ def memory_table(plan: MachinePlan) -> Table:
 def time_table(plan: MachinePlan) -> Table:
     best = plan.best
     if best.step_time is None:
-        return Table(title="", note="", columns=[], rows=[])
+        return Table(title="", columns=[], rows=[])
     seconds, steps = best.step_time.bound, planned_steps(plan)
     rows = [
         ["a step", f"{tokens_per_step(plan):,} tokens", f"{seconds:.3g} s"],
@@ -128,7 +125,7 @@ def time_table(plan: MachinePlan) -> Table:
             ["the data set, once", f"{tokens:,.0f} tokens", epoch_time],
             ["its features", "on disk", f"{tokens * plan.sizes.feature_bytes / 1e9:,.0f} GB"],
         ]
-    return Table(title="Time at best", note="", columns=["", "", ""], rows=rows, label_columns=2)
+    return Table(title="Time at best", columns=["", "", ""], rows=rows, label_columns=2)
 
 
 def planned_steps(plan: MachinePlan) -> int | None:

@@ -10,13 +10,14 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from data.config import DataConf, DataSource
 from data.sources.prepared_rows import read_prepared_metadata
-from infer.report.number_format import Table, format_estimate, is_compared
+from infer.report.number_format import format_estimate, is_compared
 from infer.report.prose import build_headline, describe_verdicts
 from infer.report.tables import overview_table
 from infer.report.views import get_draft_modes
 from infer.results.schema import DraftInfo, EvalReport, LosslessVerdict, Mode
 from models.checkpoints import checkpoint_files
 from models.io.files import write_text_atomically
+from models.io.pages import render_markdown_table
 from models.targets.config import TargetConf
 from train.config.optim import OptimConf
 from train.config.run import TrainConf
@@ -48,7 +49,7 @@ def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> N
         serving=describe_serving(draft, modes) if conf.draft.vllm_method else NO_ENGINE,
         table=overview_table(report).render_markdown(),
         headline=build_headline(report),
-        facts=training_table(conf, run_folder).render_markdown(),
+        facts=render_training_table(conf, run_folder),
     )
     write_text_atomically(checkpoint / CARD_FILE, f"{card.content.rstrip()}\n")
 
@@ -112,8 +113,8 @@ def describe_serving(draft: DraftInfo, modes: dict[str, Mode]) -> str:
     return text
 
 
-def training_table(conf: TrainConf, run_folder: Path) -> Table:
-    """Return what the draft was trained on and how."""
+def render_training_table(conf: TrainConf, run_folder: Path) -> str:
+    """Return what the draft was trained on and how, as Markdown."""
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     last = next(m for m in map(json.loads, reversed(lines)) if "train/tokens" in m)
     facts = {
@@ -127,13 +128,7 @@ def training_table(conf: TrainConf, run_folder: Path) -> Table:
         "seed": str(conf.seed),
         "software": f"torch {version('torch')}, transformers {version('transformers')}",
     }
-    return Table(
-        title="Trained",
-        note="",
-        columns=["fact", "value"],
-        label_columns=2,
-        rows=[list(fact) for fact in facts.items()],
-    )
+    return render_markdown_table(["fact", "value"], [*facts.items()], label_columns=2)
 
 
 def describe_recipe(optim: OptimConf) -> str:

@@ -7,9 +7,9 @@ from html import unescape
 import numpy as np
 import pytest
 
+from infer.report.prose import describe_curve, describe_training
 from infer.report.report_files import render_page
 from infer.report.tables import render_markdown
-from infer.report.training_curve import describe_curve, describe_training
 from infer.results.curve import Trend, fit_rise, predict_tau, read_curve
 from infer.results.schema import CurvePoint
 from tests.support.reports.sample_reports import COMPARED, curve, printed
