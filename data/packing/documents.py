@@ -134,7 +134,6 @@ class Packed:
     table: Int[np.ndarray, "pieces 4"]  # int32: the fields of each DocumentPiece, row after row
     starts: Int[np.ndarray, " ends"]  # int64: row i is pieces starts[i] to starts[i + 1]
     length: int  # tokens
-    pad_id: int = 0
     overlap: int | None = None  # tokens of context of a later piece; None: documents are not split
 
     def __len__(self) -> int:
@@ -156,10 +155,10 @@ class Packed:
         return [[DocumentPiece(*piece) for piece in table.tolist()] for table in tables]
 
     def batch(self, rows: list[int]) -> Batch:
-        """Return the tensors of these rows; padding has position 0, document -1 and no answer."""
+        """Return the tensors of these rows; padding has token and position 0, document -1, no answer."""
         shape = (len(rows), self.length)
-        ids, document = np.full(shape, self.pad_id), np.full(shape, -1)
-        answer, context, positions = (np.zeros(shape, kind) for kind in (bool, bool, int))
+        ids, positions, document = np.zeros(shape, int), np.zeros(shape, int), np.full(shape, -1)
+        answer, context = np.zeros(shape, bool), np.zeros(shape, bool)
         for row, pieces in enumerate(self.pieces(rows)):
             left = 0
             for number, piece in enumerate(pieces):

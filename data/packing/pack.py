@@ -58,7 +58,6 @@ def pack_documents(
     length: int,
     *,
     overlap: int | None = None,
-    pad_id: int = 0,
     document_numbers: Int[np.ndarray, " numbers"] | None = None,
 ) -> tuple[Packed, PackReport]:
     """Pack all documents, or those in `document_numbers`, into rows of `length` tokens.
@@ -83,7 +82,6 @@ def pack_documents(
         table=pieces[np.argsort(row, kind="stable")],
         starts=np.concatenate([[0], np.bincount(row).cumsum()]),
         length=length,
-        pad_id=pad_id,
         overlap=overlap,
     )
     packed_documents, num_pieces = np.unique(pieces[:, DOCUMENT], return_counts=True)

@@ -36,11 +36,11 @@ def draw_demo_lengths(documents: int) -> np.ndarray:
 
 def test_rows_hold_documents_side_by_side():
     documents = build_documents(build_piece(2, 3), build_piece(1, 2, 200), build_piece(4, 4, 300))
-    packed, report = pack_documents(documents, 10, pad_id=9)
+    packed, report = pack_documents(documents, 10)
     batch = packed.batch([0, 1])
     assert batch.input_ids.tolist() == [
-        [300, 301, 302, 303, 304, 305, 306, 307, 9, 9],
-        [100, 101, 102, 103, 104, 200, 201, 202, 9, 9],
+        [300, 301, 302, 303, 304, 305, 306, 307, 0, 0],
+        [100, 101, 102, 103, 104, 200, 201, 202, 0, 0],
     ]
     assert batch.document_ids.tolist() == [[0] * 8 + [-1] * 2, [0] * 5 + [1] * 3 + [-1] * 2]
     assert batch.positions[1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 0]
