@@ -29,11 +29,7 @@ from models.targets.language_model import TargetOutput
 LocatedSegments = list[tuple[Segment, Int[np.ndarray, " _"]]]
 CHUNK_ROWS = 32  # rows of hidden states dequantized at a time
 SEGMENT_FIELDS = list(SegmentIndex.__annotations__)
-DOCUMENT_TENSORS = [  # of the documents file
-    *DOCUMENT_FIELDS,
-    "supervised",
-    *(f"segments.{name}" for name in SEGMENT_FIELDS),
-]
+DOCUMENT_TENSORS = [*DOCUMENT_FIELDS, "supervised", *(f"segments.{name}" for name in SEGMENT_FIELDS)]  # of their file
 
 
 class FeatureStore:

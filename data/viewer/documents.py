@@ -27,11 +27,8 @@ INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers if there is no color
 MIN_RUN_TOKENS = 16  # tokens of a run that are always shown
 SHARE_COLUMN = "supervised"
-ANSWER_STYLE, SPECIAL_STYLE, LEFT_OUT_STYLE = (
-    "bold green",  # not underlined: underscores would be invisible
-    "magenta",
-    "dim italic",
-)
+# Answers are not underlined: underscores would be invisible.
+ANSWER_STYLE, SPECIAL_STYLE, LEFT_OUT_STYLE = "bold green", "magenta", "dim italic"
 
 
 class TokenSpan(NamedTuple):

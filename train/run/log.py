@@ -25,16 +25,8 @@ from train.config.run import LogConf
 from train.distributed.parallel import Parallel
 from train.run.state import RunState
 
-PROGRESS_METRICS = (  # the others are plotted, not printed
-    "rows",
-    "epochs",
-    "tokens",
-    "loss",
-    "tau",
-    "lr",
-    "tokens_per_s",
-    "data_wait",
-)
+# The others are plotted, not printed.
+PROGRESS_METRICS = ("rows", "epochs", "tokens", "loss", "tau", "lr", "tokens_per_s", "data_wait")
 log = logging.getLogger(__name__)
 
 
