@@ -6,7 +6,7 @@ from data.eval_prompts.contamination import Contamination
 from infer.report.number_format import format_estimate, is_compared
 from infer.report.views import ModeView, find_baseline, has_several_drafts, list_modes
 from infer.results.schema import LosslessVerdict, Mode, Report
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 
 def build_headline(report: Report) -> str:

@@ -21,7 +21,8 @@ from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf
 from models.targets.config import DEMO_TARGET
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 from scripts.engines.comparison import Engine
 from tests.support.models.tiny import demo_target

@@ -11,7 +11,7 @@ from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.engine.decode import Decoder
 from models.drafts.registry import load_draft
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import chain, demo_target, mixed, static, tree
 
 pytestmark = pytest.mark.slow

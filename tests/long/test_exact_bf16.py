@@ -11,7 +11,7 @@ from infer.measure.exactness import compare_answers, measure_tolerance
 from infer.results.records import PromptResult
 from infer.results.schema import LosslessVerdict
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.family_models import family_model, family_target, partly_agreeing
 from tests.support.models.tiny import CPU, VOCAB, tiny_tokenizer, tree
 

@@ -20,8 +20,8 @@ from models.lora import merge_adapters
 from models.losses.config import LossName
 from models.targets.cache import StaticCache
 from models.targets.target import Target
-from models.trees.config import SamplingConf
 from models.trees.sampling import Sampler
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.methods import CASES, DEPTH, EVERY_CASE, eventful_text, share_of_maximum
 from tests.support.models.tiny import (
     CPU,

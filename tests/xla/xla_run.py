@@ -21,7 +21,7 @@ from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.data.packed import packed_of
 from tests.support.models.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.support.runs.toy_run import toy_conf

@@ -25,7 +25,7 @@ from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
 from models.losses.config import LossConf
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.support.models.methods import eventful_text, share_of_maximum
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, sampled_texts, tiny_target, tiny_tokenizer

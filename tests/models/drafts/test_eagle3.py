@@ -14,7 +14,7 @@ from models.io.errors import UserError
 from models.layers import RMSNorm, drop_inputs
 from models.losses.config import LossConf
 from models.targets.language_model import TargetOutput
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.methods import eventful_text, share_of_maximum
 from tests.support.models.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
 

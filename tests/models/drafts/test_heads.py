@@ -13,7 +13,8 @@ from infer.engine.decode import Decoder
 from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf
 from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import VOCAB, batch_of, chain, learn, sampled_texts, tree

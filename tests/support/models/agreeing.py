@@ -13,7 +13,8 @@ from models.drafts.options import CausalLMConf, Eagle3Conf, MedusaConf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
 from tests.support.models.tiny import CPU, batch_of, learn, tiny_tokenizer
 from tests.support.runs.trained_once import TrainedOnce

@@ -23,7 +23,7 @@ from models.parallel.tensor_parallel import parallelize_model
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models import nxd
 from tests.support.models.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.models.parallel_layers import reference

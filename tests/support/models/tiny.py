@@ -18,7 +18,8 @@ from models.losses.config import LossConf
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 
 CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)

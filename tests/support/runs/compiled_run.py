@@ -24,7 +24,8 @@ from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, mixed, new_draft, sampled_texts, tiny_target
