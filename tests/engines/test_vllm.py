@@ -110,9 +110,9 @@ def compare(target: Target, prompts: list[EvalPrompt], checkpoint: Path, method:
 
 def reduced(target: Target, checkpoint: Path, folder: Path) -> Path:
     """The same draft with every eighth token of its vocabulary gone, used ones among them."""
-    conf, whole = load_draft(checkpoint, target)
+    whole = load_draft(checkpoint, target)
     kept = torch.tensor([i for i in range(target.vocab_size) if i % 8])
-    small = build_draft(replace(conf, vocab_size=len(kept)), target, loss=LossConf(), seed=0)
+    small = build_draft(replace(whole.conf, vocab_size=len(kept)), target, loss=LossConf(), seed=0)
     small.copy_target_weights(target, kept)
     weights = whole.state_dict()
     shared = {name: weights[name] for name in weights.keys() - {"d2t", "t2d"}}
@@ -122,7 +122,7 @@ def reduced(target: Target, checkpoint: Path, folder: Path) -> Path:
 
 
 def decode(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[dict]:
-    _, draft = load_draft(checkpoint, target)
+    draft = load_draft(checkpoint, target)
     chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
     decoder = Decoder(target, draft, chain, sampling=SamplingConf(), slots=SLOTS)
     answers = []

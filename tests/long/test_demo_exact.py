@@ -60,7 +60,7 @@ def draft(target, tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     command = [sys.executable, "-m", "train", *TRAIN, f"output_dir={runs}", "run_name=short"]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
-    return load_draft(runs / "short" / "checkpoint", target)[1]
+    return load_draft(runs / "short" / "checkpoint", target)
 
 
 SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}

@@ -82,8 +82,8 @@ def test_a_learned_text_is_accepted(learned):
 
 def test_the_checkpoint_round_trips(learned, target):
     """Every tensor, of an adapted target too, and what is accepted of a known and a new text."""
-    conf, again = load_draft(learned.folder, target)
-    assert type(conf) is METHODS[learned.draft.method]
+    again = load_draft(learned.folder, target)
+    assert type(again.conf) is METHODS[learned.draft.method]
     verifier = again.get_verifying_target(target)
     assert (verifier is target) == (learned.verifier is target)
     for one, other in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
@@ -109,7 +109,7 @@ def test_a_checkpoint_decodes_in_the_dtype_of_its_target(case, tmp_path):
     half = replace(CPU, dtype=torch.bfloat16)
     target = tiny_target(seed=0, device=half)
     CASES[case].build(target).save(tmp_path / "checkpoint", target)
-    _, loaded = load_draft(tmp_path / "checkpoint", target)
+    loaded = load_draft(tmp_path / "checkpoint", target)
     verifier = loaded.get_verifying_target(target)
     for draft in (loaded, loaded.rebuild_untrained(verifier)):
         assert {p.dtype for p in draft.parameters()} == {torch.bfloat16}

@@ -111,7 +111,7 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
 
 def decode(device: Device, target: Target) -> dict:
     """Both shapes, with every graph announced; a prompt of each bucket first, to warm up."""
-    _, draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
+    draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
     asked, found, before = prompts(), {}, device.count_graphs()
     shapes = {"chain": chain(3), "tree": tree(3)}
     decoders = {

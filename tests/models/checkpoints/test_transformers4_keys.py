@@ -40,7 +40,7 @@ def test_transformers_5_reads_what_it_reads_without_the_older_names(saved):
 def test_a_draft_that_was_read_is_written_as_it_was(draft, tmp_path):
     target = build_target("llama3")
     first = save_draft("llama3", draft, tmp_path / "first")
-    _, again = load_draft(first, target)
+    again = load_draft(first, target)
     again.save(tmp_path / "second", target)
     before, after = (checkpoint_files.read_config(tmp_path / name) for name in ("first", "second"))
     assert before.items() >= OLDER["llama3"].items()

@@ -51,8 +51,8 @@ def test_medusa_is_written_as_vllm_reads_it(target, tmp_path):
     assert names(tmp_path / "own") == blocks | heads
     build(MedusaConf(heads=3, num_layers=2, separate_lm_heads=False), target).save(tmp_path / "one", target)
     assert names(tmp_path / "one") == blocks | {"lm_head.weight": [VOCAB, SIZE]}
-    conf, draft = load_draft(tmp_path / "one", target)
-    assert conf.separate_lm_heads is False
+    draft = load_draft(tmp_path / "one", target)
+    assert draft.conf.separate_lm_heads is False
     assert draft.config.original_lm_head
     assert draft.config.model_type == "medusa"
 
@@ -133,7 +133,7 @@ def test_hydras_dropout_is_before_every_block_and_head_and_not_in_decoding(targe
     draft.save(tmp_path, target)
     build(HydraConf(heads=2, num_layers=3), target).save(tmp_path / "plain", target)
     assert names(tmp_path) == names(tmp_path / "plain")
-    assert load_draft(tmp_path, target)[0].dropout == 0
+    assert load_draft(tmp_path, target).conf.dropout == 0
 
 
 # --- Medusa-2 -----------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_the_adapted_target_is_a_model_of_its_own(target, tmp_path):
     draft.save(tmp_path, target)
     (other,) = tmp_path.glob("target-*")  # that of the step before is gone
     assert other != folder
-    _, again = load_draft(tmp_path, target)
+    again = load_draft(tmp_path, target)
     own = again.get_adapted_target(target)
     assert own.fingerprint != target.fingerprint
     decoder = Decoder(own, again, tree(3), sampling=SamplingConf(), slots=64)

@@ -90,7 +90,7 @@ def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
     learn(draft, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60, lr=case.lr)
     with tempfile.TemporaryDirectory() as folder:
         draft.save(Path(folder), target)
-        _, again = load_draft(Path(folder), target)
+        again = load_draft(Path(folder), target)
     untrained = again.rebuild_untrained(target)
     assert isinstance(untrained, Draft)
     return again.get_verifying_target(target), [untrained, again]
