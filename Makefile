@@ -90,14 +90,16 @@ test-xla: $(READY)  ## train and decode with PyTorch/XLA on its CPU device and c
 	@echo "test-xla: pytest tests/xla"
 	@$(BIN)/python -m pytest -m xla tests/xla
 
-check: $(READY)  ## check formatting, lint, types, import direction, spelling and locks
-	@echo "check: ruff, pyright, import-linter, codespell, scripts.check_sources, scripts/check_locks.py"
+check: $(READY)  ## check formatting, lint, types, import direction, spelling, paths through the code and locks
+	@echo "check: ruff, pyright, import-linter, codespell, scripts: check_sources, count_closures, count_stays, check_locks"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
 	@$(BIN)/python -m scripts.check_sources
+	@$(BIN)/python -m scripts.count_closures
+	@$(BIN)/python -m scripts.count_stays
 	@$(BIN)/python scripts/check_locks.py
 
 lock:  ## resolve all versions again into locks/; UPGRADE=--upgrade takes the newest that pyproject.toml allows

@@ -34,11 +34,11 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-import models.device  # noqa: F401  limits what torch autoloads, before a command imports it
 from conf.drafts import list_options
 from conf.error_lines import reword_message, unknown_key_message, unreadable_message
 from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
+from models.device.packages import guard_torch_autoload
 from models.drafts.options import METHODS, DraftConf
 from models.io.errors import UserError
 from models.io.secrets import redact
@@ -48,6 +48,8 @@ CONF_DIR = str(Path(__file__).parent.resolve())
 USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Conf = TypeVar("Conf")
+
+guard_torch_autoload()  # before a command imports PyTorch
 
 # Hydra copies this store, with all schemas, for each of the 120 lists that --help looks up, which
 # takes seconds. A singleton needs no copy, and Hydra copies each schema that it loads from it.

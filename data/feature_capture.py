@@ -18,7 +18,7 @@ from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
 from data.preview import check_and_read_first_rows, preview_rows
-from models.checkpoints.checkpoint import tokenizer_fingerprint
+from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
 from models.io.console import track_progress

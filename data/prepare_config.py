@@ -20,7 +20,7 @@ from models.io.secrets import find_secrets, redact
 from models.io.tracking import TrackerConf
 from models.io.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, unused
 from models.targets.config import TargetConf
-from models.trees.config import SAMPLING_RULES, SamplingConf
+from models.trees.sampling_config import SAMPLING_RULES, SamplingConf
 
 LABEL_COLUMNS = ("id", "category", "language", "license", "tools", "template", "system")
 NO_API_KEY = "none"  # sent if the variable is not set, because the client requires a key

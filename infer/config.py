@@ -11,7 +11,8 @@ from models.io.errors import UserError, require
 from models.io.tracking import TrackerConf
 from models.io.validation import POSITIVE, Rule, at_least, check_values
 from models.targets.config import TargetConf
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
 DEMO_NEW_TOKENS, DEFAULT_NEW_TOKENS = 64, 256  # of answers to the demo's and to other prompts

@@ -11,9 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-# Added to the score of a key that a query may not attend to: its weight is exactly 0, as by -inf,
-# which not every compiler computes with. bf16 has this number.
-MASKED_SCORE = -1e9
+from models.targets.attention import attention_bias
 
 
 class RMSNorm(nn.Module):
@@ -50,11 +48,6 @@ def apply_rope(
     left, right = x.chunk(2, -1)
     rotated = torch.cat([-right, left], -1)
     return (x * cos[:, None] + rotated * sin[:, None]).to(x.dtype)
-
-
-def attention_bias(mask: Bool[Tensor, "*batch t s"], dtype: torch.dtype) -> Float[Tensor, "*batch t s"]:
-    """Return what is added to the scores of keys: 0 where `mask` is True, else MASKED_SCORE."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, MASKED_SCORE)
 
 
 def attend(

@@ -23,7 +23,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from models.layers import attention_bias, repeat_heads
+from models.layers import repeat_heads
+from models.targets.attention import attention_bias
 
 CHUNK = 128  # queries whose scores are in memory at a time
 KERNEL_DEVICES = {"cpu"}  # whose attention takes a mask and returns log-sum-exps

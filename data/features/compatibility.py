@@ -6,7 +6,7 @@ import torch
 
 from data.config import DataConf, DataSource, TeacherKind
 from data.features.manifest import Manifest, read_manifest
-from models.checkpoints.checkpoint import tokenizer_fingerprint
+from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.drafts.base import Draft
 from models.drafts.options import DraftConf
 from models.io.errors import require

@@ -22,10 +22,10 @@ from transformers import PreTrainedTokenizerBase
 from data.config import TurnSelection
 from data.sources.prepared_rows import parse_recorded_documents, read_prepared_rows
 from data.sources.rows import TokenizedDocument
+from data.vocabulary.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 from models.io.console import track_progress
 from models.io.errors import require
 from models.io.pages import render_markdown_table
-from models.trees.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 
 UNNAMED_CATEGORY = "unnamed"  # category of documents without a category
 UNKNOWN_LANGUAGE = "und"  # ISO 639-3 for undetermined: code, numbers, a word or two

@@ -41,7 +41,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
         batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens, set_batch=lambda batch: f"batch={batch}"
     )
     target = load_checkpoint_target(target_conf, conf.device, [directory], size)
-    _, draft = load_draft(directory, target)
+    draft = load_draft(directory, target)
     verifying_target = draft.get_verifying_target(target)
     slots = longest + conf.max_new_tokens
     check_context(verifying_target, slots)

@@ -125,7 +125,7 @@ def tune_checkpoints(
     check_prompts_fit(conf, prompts)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         drafts = {
-            name: (directory, load_draft(directory, target)[1])
+            name: (directory, load_draft(directory, target))
             for name, directory in zip(run_names(directories), directories, strict=True)
         }
         longest = max(conf.context or [count_needed_context(prompts, conf)])

@@ -27,7 +27,7 @@ from models.drafts.ngram import MixedDraft
 from models.io.errors import require
 from models.targets.language_model import LanguageModel
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree
 
 # Returns at most the given number of waiting requests, and removes them from the queue.

@@ -5,7 +5,7 @@ from operator import add
 
 from infer.engine.decode import Decoder
 from models.targets.language_model import LanguageModel
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 
 def generate_answers(

@@ -25,9 +25,9 @@ from infer.verify.base import AcceptanceRule, ScoredNodes, ScoredTree, accept_ro
 from models.drafts.base import Draft, DraftState
 from models.targets.cache import CacheMoves, CacheWrite, StaticCache, prompt_mask, tree_mask
 from models.targets.language_model import LanguageModel, TargetOutput
-from models.trees.config import SamplingConf
 from models.trees.growth import Proposal, ancestor_mask, node_depths
 from models.trees.sampling import History, Sampler, gumbel_noise, uniform_noise, warp_logits
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree
 
 # The uses of random numbers; each derives its own seed. Ratio tests are exact only if draft,

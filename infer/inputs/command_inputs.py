@@ -8,6 +8,7 @@ from infer.inputs.memory_check import DecodingSize, check_memory
 from infer.measure.context_limits import check_prompts, resolve_prompts
 from infer.measure.eval_modes import DraftUnderTest
 from models.checkpoints import checkpoint, checkpoint_files
+from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.device.config import DeviceConf
 from models.drafts.registry import load_draft
 from models.targets.config import TargetConf
@@ -25,7 +26,7 @@ def load_checkpoint_target(
     Raise UserError before that for drafts of another tokenizer, and for what the device cannot
     hold.
     """
-    tokenizer_hash = checkpoint.tokenizer_fingerprint(load_tokenizer(conf))
+    tokenizer_hash = tokenizer_fingerprint(load_tokenizer(conf))
     for directory in directories:
         metadata = checkpoint_files.read_metadata(directory)
         checkpoint.check_metadata(metadata, tokenizer_hash=tokenizer_hash)
@@ -36,7 +37,7 @@ def load_checkpoint_target(
 
 def load_draft_under_test(directory: Path, target: Target, *, name: str | None = None) -> DraftUnderTest:
     """Load the draft of a checkpoint, and rebuild it as it was before distillation."""
-    _, draft = load_draft(directory, target)
+    draft = load_draft(directory, target)
     return DraftUnderTest(
         name=name or run_names([directory])[0],
         draft=draft,

@@ -19,7 +19,7 @@ from models.device.memory_trace import fake_model
 from models.io.errors import UserError
 from models.meta_model import build_meta_target
 from models.targets.config import TargetConf
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 GIB = 2**30
 MEMORY_MARGIN = 0.1  # share of the memory that is kept for compiler, runtime and measurements

@@ -20,8 +20,8 @@ from infer.engine.steps import TARGET_NOISE, derive_seed
 from infer.results.records import Exactness, LogitTolerance, PromptResult
 from infer.results.schema import Mismatch
 from models.targets.language_model import LanguageModel
-from models.trees.config import SamplingConf
 from models.trees.sampling import History, apply_penalties, drop_margins, gumbel_noise
+from models.trees.sampling_config import SamplingConf
 
 # The gap of a mismatch that no rounding explains: a finite number, because JSON has no infinity.
 UNEXPLAINED_GAP = torch.finfo(torch.float32).max

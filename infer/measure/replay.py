@@ -32,9 +32,9 @@ from models.drafts.ngram import MixedDraft
 from models.io.console import track_progress
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
-from models.trees.config import SamplingConf
 from models.trees.growth import Proposal, ancestor_mask, node_depths
 from models.trees.sampling import History, Sampler
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, tree_from_paths
 
 STARTS_PER_PASS = 64  # most rows in one batch

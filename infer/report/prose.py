@@ -8,7 +8,7 @@ from infer.report.views import ModeView, find_baseline, has_several_drafts, list
 from infer.results.curve import MIN_FITTED_POINTS, Trend, fit_rise, predict_tau, take_last_half
 from infer.results.intervals import Estimate
 from infer.results.schema import CurvePoint, LosslessVerdict, Mode, Report
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 
 def build_headline(report: Report) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from data.eval_prompts.contamination import Contamination
 from infer.results.intervals import Estimate
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 SCHEMA_VERSION: Literal[4] = 4
 Count = Annotated[int, Field(ge=0)]

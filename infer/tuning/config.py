@@ -12,7 +12,7 @@ from models.io.errors import require
 from models.io.tracking import TrackerConf
 from models.io.validation import Rule, at_least, at_most, check_values, each_at_least
 from models.targets.config import TargetConf
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import MAX_WINDOW
 
 MAX_RANKS = 256  # every draft vocabulary keeps the 256 bytes

@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 
 from infer.verify.config import Verification
 from models.io.errors import require
-from models.trees.config import SamplingConf
 from models.trees.growth import Proposal, ancestor_mask, node_depths
 from models.trees.operators import gather_mask
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
 
 

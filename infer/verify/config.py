@@ -3,7 +3,7 @@
 from enum import Enum
 
 from models.io.errors import require
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 
 class Verification(Enum):

@@ -31,7 +31,7 @@ from torch.nn.functional import one_hot, pad
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
 from infer.verify.config import Verification
 from models.io.errors import require
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
 
 

@@ -9,7 +9,7 @@ from infer.verify.base import AcceptanceRule
 from infer.verify.config import Verification
 from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 
 def build_acceptance_rule(

@@ -5,7 +5,6 @@ read their tensors through this module (`load_draft` in models/drafts/registry.p
 a draft language model is read by transformers (models/drafts/causal_lm.py).
 """
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -23,26 +21,12 @@ from models.checkpoints.checkpoint_files import (
     TARGET_HASH_KEY,
     TOKENIZER_HASH_KEY,
     WEIGHTS_FILE,
+    read_metadata,
     report_unreadable,
 )
 from models.checkpoints.transformers4_keys import add_older_keys
 from models.io.errors import UserError, require
 from models.io.files import PARTIAL_SUFFIX, atomic_path, report_disk_errors
-from models.parallel.dtensor import full_tensor
-
-# Settings that the weights do not show. RoPE is left out: a longer context is still the same
-# target, and versions of transformers spell its settings differently.
-_FINGERPRINT_KEYS = (
-    "model_type",
-    "hidden_act",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "layer_norm_eps",
-    "sliding_window",
-    "num_experts_per_tok",
-)
 
 
 def save_checkpoint(
@@ -117,6 +101,34 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     return tensors
 
 
+def save_draft(
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    target: Any,
+    seed: int | None,
+    config: dict[str, Any],
+    metadata: dict[str, str] | None = None,
+    write_extra_files: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a draft's checkpoint: `tensors` in the target's dtype, config, target hashes and seed."""
+    dtype = target.head.weight.dtype
+    save_checkpoint(
+        directory,
+        {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
+        config=config | {"dtype": str(dtype).removeprefix("torch.")},
+        metadata=build_metadata(target) | {"seed": str(seed)} | (metadata or {}),
+        write_extra_files=write_extra_files,
+    )
+
+
+def read_origin(directory: Path, target: Any) -> tuple[dict[str, str], int | None]:
+    """Return the metadata and the seed of a draft's checkpoint; raise UserError for a different target."""
+    metadata = read_metadata(directory)
+    check_metadata(metadata, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint)
+    return metadata, int(metadata["seed"]) if "seed" in metadata else None
+
+
 def build_metadata(target: Any) -> dict[str, str]:
     """Return the metadata that ties a draft to the target that it was distilled for."""
     return {
@@ -147,38 +159,3 @@ def check_metadata(metadata: Mapping[str, str], *, tokenizer_hash: str, target_h
 def find_non_finite(model: nn.Module) -> str | None:
     """Return the name of the first weight with a NaN or an infinity, or None if all are finite."""
     return next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
-
-
-def target_fingerprint(model) -> str:
-    """Return a hash of a model's config, and of the name, shape and 64 values of each weight.
-
-    Values are rounded to bf16, so that a model has the same fingerprint at every precision.
-    Collective for a sharded model: call it on every rank that holds a shard.
-    """
-    config = model.config.get_text_config().to_dict()
-    digest = _hash_json({key: config.get(key) for key in _FINGERPRINT_KEYS})
-    for name, weight in model.named_parameters():
-        flat = full_tensor(weight.detach()).flatten()
-        sample = flat[:: max(1, len(flat) // 64)][:64].contiguous().to("cpu", torch.bfloat16)
-        digest.update(f"{name} {list(weight.shape)}".encode())
-        digest.update(sample.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of the name and every value of each tensor."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def tokenizer_fingerprint(tokenizer) -> str:
-    """Return a hash of each token with its id, and of the special ids."""
-    vocab, special = sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids)
-    return _hash_json([vocab, special]).hexdigest()
-
-
-def _hash_json(value: Any):
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode())

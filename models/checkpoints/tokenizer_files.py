@@ -6,6 +6,7 @@ transformers 4, by which some engines read drafts, cannot read.
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 PATTERNS = (
     "tokenizer*",
@@ -31,6 +32,14 @@ def find_tokenizer_folder(location: str, revision: str | None) -> Path | None:
         return Path(location)
     cached = try_to_load_from_cache(location, "config.json", revision=revision)
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def save_tokenizer(tokenizer: Any, folder: Path, *, files: Path | None) -> None:
+    """Write a tokenizer into `folder`: its own files, which `files` has, or those of one made in memory."""
+    if files is not None:
+        copy_tokenizer_files(files, folder)
+    elif tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def copy_tokenizer_files(source: Path, folder: Path) -> None:

@@ -3,7 +3,3 @@
 A new kind of device gets a name (config.py), a rule that chooses it (opening.py), a Device or
 a subclass of it (device.py), and a YAML in conf/device/.
 """
-
-from models.device.neuron_packages import guard_torch_autoload
-
-guard_torch_autoload()  # must precede the first import of torch, which no config module imports

@@ -11,7 +11,7 @@ import torch
 from models.device.config import DeviceConf, Precision
 from models.device.device import Device
 from models.device.host import Host
-from models.device.neuron_packages import PACKAGES, check_native, check_package_mix, installed_version
+from models.device.packages import PACKAGES, check_native, check_package_mix, installed_version
 from models.device.xla.device import XlaDevice, open_xla_device
 from models.device.xla.requirements import check_xla
 from models.io.errors import require

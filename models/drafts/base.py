@@ -1,6 +1,5 @@
 """The interface of a drafting method: everything that the loops in train/ and infer/ rely on."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,8 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models.batch import Batch
-from models.checkpoints import checkpoint, checkpoint_files
-from models.drafts.options import DraftConf
 from models.losses.config import LossConf
 from models.targets.language_model import LanguageModel, TargetOutput
 from models.targets.target import Target
@@ -54,6 +51,7 @@ class Draft(nn.Module):
     """
 
     conf_class: ClassVar[Any]  # the class of its options
+    conf: Any  # its options, of that class
     method: str
     needs: Needs
     max_depth: int  # depth of the deepest proposal it can make
@@ -74,8 +72,8 @@ class Draft(nn.Module):
         return cls.conf_class.architecture in (config.get("architectures") or [])
 
     @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple[DraftConf, "Draft"]:
-        """Return the options and the draft of a checkpoint.
+    def load(cls, directory: Path, target: Target) -> "Draft":
+        """Load the draft of a checkpoint.
 
         Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
         """
@@ -115,14 +113,14 @@ class Draft(nn.Module):
         """Return the number of dependent forward passes in a proposal of this depth."""
         return depth
 
-    def fit_vocabulary(
-        self, counts: Int[Tensor, " vocab"], *, target: Target, required_ids: list[int]
-    ) -> dict[str, float]:
-        """Adapt the draft to the token counts of the training answers; return figures to print.
+    @property
+    def chosen_vocab_size(self) -> int | None:
+        """Return the size of the vocabulary that training answers choose, or None if none is chosen."""
+        return None
 
-        It is called once before training. A reduced vocabulary keeps `required_ids`.
-        """
-        return {}
+    def set_vocabulary(self, kept_ids: Int[Tensor, " draft_vocab"], target: Target) -> None:
+        """Take these target ids, as many as are to be chosen, as the vocabulary; call it before training."""
+        raise NotImplementedError
 
     def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return further arguments of `loss`: random numbers and values that change with the step.
@@ -192,26 +190,6 @@ class Draft(nn.Module):
         """Write a checkpoint in the layout that serving engines load."""
         raise NotImplementedError
 
-    def write_checkpoint(
-        self,
-        directory: Path,
-        target: Target,
-        tensors: Mapping[str, Tensor],
-        *,
-        config: dict[str, Any],
-        metadata: dict[str, str] | None = None,
-        write_extra_files: Callable[[Path], None] | None = None,
-    ) -> None:
-        """Write a checkpoint: `tensors` in the target's dtype, config, target hashes and seed."""
-        dtype = target.head.weight.dtype
-        checkpoint.save_checkpoint(
-            directory,
-            {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
-            config=config | {"dtype": str(dtype).removeprefix("torch.")},
-            metadata=checkpoint.build_metadata(target) | {"seed": str(self.seed)} | (metadata or {}),
-            write_extra_files=write_extra_files,
-        )
-
     def get_adapted_target(self, target: Target) -> Target | None:
         """Return the target that this draft's method has adapted, or None if it adapts none."""
         return None
@@ -223,13 +201,6 @@ class Draft(nn.Module):
     def as_language_model(self) -> LanguageModel | None:
         """Return the draft as a language model that can generate text, or None if it is not one."""
         return None
-
-
-def read_origin(directory: Path, target: Target) -> tuple[dict[str, str], int | None]:
-    """Return the metadata and the seed of a checkpoint; raise UserError for a different target."""
-    metadata = checkpoint_files.read_metadata(directory)
-    checkpoint.check_metadata(metadata, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint)
-    return metadata, int(metadata["seed"]) if "seed" in metadata else None
 
 
 def with_last_hidden(

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models.checkpoints.checkpoint import find_non_finite
-from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
+from models.checkpoints.checkpoint import find_non_finite, read_origin, save_draft
+from models.checkpoints.tokenizer_files import save_tokenizer
+from models.drafts.base import Batch, Draft, DraftState, Loss, Needs
 from models.drafts.cached import CachedDecoding
 from models.drafts.options import CausalLMConf, InitFrom
 from models.io.errors import UserError, require
@@ -89,8 +90,8 @@ class CausalLMDraft(CachedDecoding, Draft):
         return any(name in architectures for name in modeling.CAUSAL_LM_CLASSES)
 
     @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple[CausalLMConf, "CausalLMDraft"]:
-        """Return the options and the draft of a checkpoint.
+    def load(cls, directory: Path, target: Target) -> "CausalLMDraft":
+        """Load the draft of a checkpoint.
 
         Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
         """
@@ -103,7 +104,7 @@ class CausalLMDraft(CachedDecoding, Draft):
             origin = json.loads(metadata["start"])
             conf = CausalLMConf(init_from=InitFrom(origin.pop("start")), **origin)
         model = load_finite_model(source, target.device.dtype)
-        return conf, cls(conf, model, target, seed=seed).to(target.head.weight.device)
+        return cls(conf, model, target, seed=seed).to(target.head.weight.device)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return the draft rebuilt from its origin and seed, or why that is impossible."""
@@ -213,12 +214,13 @@ class CausalLMDraft(CachedDecoding, Draft):
 
         def write_extra_files(folder: Path) -> None:
             self.model.generation_config.save_pretrained(folder)
-            target.save_tokenizer(folder)
+            save_tokenizer(target.tokenizer, folder, files=target.tokenizer_folder)
 
-        self.write_checkpoint(
+        save_draft(
             directory,
-            target,
             tensors,
+            target=target,
+            seed=self.seed,
             config=self.model.config.to_dict() | {"architectures": [type(self.model).__name__]},
             metadata={"start": json.dumps(origin)},
             write_extra_files=write_extra_files,

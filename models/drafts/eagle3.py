@@ -25,7 +25,6 @@ from models.losses.config import LossConf
 from models.parallel.dtensor import copy_full, full_tensor
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
-from models.trees import draft_vocab
 
 NORM_SWITCHES = ("norm_before_residual", "norm_before_fc", "norm_output")  # keys of config.json
 
@@ -40,7 +39,8 @@ class Eagle3Draft(EagleDraft):
         **{name: name for name in NORM_SWITCHES},
     }
     backprop_through_outputs = True
-    d2t: Int[Tensor, " draft_vocab"]  # target id minus draft id
+    # Draft id i stands for target id i + d2t[i]. Engines read both maps.
+    d2t: Int[Tensor, " draft_vocab"]
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 
     def __init__(
@@ -97,16 +97,14 @@ class Eagle3Draft(EagleDraft):
 
     # --- before training --------------------------------------------------------------------
 
-    def fit_vocabulary(
-        self, counts: Int[Tensor, " vocab"], *, target: Target, required_ids: list[int]
-    ) -> dict[str, float]:
-        """Choose the reduced vocabulary by the token counts of the answers; return its coverage.
+    @property
+    def chosen_vocab_size(self) -> int:
+        """Return the size of the vocabulary that training answers choose."""
+        return self.config.draft_vocab_size
 
-        Embeddings and head are copied from the target again, for the new vocabulary.
-        """
-        kept_ids = draft_vocab.choose_kept_ids(counts, self.config.draft_vocab_size, required_ids)
+    def set_vocabulary(self, kept_ids: Int[Tensor, " draft_vocab"], target: Target) -> None:
+        """Copy embeddings and head from the target again, for the chosen vocabulary."""
         self.copy_target_weights(target, kept_ids)
-        return {"coverage": draft_vocab.token_coverage(counts, kept_ids)}
 
     @torch.no_grad()
     def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.checkpoints import checkpoint, checkpoint_files
-from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
+from models.drafts.base import Batch, Draft, DraftState, Loss, Needs
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.losses.chunked import chunked_distillation_loss
@@ -80,12 +80,12 @@ class FeatureDraft(Draft):
         return draft.to(target.head.weight.device)
 
     @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple[DraftConf, "FeatureDraft"]:
-        """Return the options and the draft of a checkpoint.
+    def load(cls, directory: Path, target: Target) -> "FeatureDraft":
+        """Load the draft of a checkpoint.
 
         Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
         """
-        _, seed = read_origin(directory, target)
+        _, seed = checkpoint.read_origin(directory, target)
         config = cls.config_class(**(cls.default_keys(target) | checkpoint_files.read_config(directory)))
         require(
             config.hidden_size == target.hidden_size,
@@ -101,7 +101,7 @@ class FeatureDraft(Draft):
         conf = cls.conf_class(**cls.fields_from_config(config))
         draft = cls(conf, config, target, seed=seed)
         draft.restore(directory, target)
-        return conf, draft.convert_weights(target)
+        return draft.convert_weights(target)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return the draft rebuilt from its seed and vocabulary, or why that is impossible."""
@@ -170,7 +170,9 @@ class FeatureDraft(Draft):
 
     def save(self, directory: Path, target: Target) -> None:
         """Save what `restore` loads."""
-        self.write_checkpoint(directory, target, self.checkpoint_tensors(), config=self.config.to_dict())
+        checkpoint.save_draft(
+            directory, self.checkpoint_tensors(), target=target, seed=self.seed, config=self.config.to_dict()
+        )
 
     def restore(self, directory: Path, target: Target) -> None:
         """Load the tensors that `save` wrote, and move the draft to the target's device.

@@ -24,6 +24,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from models.checkpoints import checkpoint, checkpoint_files
+from models.checkpoints.fingerprints import hash_tensors, target_fingerprint
+from models.checkpoints.tokenizer_files import save_tokenizer
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.medusa import MedusaConfig, MedusaDraft
 from models.drafts.options import Medusa2Conf
@@ -111,7 +113,7 @@ class Medusa2Draft(MedusaDraft):
 
     def start_from_first_stage(self, directory: Path, target: Target) -> None:
         """Take the heads of a Medusa-1 checkpoint."""
-        _, heads = MedusaDraft.load(directory, target)
+        heads = MedusaDraft.load(directory, target)
         missing, unexpected = self.load_state_dict(heads.state_dict(), strict=False)
         assert not unexpected
         assert all(name.startswith("adapters.") for name in missing)
@@ -178,7 +180,9 @@ class Medusa2Draft(MedusaDraft):
         """Return the adapted target: that of the checkpoint, or the current one in training."""
         if self.lm is None:  # read from a checkpoint; None before distillation
             return self.adapted_target
-        return target.with_weights(self.lm, name=f"{target.name} adapted")
+        return target.with_weights(
+            self.lm, name=f"{target.name} adapted", fingerprint=target_fingerprint(self.lm.model)
+        )
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the heads only: those of a Medusa-1 checkpoint."""
@@ -193,12 +197,12 @@ class Medusa2Draft(MedusaDraft):
         """
         assert self.lm is not None
         tensors = {name: tensor.to(target.head.weight.dtype) for name, tensor in merge_adapters(self.lm.model).items()}
-        target_folder = directory / f"target-{checkpoint.hash_tensors(tensors)[:12]}"
+        target_folder = directory / f"target-{hash_tensors(tensors)[:12]}"
         if not target_folder.exists():
             with report_disk_errors(directory), atomic_directory(target_folder) as partial:
                 target.model.save_pretrained(partial, state_dict=tensors)
                 checkpoint.write_config(partial / checkpoint_files.CONFIG_FILE, checkpoint_files.read_config(partial))
-                target.save_tokenizer(partial)
+                save_tokenizer(target.tokenizer, partial, files=target.tokenizer_folder)
         setattr(self.config, TARGET_FOLDER_KEY, target_folder.name)
         super().save(directory, target)
         for old_folder in directory.glob("target-*"):

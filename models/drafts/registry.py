@@ -21,8 +21,8 @@ def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int) -
     return find_draft_class(conf).build(conf, target, loss=loss, seed=seed)
 
 
-def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
-    """Return the configuration and the draft of a checkpoint of any method.
+def load_draft(directory: Path, target: Target) -> Draft:
+    """Load the draft of a checkpoint of any method.
 
     Raise UserError if it does not fit the target, or has weights that are not finite.
     """

@@ -207,8 +207,3 @@ def parallelize_model(model: Any, layers: ParallelLayers, *, replicated: Collect
         if keys is not None and not keys.style.full_features:
             model.key_value_heads = max(1, config.num_key_value_heads // layers.ranks)
             attention.num_key_value_groups = config.num_attention_heads // layers.ranks // model.key_value_heads
-
-
-def count_kv_heads(model: Any) -> int:
-    """Return the number of key-value heads on this rank."""
-    return getattr(model, "key_value_heads", model.config.get_text_config().num_key_value_heads)

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from models.layers import attention_bias
-from models.targets.attention import GROUPED_SDPA
+from models.targets.attention import GROUPED_SDPA, attention_bias
 
 # Families whose sliding windows are served: their decoders take a single mask, so that the window
 # applies to all layers or to none, or a mask for each type of layer.
@@ -38,6 +37,11 @@ def get_norm_epsilon(text: Any) -> float:
     """Return the epsilon of the model's norms; 1e-6 for a family that does not state it."""
     stated = (getattr(text, key, None) for key in EPSILON_KEYS)
     return next((value for value in stated if value is not None), 1e-6)
+
+
+def as_id_list(ids: int | list[int] | None) -> list[int]:
+    """Return the ids of a generation config, which holds one, several or none, as a list."""
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def choose_attention(config: Any) -> str:

@@ -1,5 +1,7 @@
 """The attention of targets: PyTorch's own, which reads keys once for all query heads of a group.
 
+Masks are numbers that are added to the scores, here and in drafts.
+
 `transformers` copies keys and values for each query head of their group whenever a pass has a mask
 and several tokens, as every verification has, or is compiled. The copies are several times the
 cache. Here the query heads of a group are put side by side, as if they were more tokens.
@@ -7,14 +9,23 @@ cache. Here the query heads of a group are put side by side, as if they were mor
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+# Added to the score of a key that a query may not attend to: its weight is exactly 0, as by -inf,
+# which not every compiler computes with. bf16 has this number.
+MASKED_SCORE = -1e9
 GROUPED_SDPA = "grouped_sdpa"  # its name among the attention implementations of transformers
+
+
+def attention_bias(mask: Bool[Tensor, "*batch t s"], dtype: torch.dtype) -> Float[Tensor, "*batch t s"]:
+    """Return what is added to the scores of keys: 0 where `mask` is True, else MASKED_SCORE."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, MASKED_SCORE)
 
 
 def attend_grouped(

@@ -58,8 +58,3 @@ class TargetConf(ModelSource):
     def is_demo(self) -> bool:
         """Return whether it is the target that ships in data/demo."""
         return Path(self.location).resolve() == DEMO_TARGET.resolve()
-
-
-def as_id_list(ids: int | list[int] | None) -> list[int]:
-    """Return the ids of a generation config, which holds one, several or none, as a list."""
-    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

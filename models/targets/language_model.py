@@ -17,10 +17,8 @@ from torch import Tensor
 from models.device.device import Device
 from models.device.graph_budget import graph_key_of
 from models.losses.distributions import TopKLogits
-from models.parallel import tensor_parallel
 from models.targets import architectures
 from models.targets.cache import CacheWrite, StaticCache
-from models.targets.config import as_id_list
 from models.targets.modeling import HookedDecoder
 
 
@@ -77,12 +75,12 @@ class LanguageModel:
     @property
     def kv_heads(self) -> int:
         """Return the number of key-value heads on this rank, which sharding the model changes."""
-        return tensor_parallel.count_kv_heads(self.model)
+        return getattr(self.model, "key_value_heads", self.config.num_key_value_heads)
 
     @property
     def eos_ids(self) -> list[int]:
         """Return the ids that end an answer."""
-        return as_id_list(self.model.generation_config.eos_token_id)
+        return architectures.as_id_list(self.model.generation_config.eos_token_id)
 
     def eager(self) -> Any:  # of the same class; the checker of the tests rejects `Self` here
         """Return a shallow copy that runs eagerly, for rounds too few to compile for."""

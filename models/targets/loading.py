@@ -1,10 +1,15 @@
-"""Load the target: its model, frozen and moved to the device, with its tokenizer."""
+"""Load the target: its model, checked, frozen and moved to the device, with its tokenizer."""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from models.checkpoints.checkpoint import find_non_finite
+from models.checkpoints.fingerprints import target_fingerprint, tokenizer_fingerprint
 from models.checkpoints.tokenizer_files import find_tokenizer_folder
 from models.device.device import Device
+from models.io.errors import UserError, require
 from models.targets.config import ModelSource, TargetConf
 from models.targets.pretrained import load_model, load_tokenizer, read_model_config
 from models.targets.target import Target
@@ -20,8 +25,50 @@ def load_target(
     """
     read_model_config(conf)
     model = load_part(conf) if load_part else load_model(conf, device.dtype)
-    target = Target(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
+    target = freeze_model(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
     target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
     if not load_part:  # after the checks, which a lazy device would compile
         model.to(device.torch_device)
     return target
+
+
+def freeze_model(model: Any, tokenizer: Any, *, name: str, device: Device) -> Target:
+    """Return a loaded model as a frozen target; raise UserError if it cannot be served exactly."""
+    target = Target(
+        model,
+        tokenizer,
+        name=name,
+        device=device,
+        fingerprint=target_fingerprint(model),
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer) if tokenizer else "",
+    )
+    check_logits(target)
+    return target
+
+
+@torch.no_grad()
+def check_logits(target: Target) -> None:
+    """Reject models whose logits are not finite, or scaled or capped after the LM head.
+
+    `LanguageModel.logits` does not scale or cap.
+    """
+    # Two tokens are enough to compare, and every vocabulary has the ids 0 and 1.
+    input_ids = torch.arange(2, device=target.head.weight.device)[None]
+    expected = target.model(input_ids=input_ids).logits
+    if not expected.isfinite().all():
+        weight = find_non_finite(target.model)
+        raise UserError(
+            f"target.name: the model's logits must be finite, got {target.name!r}, "
+            + (
+                f"whose weight {weight} is not; give intact weights"
+                if weight
+                else f"which overflows in {expected.dtype}; set device.precision=float32"
+            )
+        )
+    logits = target.logits(target.decoder(input_ids=input_ids).last_hidden_state)
+    require(
+        # Both passes compute the same in the same precision; bfloat16 rounds by 0.4 % at most.
+        torch.allclose(expected.float(), logits.float(), atol=1e-3, rtol=1e-2),
+        "target.name: the model must not scale or cap its logits after the LM head, got "
+        f"{target.name!r} ({type(target.model).__name__}); choose another target",
+    )

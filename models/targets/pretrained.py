@@ -11,7 +11,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from models.device.rank_files import find_rank_files, load_rank_files
 from models.io.errors import UserError, require
 from models.targets import architectures
-from models.targets.config import ModelSource, as_id_list
+from models.targets.config import ModelSource
 from models.targets.load_errors import CONFIG_FILE, TOKENIZER_FILE, check_hub, report_load_errors
 from models.targets.modeling import build_thin_model, check_modeling
 from models.targets.stored_weights import check_load_report, check_stored_weights, quiet_loading
@@ -127,7 +127,7 @@ def read_eos_ids(source: ModelSource) -> list[int]:
             generation = GenerationConfig.from_pretrained(source.location, **hub_args)
         except OSError:  # the model has no such file
             generation = GenerationConfig.from_model_config(read_model_config(source))
-    return as_id_list(generation.eos_token_id)
+    return architectures.as_id_list(generation.eos_token_id)
 
 
 def _from_pretrained(source: ModelSource, auto_class: Any, *, file: str, **kwargs: Any) -> Any:

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from models.trees.config import SamplingConf
 from models.trees.operators import topk_rows
+from models.trees.sampling_config import SamplingConf
 
 UINT32_MASK = 0xFFFFFFFF
 

@@ -65,7 +65,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     conf = compose("train", TrainConf, overrides)
     device = build_device(conf.device, conf.target)
     target = load_target(conf.target, device)
-    draft = load_draft(checkpoint, target)[1] if checkpoint else None
+    draft = load_draft(checkpoint, target) if checkpoint else None
     machine_text = machine(device)
     setting = f"target `{args.target}`, {machine_text}"
 
@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
             table = decoding.drafted(target, draft, tree, copies, prompts, new_tokens=new)
             yield "lookup", table, setting
         if "engines" in parts:
-            drafts = {folder: load_draft(folder, target)[1] for folder in draft_folders}
+            drafts = {folder: load_draft(folder, target) for folder in draft_folders}
             tree = conf.tree.build()
             table = comparison.compare(target, drafts, tree, copies, prompts, new_tokens=new)
             yield "engines", table, setting

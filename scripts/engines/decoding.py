@@ -25,7 +25,7 @@ from models.device.device import Device
 from models.drafts.base import Draft
 from models.io.console import track_progress
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree
 
 LOOKUPS = (3, 5, 10)  # maximum tokens that prompt lookup proposes

@@ -83,7 +83,7 @@ def build_groups(
     ]
     groups[0].others.append(Contender(settings=["none", "generate, dynamic", "0"], run=generate(model)))
     for folder in drafts:
-        _, draft = load_draft(folder, target)
+        draft = load_draft(folder, target)
         groups.append(with_draft(target, model, folder, draft, conf.tree.build(), prompts, new_tokens=new_tokens))
     return groups
 

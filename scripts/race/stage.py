@@ -64,8 +64,7 @@ def load_run_draft(run: Run, target: Target) -> Draft:
     """Return the trained draft of either side."""
     if run.side == PEER:
         return load_peer(run.checkpoint, target)
-    _, draft = load_draft(run.checkpoint, target)
-    return draft
+    return load_draft(run.checkpoint, target)
 
 
 def load_judged_prompts(race: Race, target: Target) -> list[EvalPrompt]:

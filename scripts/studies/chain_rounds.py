@@ -17,7 +17,8 @@ from models.drafts.base import Draft
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 
 NEW_TOKENS = 64

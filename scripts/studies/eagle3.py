@@ -164,7 +164,7 @@ def measure(args: argparse.Namespace) -> None:
     prompts = load_unreported_prompts(target.tokenizer)
     texts: list[ReplayText] = []
     for folder in folders:
-        _, draft = load_draft(folder / "checkpoint", target)
+        draft = load_draft(folder / "checkpoint", target)
         texts = texts or collect_texts(target, prompts, layers=draft.needs.layers, depth=DEPTH)
         rounds = replay_chains(target, draft, texts, [DEPTH])[DEPTH]
         (folder / "accepted.json").write_text(json.dumps(rounds))

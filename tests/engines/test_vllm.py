@@ -21,7 +21,8 @@ from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf
 from models.targets.config import DEMO_TARGET
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 from scripts.engines.comparison import Engine
 from tests.support.models.tiny import demo_target
@@ -109,9 +110,9 @@ def assert_same_decoding(target: Target, prompts: list[EvalPrompt], checkpoint: 
 
 def reduce_vocabulary(target: Target, checkpoint: Path, folder: Path) -> Path:
     """Save the draft without every eighth token of its vocabulary, used tokens among them."""
-    conf, full_draft = load_draft(checkpoint, target)
+    full_draft = load_draft(checkpoint, target)
     kept_ids = torch.tensor([i for i in range(target.vocab_size) if i % 8])
-    small = build_draft(replace(conf, vocab_size=len(kept_ids)), target, loss=LossConf(), seed=0)
+    small = build_draft(replace(full_draft.conf, vocab_size=len(kept_ids)), target, loss=LossConf(), seed=0)
     small.copy_target_weights(target, kept_ids)
     weights = full_draft.state_dict()
     shared = {name: weights[name] for name in weights.keys() - {"d2t", "t2d"}}
@@ -121,7 +122,7 @@ def reduce_vocabulary(target: Target, checkpoint: Path, folder: Path) -> Path:
 
 
 def decode_prompts(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[dict]:
-    _, draft = load_draft(checkpoint, target)
+    draft = load_draft(checkpoint, target)
     chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
     decoder = Decoder(target, draft, chain, sampling=SamplingConf(), slots=SLOTS)
     answers = []

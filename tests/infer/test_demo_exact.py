@@ -7,7 +7,7 @@ import torch
 
 from data.eval_prompts.prompts import load_eval_prompts
 from infer.engine.decode import Decoder
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import demo_target, mixed, new_draft
 
 NEW = 12

@@ -31,7 +31,8 @@ from models.io.console import setup_logging
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
 from models.losses.config import LossConf
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import new_draft, tiny_target
 from tests.support.reports.sample_reports import as_json, from_json
 from tests.support.reports.wandb_files import logged, run_ids

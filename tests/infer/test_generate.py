@@ -16,7 +16,7 @@ from infer.engine.requests import Generation
 from infer.generate import main
 from models.device.graph_budget import GraphLedger
 from models.io.errors import UserError
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import CPU, chain, tiny_target
 
 NEW = 12

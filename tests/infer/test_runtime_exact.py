@@ -12,8 +12,8 @@ from infer.config import Verification
 from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.verify.rules import build_acceptance_rule
-from models.trees.config import SamplingConf
 from models.trees.sampling import warp_logits
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.agreeing import METHODS, SHAPES, WORDS, noised
 
 pytestmark = pytest.mark.no_shapes

@@ -26,7 +26,7 @@ from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult, Tuni
 from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
 from models.io.errors import UserError
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import tree_from_paths
 from models.trees.tree_formats import read_fields
 from tests.support.models.tiny import new_draft

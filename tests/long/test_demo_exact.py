@@ -11,7 +11,7 @@ from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.engine.decode import Decoder
 from models.drafts.registry import load_draft
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import chain, demo_target, mixed, static, tree
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def draft(target, tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     command = [sys.executable, "-m", "train", *TRAIN, f"output_dir={runs}", "run_name=short"]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
-    return load_draft(runs / "short" / "checkpoint", target)[1]
+    return load_draft(runs / "short" / "checkpoint", target)
 
 
 SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}

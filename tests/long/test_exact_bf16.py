@@ -10,8 +10,8 @@ from infer.engine.decode import Decoder
 from infer.measure.exactness import compare_answers, measure_tolerance
 from infer.results.records import PromptResult
 from infer.results.schema import LosslessVerdict
-from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.targets.loading import freeze_model
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.family_models import family_model, family_target, partly_agreeing
 from tests.support.models.tiny import CPU, VOCAB, tiny_tokenizer, tree
 
@@ -37,7 +37,7 @@ def decode_prompts(decoder: Decoder, prompts: list[EvalPrompt]) -> list[PromptRe
 def test_two_hundred_prompts_in_bf16_are_answered_losslessly(family, prompts):
     half = replace(CPU, dtype=torch.bfloat16)
     model = family_model(family).to(torch.bfloat16)
-    target = Target(model, tiny_tokenizer(), name=family, device=half)
+    target = freeze_model(model, tiny_tokenizer(), name=family, device=half)
     draft = partly_agreeing(family, family_target(family)).to(torch.bfloat16)
     alone = Decoder(target, sampling=SamplingConf(), slots=SLOTS)
     tolerance = measure_tolerance(alone, prompts[:8], max_new_tokens=NEW)

@@ -24,12 +24,12 @@ from data.eval_prompts.prompts import build_next_turns, build_prompt, load_eval_
 from data.packing.pack import pack_documents
 from data.sources.rows import Conversation
 from data.vocabulary.counts import count_answer_tokens
+from data.vocabulary.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 from infer.config import GenerateConf
 from infer.generate import main as generate
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer, read_model_config
-from models.trees.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 from tests.data.chat import test_template as rewritten
 from tests.support.commands.published import (
     END,

@@ -17,7 +17,7 @@ from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.cached import read_prompts, read_tree
 from tests.support.models.family_models import FAMILIES, MORE, WINDOW, family_model, family_target, partly_agreeing
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, new_draft, static, tiny_tokenizer, tree

@@ -29,7 +29,8 @@ from models.device.xla.device import XlaDevice
 from models.drafts.medusa import MedusaDraft
 from models.drafts.ngram import NgramDraft
 from models.targets.config import TargetConf
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, chain, mixed, new_draft, tiny_target

@@ -11,14 +11,15 @@ from data.config import DataConf
 from data.features.writer import features
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
-from models import layers
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft
 from models.layers import attend
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import TopKLogits
-from models.trees.config import SamplingConf, TreeConf
+from models.targets import attention
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from models.unrolled_attention import attend_unrolled
 from tests.support.models.methods import CASES, QUICK
@@ -225,7 +226,8 @@ def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_mask_does(queries, 
         forms.append(lambda q, k, v: attend_unrolled(q, [k, 2 * k], [v, v + 1], mask))
     for form in forms:
         finite, infinite = (
-            compute_with_gradients(form, query, key, value, score=score) for score in (layers.MASKED_SCORE, -torch.inf)
+            compute_with_gradients(form, query, key, value, score=score)
+            for score in (attention.MASKED_SCORE, -torch.inf)
         )
         for actual, expected in zip(finite, infinite, strict=True):
             assert torch.equal(actual, expected)
@@ -234,7 +236,7 @@ def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_mask_does(queries, 
 def compute_with_gradients(form, *inputs, score):
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "MASKED_SCORE", score)
+        patch.setattr(attention, "MASKED_SCORE", score)
         output = form(*leaves)
     output.float().square().sum().backward()
     return [output, *(leaf.grad for leaf in leaves)]

@@ -20,8 +20,8 @@ from models.lora import merge_adapters
 from models.losses.config import LossName
 from models.targets.cache import StaticCache
 from models.targets.target import Target
-from models.trees.config import SamplingConf
 from models.trees.sampling import Sampler
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.methods import CASES, DEPTH, EVERY_CASE, choose_varied_text, measure_share_of_maximum
 from tests.support.models.tiny import (
     CPU,
@@ -82,8 +82,8 @@ def test_a_learned_text_is_accepted(learned):
 
 def test_the_checkpoint_round_trips(learned, target):
     """Every tensor survives, an adapted target's too, and so does the acceptance on a known and on a new text."""
-    conf, again = load_draft(learned.folder, target)
-    assert type(conf) is METHODS[learned.draft.method]
+    again = load_draft(learned.folder, target)
+    assert type(again.conf) is METHODS[learned.draft.method]
     verifier = again.get_verifying_target(target)
     assert (verifier is target) == (learned.verifier is target)
     for ours, theirs in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
@@ -109,7 +109,7 @@ def test_a_checkpoint_decodes_in_the_dtype_of_its_target(case, tmp_path):
     half = replace(CPU, dtype=torch.bfloat16)
     target = tiny_target(seed=0, device=half)
     CASES[case].build(target).save(tmp_path / "checkpoint", target)
-    _, loaded = load_draft(tmp_path / "checkpoint", target)
+    loaded = load_draft(tmp_path / "checkpoint", target)
     verifier = loaded.get_verifying_target(target)
     for draft in (loaded, loaded.rebuild_untrained(verifier)):
         assert {p.dtype for p in draft.parameters()} == {torch.bfloat16}

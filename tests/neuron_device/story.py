@@ -22,7 +22,7 @@ from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.drafts.options import CausalLMConf, DraftConf, Eagle1Conf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import LAYERS, tiny_target, tree
 from tests.support.runs.toy_run import metrics, toy_conf, toy_run
 from train.config.run import TrainConf

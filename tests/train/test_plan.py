@@ -23,7 +23,7 @@ from models.io.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
 from models.parallel import tensor_parallel
 from models.targets.config import TargetConf
-from models.targets.target import Target
+from models.targets.loading import freeze_model
 from models.unrolled_attention import without_kernel
 from tests.support.data.packed import packed_of
 from tests.support.models.family_models import SHAPE
@@ -83,7 +83,7 @@ def build_conf(*overrides: str) -> TrainConf:
 def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
     """Build a real run of random weights in which every token of the rows is an answer."""
     torch.manual_seed(0)
-    target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device)
+    target = freeze_model(Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows_per_step, LENGTH)
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))

@@ -15,7 +15,8 @@ import infer.generate
 import infer.tune
 import train.__main__
 from conf.entry import compose
-from models.checkpoints import checkpoint, checkpoint_files
+from models.checkpoints import checkpoint_files
+from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.drafts.registry import load_draft
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
@@ -186,7 +187,7 @@ def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
 
 def test_a_draft_of_another_tokenizer_is_refused(folder):
     other = tiny_target(seed=0)
-    other.tokenizer_fingerprint = checkpoint.tokenizer_fingerprint(tiny_tokenizer(words=60))
+    other.tokenizer_fingerprint = tokenizer_fingerprint(tiny_tokenizer(words=60))
     with pytest.raises(UserError, match="checkpoint: must be distilled for this tokenizer"):
         load_draft(folder / "draft", other)
 

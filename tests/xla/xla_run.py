@@ -21,7 +21,7 @@ from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.data.packed import packed_of
 from tests.support.models.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.support.runs.toy_run import toy_conf
@@ -111,7 +111,7 @@ def train_draft(device: Device, target: Target, rows: Packed) -> tuple[dict, lis
 
 def decode_prompts(device: Device, target: Target) -> dict:
     """Decode with both trees, every graph announced; a prompt of each bucket comes first, to warm up."""
-    _, draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
+    draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
     prompts, result, before = draw_prompts(), {}, device.count_graphs()
     shapes = {"chain": chain(3), "tree": tree(3)}
     decoders = {

@@ -17,7 +17,7 @@ from data.packing.sampler import RowOrder
 from infer.engine.generate import generate_answers
 from models.drafts.base import Batch
 from models.targets.language_model import LanguageModel
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 ANSWER_BATCH_SIZE = 128  # prompts that are decoded together
 BATCH_FIELDS = ("input_ids", "answer_mask", "document_ids", "positions")  # of rows without context

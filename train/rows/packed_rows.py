@@ -19,7 +19,7 @@ from models.drafts.base import Draft
 from models.io.console import track_progress
 from models.io.files import PARTIAL_SUFFIX, write_text_atomically
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import hold_out

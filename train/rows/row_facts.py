@@ -16,12 +16,12 @@ from data.packing.pack import DOCUMENT
 from data.sources.rows import TokenizedDocument
 from data.sources.text_hashes import ANSWER_START_CHARS, prompt_hashes
 from data.vocabulary.counts import build_coverage_table, count_answer_tokens, sizes_around
+from data.vocabulary.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 from models.drafts.base import Draft
 from models.io.console import print_table
 from models.io.files import atomic_path
 from models.io.pages import render_markdown_table
 from models.targets.target import Target
-from models.trees.draft_vocab import required_token_ids
 
 log = logging.getLogger(__name__)
 VOCABULARY_FILE = "vocabulary.md"  # in a run folder; only the checkpoint lists the tokens
@@ -55,7 +55,7 @@ def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBa
 
 
 def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path | None) -> None:
-    """Let the draft choose its vocabulary by the tokens of the answers, and print its coverage.
+    """Choose the draft's vocabulary by the tokens of the answers, and print its coverage.
 
     Vocabularies of about half and double the size are printed for comparison. Held-out documents
     are not counted.
@@ -68,9 +68,10 @@ def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path |
         None if draft.kept_ids is None else target.tokenizer,
     )
     required_ids = required_token_ids(target.tokenizer)
-    figures = draft.fit_vocabulary(counts.total, target=target, required_ids=required_ids)
-    for name, value in figures.items():
-        log.info("draft: %s %.4g", name, value)
+    if (size := draft.chosen_vocab_size) is not None:
+        kept_ids = choose_kept_ids(counts.total, size, required_ids)
+        draft.set_vocabulary(kept_ids, target)
+        log.info("draft: coverage %.4g", token_coverage(counts.total, kept_ids))
     if draft.kept_ids is not None and folder is not None:
         sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
         coverage = build_coverage_table(counts, sizes, required_ids)

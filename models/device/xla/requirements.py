@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from models.device.host import Host
-from models.device.neuron_packages import XLA_VERSION, check_compiler, installed_version, minor_version
+from models.device.packages import XLA_VERSION, check_compiler, installed_version, minor_version
 from models.io.errors import require
 
 CACHE_VARIABLE = "NEURON_COMPILE_CACHE_URL"

@@ -16,8 +16,7 @@ from models.drafts.base import Needs
 from models.drafts.options import CausalLMConf, Eagle1Conf, HydraConf, InitFrom, MedusaConf
 from models.losses.distributions import TopKLogits
 from models.losses.loss_weights import shift_left
-from models.targets.loading import load_target
-from models.targets.target import Target
+from models.targets.loading import freeze_model, load_target
 from scripts.benchmarks import store_read
 from tests.support.data.captured import EAGLE3, LENGTH, captured, conf, files, opened, write_documents, written
 from tests.support.models.tiny import CPU, LAYERS
@@ -172,7 +171,7 @@ def test_outliers_lose_values_in_int8_that_fp8_preserves(tmp_path, target, caplo
     model = copy.deepcopy(target.model)
     with torch.no_grad():
         model.get_input_embeddings().weight[:, 7] = 1e4
-    folder = written(tmp_path, Target(model, target.tokenizer, name="outliers", device=CPU))
+    folder = written(tmp_path, freeze_model(model, target.tokenizer, name="outliers", device=CPU))
     lost = {}
     for dtype in (Dtype.int8, Dtype.fp8):
         path = captured(conf(folder, dtype=dtype, run_name=dtype.value))

@@ -21,8 +21,8 @@ from data.vocabulary.counts import (
     sizes_around,
     sizes_below,
 )
+from data.vocabulary.draft_vocab import choose_kept_ids, required_token_ids
 from models.io.errors import UserError
-from models.trees.draft_vocab import choose_kept_ids, required_token_ids
 from tests.support.models.tiny import new_draft
 from train.rows.row_facts import choose_vocabulary
 

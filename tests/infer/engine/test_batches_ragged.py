@@ -11,7 +11,7 @@ from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Request
 from infer.verify.rules import build_acceptance_rule
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.agreeing import METHODS, SHAPES, WORDS
 
 pytestmark = pytest.mark.no_shapes

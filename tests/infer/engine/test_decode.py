@@ -11,9 +11,9 @@ from infer.engine.decode import Decoder
 from infer.engine.generate import generate_answers
 from infer.verify.greedy_and_coupled import walk_choices
 from models.drafts.ngram import NgramDraft, graft_chain
-from models.trees.config import SamplingConf
 from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.support.models.tiny import chain, mixed, new_draft, static, tree
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer.engine.decode import Decoder
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.runs.compiled_run import SHAPES, counted_reads
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from infer.engine.decode import Decoder
 from models.io.errors import UserError
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import VOCAB, chain, static, tree
 
 pytestmark = pytest.mark.no_shapes

@@ -9,7 +9,7 @@ from data.demo.prompts import held_out_prompts
 from data.eval_prompts.prompts import load_calibration_prompts
 from infer.engine.decode import Decoder
 from infer.measure.acceptance import AcceptanceCounter, best_first_paths, build_comb
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import tree_from_paths
 from tests.support.models.tiny import demo_target
 from tests.support.models.watching import watch_rounds

@@ -23,8 +23,8 @@ from infer.results.schema import LosslessVerdict
 from infer.verify import greedy_and_coupled
 from models.drafts.ngram import NgramDraft
 from models.targets.cache import CacheMoves
-from models.trees.config import SamplingConf
 from models.trees.sampling import gumbel_noise, warp_logits
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.support.models.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
 

@@ -12,7 +12,7 @@ from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.measure.replay import Replay, collect_replay_texts, count_on_policy, decoding_starts
 from models.device.memory_trace import MemoryTracer
 from models.drafts.ngram import NgramDraft
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import tree_from_paths
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree

@@ -22,7 +22,8 @@ from infer.tuning.cost_model import CostBench
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from models.targets.config import TargetConf
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.tiny import new_draft, sampled_texts
 from tests.support.reports.sample_reports import as_json, from_json

@@ -12,9 +12,9 @@ from infer.measure.eval_modes import build_evaluation_rule
 from infer.verify.base import ScoredTree
 from infer.verify.greedy_and_coupled import TypicalRule
 from models.io.errors import UserError
-from models.trees.config import SamplingConf
 from models.trees.growth import Proposal
 from models.trees.sampling import warp_logits
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.infer.engine.test_decode import SHAPES, cut_prompts, decode_each
 from tests.support.models.tiny import chain, new_draft, tree

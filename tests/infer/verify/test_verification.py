@@ -13,8 +13,9 @@ from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from infer.verify.rules import build_acceptance_rule
 from models.io.errors import UserError
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
 from models.trees.growth import Proposal
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind, tree_from_paths
 from tests.support.reports.enumeration import (
     WORDS,

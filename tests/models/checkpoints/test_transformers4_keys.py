@@ -40,7 +40,7 @@ def test_transformers_5_reads_the_same_with_and_without_the_older_keys(saved):
 def test_a_loaded_draft_is_saved_with_the_same_config(draft, tmp_path):
     target = build_target("llama3")
     first = save_draft("llama3", draft, tmp_path / "first")
-    _, again = load_draft(first, target)
+    again = load_draft(first, target)
     again.save(tmp_path / "second", target)
     before, after = (checkpoint_files.read_config(tmp_path / name) for name in ("first", "second"))
     assert before.items() >= OLDER["llama3"].items()

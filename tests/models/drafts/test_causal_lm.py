@@ -24,8 +24,8 @@ from models.drafts.options import CausalLMConf, InitFrom, LoraConf
 from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
 from models.losses.config import LossConf
-from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.targets.loading import freeze_model
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.support.models.methods import choose_varied_text, measure_share_of_maximum
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, sampled_texts, tiny_target, tiny_tokenizer
@@ -234,7 +234,7 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
             eos_token_id=0,
             bos_token_id=None,
         )
-        target = Target(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
+        target = freeze_model(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
     layers = [0, 2, 5]
     conf = CausalLMConf(init_from=InitFrom.pruned, layers=layers)
     draft = build_draft(conf, target, loss=LossConf(), seed=0)
@@ -257,7 +257,7 @@ def test_a_random_start_is_drawn_from_the_seed(target):
 
 def test_a_plain_checkpoint_is_evaluated_without_having_been_distilled(target, tmp_path):
     """The model before distillation is the checkpoint of its publisher."""
-    _, draft = load_draft(save_model(build_qwen3(), tmp_path / "plain", shards="10KB"), target)
+    draft = load_draft(save_model(build_qwen3(), tmp_path / "plain", shards="10KB"), target)
     assert isinstance(draft.rebuild_untrained(target), str)
     assert draft.method == "causal_lm"
 

@@ -12,6 +12,7 @@ from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
 from models.losses.config import LossConf
 from models.targets.architectures import find_unsupported
+from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.models.family_models import HEADS, SHAPE
 from tests.support.models.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
@@ -35,7 +36,7 @@ EPSILONS: dict[str, tuple[dict[str, Any], float]] = {
 def build_target(family: str, **keys: Any) -> Target:
     config = getattr(transformers, f"{family}Config")(**SHAPE | keys)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    return Target(model, tiny_tokenizer(), name=family, device=CPU)
+    return freeze_model(model, tiny_tokenizer(), name=family, device=CPU)
 
 
 @pytest.mark.parametrize("family", EPSILONS)

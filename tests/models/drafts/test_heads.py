@@ -13,7 +13,8 @@ from infer.engine.decode import Decoder
 from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf
 from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import VOCAB, batch_of, chain, learn, sampled_texts, tree
@@ -50,8 +51,8 @@ def test_medusa_is_saved_in_the_layout_that_vllm_reads(target, tmp_path):
     assert read_shapes(tmp_path / "separate") == blocks | heads
     build(MedusaConf(heads=3, num_layers=2, separate_lm_heads=False), target).save(tmp_path / "shared", target)
     assert read_shapes(tmp_path / "shared") == blocks | {"lm_head.weight": [VOCAB, SIZE]}
-    conf, draft = load_draft(tmp_path / "shared", target)
-    assert conf.separate_lm_heads is False
+    draft = load_draft(tmp_path / "shared", target)
+    assert draft.conf.separate_lm_heads is False
     assert draft.config.original_lm_head
     assert draft.config.model_type == "medusa"
 
@@ -132,7 +133,7 @@ def test_hydras_dropout_is_before_every_block_and_head_and_not_in_decoding(targe
     draft.save(tmp_path, target)
     build(HydraConf(heads=2, num_layers=3), target).save(tmp_path / "plain", target)
     assert read_shapes(tmp_path) == read_shapes(tmp_path / "plain")
-    assert load_draft(tmp_path, target)[0].dropout == 0
+    assert load_draft(tmp_path, target).conf.dropout == 0
 
 
 # --- Medusa-2 -----------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def test_the_adapted_target_is_saved_as_a_plain_model(target, tmp_path):
     draft.save(tmp_path, target)
     (other,) = tmp_path.glob("target-*")  # that of the earlier save is gone
     assert other != folder
-    _, again = load_draft(tmp_path, target)
+    again = load_draft(tmp_path, target)
     own = again.get_adapted_target(target)
     assert own.fingerprint != target.fingerprint
     decoder = Decoder(own, again, tree(3), sampling=SamplingConf(), slots=64)

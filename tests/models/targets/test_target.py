@@ -24,8 +24,7 @@ from transformers import (
 
 from models.io.errors import UserError
 from models.targets.config import TargetConf
-from models.targets.loading import load_target
-from models.targets.target import Target
+from models.targets.loading import freeze_model, load_target
 from tests.support.models.tiny import CPU, VOCAB, tiny_target, tiny_tokenizer
 
 SMALL: dict[str, Any] = {
@@ -126,7 +125,7 @@ def test_other_attention_is_refused_by_name_before_weights_are_read(family, tmp_
 )
 def test_logits_changed_after_the_head_are_refused_by_name(family, config):
     with pytest.raises(UserError, match=rf"must not scale .* \({family.__name__}\)"):
-        Target(family(config), tiny_tokenizer(), name="scaled", device=CPU)
+        freeze_model(family(config), tiny_tokenizer(), name="scaled", device=CPU)
 
 
 def test_a_model_that_cannot_be_reached_is_refused_with_the_remedy(tmp_path):

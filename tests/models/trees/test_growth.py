@@ -15,10 +15,11 @@ from models.drafts.options import MedusaConf
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.losses.config import LossConf
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
 from models.trees.growth import ancestor_mask, grow, node_depths
 from models.trees.operators import stable_topk
 from models.trees.sampling import Sampler
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 
 VOCAB = 5

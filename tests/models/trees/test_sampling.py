@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from models.io.errors import UserError
-from models.trees.config import SamplingConf
 from models.trees.growth import ancestor_mask
 from models.trees.sampling import History, gumbel_noise, warp_logits
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import VOCAB, tiny_target
 
 ROWS = 20_000

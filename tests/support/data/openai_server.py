@@ -25,7 +25,7 @@ from fastapi.responses import JSONResponse
 from infer.engine.generate import generate_answers
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import CPU
 from tests.support.runs.killing import FORKS, TIMEOUT_S
 

@@ -6,14 +6,17 @@ from functools import partial
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from data.vocabulary.draft_vocab import choose_kept_ids
 from infer.engine.decode import Decoder
 from models.drafts.base import Batch, Draft
 from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf, Eagle3Conf, MedusaConf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
+from models.targets.loading import freeze_model
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
 from tests.support.models.tiny import CPU, batch_of, learn, tiny_tokenizer
 from tests.support.runs.trained_once import TrainedOnce
@@ -51,7 +54,7 @@ def build_small_target() -> Target:
         bos_token_id=None,
         initializer_range=0.4,
     )
-    return Target(Qwen3ForCausalLM(config), tiny_tokenizer(WORDS), name="small", device=CPU)
+    return freeze_model(Qwen3ForCausalLM(config), tiny_tokenizer(WORDS), name="small", device=CPU)
 
 
 def build_small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
@@ -61,7 +64,8 @@ def build_small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, D
     eagle = build_draft(Eagle3Conf(layers=LAYERS, ttt_steps=2), target, loss=loss, seed=0)
     reduced = Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=10)
     reduced = build_draft(reduced, target, loss=loss, seed=0)
-    reduced.fit_vocabulary(batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0])
+    counts = batch.input_ids.flatten().bincount(minlength=WORDS)
+    reduced.set_vocabulary(choose_kept_ids(counts, 10, required_ids=[0]), target)
     heads = build_draft(MedusaConf(heads=DEPTH), target, loss=loss, seed=0)
     for name, draft, rate in zip(METHODS[:3], (eagle, reduced, heads), (1e-2, 1e-2, 2e-2), strict=True):
         train = partial(learn, draft, target, batch, steps=80, lr=rate)

@@ -9,6 +9,7 @@ import transformers
 from models.device.device import Device
 from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf
+from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.models.tiny import CPU, VOCAB, tiny_tokenizer
 
@@ -99,7 +100,7 @@ def family_model(family: str, *, seed: int = 0) -> Any:
 
 
 def family_target(family: str, *, device: Device = CPU) -> Target:
-    return Target(family_model(family), tiny_tokenizer(), name=family, device=device)
+    return freeze_model(family_model(family), tiny_tokenizer(), name=family, device=device)
 
 
 def partly_agreeing(family, target, *, noise=0.04):

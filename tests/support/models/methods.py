@@ -20,7 +20,7 @@ from models.drafts.options import (
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf, LossName
 from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import LAYERS, chain, sampled_texts
 
 

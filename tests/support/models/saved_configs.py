@@ -10,6 +10,7 @@ import transformers
 from models.drafts.options import CausalLMConf, DraftConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, Medusa2Conf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
+from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.models.family_models import HEADS, SHAPE, SLIDING
 from tests.support.models.tiny import CPU, tiny_tokenizer
@@ -68,7 +69,7 @@ def build_target(family: str) -> Target:
     """Build a random target in bf16, the same at every call."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(NEWER[family](), dtype=torch.bfloat16)
-    return Target(model, tiny_tokenizer(), name=family, device=CPU)
+    return freeze_model(model, tiny_tokenizer(), name=family, device=CPU)
 
 
 def save_draft(family: str, draft: str, folder: Path) -> Path:

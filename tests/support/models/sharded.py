@@ -21,9 +21,8 @@ from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf
 from models.parallel.tensor_parallel import parallelize_model
 from models.targets.config import TargetConf
-from models.targets.loading import load_target
-from models.targets.target import Target
-from models.trees.config import SamplingConf
+from models.targets.loading import freeze_model, load_target
+from models.trees.sampling_config import SamplingConf
 from tests.support.models import nxd
 from tests.support.models.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.models.parallel_layers import build_reference_layers
@@ -209,7 +208,7 @@ def decode_texts(group: dist.ProcessGroup) -> list[list[int]]:
         model = build_model(CUT["qwen3"]())
         if cut:
             parallelize_model(model, build_reference_layers(group), replicated=("lm_head",))
-        target = Target(model, tiny_tokenizer(64), name="tiny", device=CPU)
+        target = freeze_model(model, tiny_tokenizer(64), name="tiny", device=CPU)
         draft = CausalLMDraft(CausalLMConf(name="noised"), build_noised(), target)
         decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)
         assert decoder.session.buffers[0].keys[0].shape[1] == (1 if cut else 2)

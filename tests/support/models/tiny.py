@@ -16,9 +16,10 @@ from models.drafts.options import Eagle3Conf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.targets.config import TargetConf
-from models.targets.loading import load_target
+from models.targets.loading import freeze_model, load_target
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 
 CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
@@ -89,7 +90,7 @@ def tiny_target(
         model.lm_head.weight[0] = 0.0
         model.lm_head.weight[VOCAB:] = 0.0
     model.to(device=device.torch_device, dtype=device.dtype)
-    return Target(model, tiny_tokenizer(), name="tiny", device=device)
+    return freeze_model(model, tiny_tokenizer(), name="tiny", device=device)
 
 
 def demo_target() -> Target:

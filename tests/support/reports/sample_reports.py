@@ -33,7 +33,7 @@ from infer.results.schema import (
     TextSpan,
     TreeInfo,
 )
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 
 CATEGORIES = ("code", "docs", "structured", "open_ended")
 COMPARED = ("usual", "runs/adapted", "a-run-with-a-long-name")

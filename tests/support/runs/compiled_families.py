@@ -12,7 +12,7 @@ import torch
 
 from infer.engine.decode import Decoder
 from models.device.device import Device
-from models.trees.config import SamplingConf
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.family_models import WINDOW, family_target, partly_agreeing
 from tests.support.models.tiny import CPU, VOCAB, static
 

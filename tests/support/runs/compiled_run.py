@@ -24,7 +24,8 @@ from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
 from models.targets.target import Target
-from models.trees.config import SamplingConf, TreeConf
+from models.trees.config import TreeConf
+from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, mixed, new_draft, sampled_texts, tiny_target
@@ -89,7 +90,7 @@ def build_method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]
     learn(draft, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60, lr=case.lr)
     with tempfile.TemporaryDirectory() as folder:
         draft.save(Path(folder), target)
-        _, again = load_draft(Path(folder), target)
+        again = load_draft(Path(folder), target)
     untrained = again.rebuild_untrained(target)
     assert isinstance(untrained, Draft)
     return again.get_verifying_target(target), [untrained, again]

@@ -25,6 +25,7 @@ from models.drafts.options import (
     MedusaConf,
 )
 from models.losses.config import LossConf, Reduction
+from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.models.tiny import CPU, tiny_tokenizer
 from tests.support.runs.toy_run import VOCAB, ToyConf, toy_conf, toy_run
@@ -75,7 +76,7 @@ def build_layout_target(device: Device = CPU) -> Target:
         initializer_range=0.2,
         attention_dropout=0.1,  # a draft model inherits it, and must not draw by micro-batch
     )
-    return Target(Qwen3ForCausalLM(config), tiny_tokenizer(VOCAB), name="layout", device=device)
+    return freeze_model(Qwen3ForCausalLM(config), tiny_tokenizer(VOCAB), name="layout", device=device)
 
 
 def train(name: str, folder: Path, *, at_a_time: int) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infer.config import EvaluationConf
-from models.checkpoints.checkpoint import hash_tensors
+from models.checkpoints.fingerprints import hash_tensors
 from models.device.opening import open_device
 from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft

@@ -29,6 +29,7 @@ from models.io.errors import UserError
 from models.io.lock import acquire_lock
 from models.losses.config import LossConf
 from models.targets.language_model import TargetOutput
+from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.data.packed import packed_of
 from train.config.optim import OptimConf
@@ -105,7 +106,7 @@ def toy_target() -> Target:
         max_position_embeddings=64,
     )
     device = open_device(DeviceConf(name=DeviceName.cpu, compile=False))
-    return Target(Qwen3ForCausalLM(config), None, name="toy", device=device)
+    return freeze_model(Qwen3ForCausalLM(config), None, name="toy", device=device)
 
 
 def toy_rows() -> Packed:

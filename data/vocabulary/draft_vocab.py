@@ -1,8 +1,7 @@
 """A reduced draft vocabulary: the most frequent tokens of the answers, so that the head is small.
 
-Draft id i stands for target id i + d2t[i]; t2d is the mask of target ids that the draft has. Both
-are in the checkpoint in the form that serving engines read. Bytes and special tokens are always
-kept: without them a draft could neither end an answer nor spell a word that it has no token for.
+Bytes and special tokens are always kept: without them a draft could neither end an answer nor spell
+a word that it has no token for.
 """
 
 from jaxtyping import Int

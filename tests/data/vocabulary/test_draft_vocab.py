@@ -5,8 +5,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from data.vocabulary import draft_vocab
 from models.io.errors import UserError
-from models.trees import draft_vocab
 
 COUNTS = torch.tensor([0, 50, 3, 0, 40, 0, 7, 0])
 
