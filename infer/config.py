@@ -103,6 +103,7 @@ class EvalConf(CheckpointConf):
 
     checkpoint: Any = None  # a directory, or a list of them
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)
+    tune: bool = False  # also measures the decoding that is fastest here, beside `tree`
     log: TrackerConf = field(default_factory=TrackerConf)
     output_dir: str = "outputs/infer.eval"
     run_name: str = "eval"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def options(group: str) -> str:
     files = [path.stem for path in (Path(CONF_DIR) / group).glob("*.yaml")]
-    brought = [name for brought_to, name, _ in list_options("train") if brought_to == group]
+    brought = [name for brought_to, name, _ in list_options(TrainConf) if brought_to == group]
     return ", ".join(sorted(files + brought))
 
 

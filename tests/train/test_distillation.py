@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from conf.entry import compose
 from infer.config import EvaluationConf
 from infer.inputs.checkpoint_paths import find_tracked_run
-from infer.tuning import auto, cost_model
+from infer.tuning import cost_model, report_tuning
 from models.device import opening
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
@@ -91,6 +91,7 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     run(conf(folder, "log.wandb=offline"))
     said = capsys.readouterr().out
     assert "norm_output" not in said
+    assert "tune: " not in said  # the demo leaves it out
     assert "deeper than the 2 steps that the draft is trained for" in said
     assert "draft: captures what enters layers [1, 3, 5] of 6\n" in said
     out = folder / "out" / "run"
@@ -104,6 +105,7 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     assert report["drafts"][0]["training"] == [
         {"tokens": line["train/tokens"], "tau": line["eval/acceptance_length"]} for line in evaluated
     ]
+    assert report["drafts"][0]["tuned_tree"] is None
     assert len(evaluated) == 2
     assert "run: too few evaluations to tell whether tau still rises: 2, and" in said
     check_wandb_run(out)
@@ -281,15 +283,15 @@ def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(folder, capsys, m
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with a tuner's lock of its own
     monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
     monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
-    monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
-    auto_tree = ["tree=auto", "tree.depth=2", "tree.nodes=4", "run_name=auto", "optim.steps=1"]
-    run(conf(folder, *auto_tree, "evaluation.batch_sizes=[]", "evaluation.prompts_per_category=1"))
+    monkeypatch.setattr(report_tuning, "NODE_BUDGETS", [4])
+    tuned = ["tune=true", "tree.depth=2", "tree.nodes=4", "run_name=tuned", "optim.steps=1"]
+    run(conf(folder, *tuned, "evaluation.batch_sizes=[]", "evaluation.prompts_per_category=1"))
     out = capsys.readouterr().out
     # two chose the checkpoint, and one of them is in the file that judges it
-    assert "tree=auto: timing trees on 1 of the prompts that the report does not use" in out
-    report = json.loads((folder / "out" / "auto" / "report.json").read_text())
-    (draft,), mode = report["drafts"], report["overall"]["modes"]["auto/tuned"]
-    assert f"tree=auto: {draft['name']}: " in out
+    assert "tune: timing trees on 1 of the prompts that the report does not use" in out
+    report = json.loads((folder / "out" / "tuned" / "report.json").read_text())
+    (draft,), mode = report["drafts"], report["overall"]["modes"]["tuned/tuned"]
+    assert f"tune: {draft['name']}: " in out
     assert draft["tuned_tree"] in out
     assert mode["verdict"]["lossless"] == "yes"
     assert mode["figures"]["speedup"]["mean"] > 0

@@ -78,6 +78,7 @@ class TrainConf:
     parallel: ParallelConf = field(default_factory=ParallelConf)
     log: LogConf = field(default_factory=LogConf)
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)  # of the finished draft
+    tune: bool = True  # the report also measures the decoding that is fastest here, beside `tree`
     seed: int = 0
     run_name: str = MISSING
     output_dir: str = "outputs/train"

@@ -61,7 +61,7 @@ CHANGEABLE_KEYS = (
     "device.num_cores",
     "device.memory_gib",
     "parallel.",
-    "tree.auto",
+    "tune",
     "optim.micro_batch_size",
     "loss.logits_chunk",
 )
