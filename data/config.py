@@ -76,11 +76,12 @@ class DemoAnswerSource(Enum):
 
 
 @dataclass(kw_only=True)
-class DemoAnswersConf:
-    """Settings of the answers to the demo's training prompts."""
+class DemoConf:
+    """Settings of the demo's training prompts and of their answers."""
 
-    source: DemoAnswerSource = DemoAnswerSource.target
-    prompts: int = 1000
+    num_prompts: int = 1000
+    for_any_target: bool = False  # accept targets other than the demo's own
+    source: DemoAnswerSource = DemoAnswerSource.target  # of the answers
     max_new_tokens: int = 128
     temperature: float = 0.7
     batch: int = 32
@@ -88,8 +89,8 @@ class DemoAnswersConf:
     def __post_init__(self) -> None:
         check_values(
             self,
-            "data.answers",
-            prompts=at_least(1),
+            "data.demo",
+            num_prompts=at_least(1),
             max_new_tokens=at_least(2),
             batch=at_least(1),
             temperature=at_least(0, "0 is greedy"),
@@ -119,7 +120,7 @@ class DataConf:
     """Settings for reading, tokenizing and packing the training data."""
 
     source: DataSource = DataSource.demo
-    for_any_target: bool = False  # source=demo: accept targets other than the demo's own
+    demo: DemoConf = field(default_factory=DemoConf)  # of source=demo
     path: str | None = None  # JSONL file, hub name, saved dataset, data file or prepared folder
     subset: str | None = None  # the dataset's configuration
     split: str = "train"  # a name, slices such as train[1000:], or a sum of them
@@ -134,7 +135,6 @@ class DataConf:
     processes: int | None = None  # that tokenize; None = one for each CPU
     seed: int = 0  # of the order in which rows are visited
     keep_features: bool = False  # keep all rows' features in memory: later epochs skip the target
-    answers: DemoAnswersConf = field(default_factory=DemoAnswersConf)  # source=demo only
     on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
     checksums: bool = True  # verify checksums of a feature store's files; false = sizes only
 
@@ -175,10 +175,10 @@ class DataConf:
     def check_target(self, target: TargetConf) -> None:
         """Check that the demo's prompts are meant for this target; raise UserError otherwise."""
         require(
-            self.source is not DataSource.demo or self.for_any_target or target.is_demo,
+            self.source is not DataSource.demo or self.demo.for_any_target or target.is_demo,
             "data.source: the demo's prompts must be for the demo's own target, got target "
             f"{target.path or target.name}; give data=jsonl data.path=FILE or a draft that "
-            "brings its data, or set data.for_any_target=true to use them anyway",
+            "brings its data, or set data.demo.for_any_target=true to use them anyway",
         )
 
     def check_row_length(self, multiple: int, *, on: str | None) -> None:
@@ -212,8 +212,8 @@ class ShowConf:
             "data.source: data.show reads rows, got captured; show what the store was captured from",
         )
         require(
-            self.data.source is not DataSource.demo or self.data.answers.source is not DemoAnswerSource.target,
-            "data.answers.source: data.show generates nothing, got target; take corpus, or show "
+            self.data.source is not DataSource.demo or self.data.demo.source is not DemoAnswerSource.target,
+            "data.demo.source: data.show generates nothing, got target; take corpus, or show "
             "what `python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo",
         )
 

@@ -86,7 +86,7 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
             "device=cpu",
             "device.compile=false",
             f"optim.steps={steps}",
-            f"log.interval={LOGGED}",
+            f"interval.log={LOGGED}",
             f"run_name={name}-{dtype}",
             f"output_dir={folder}/train",
         ],

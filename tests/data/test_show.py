@@ -109,7 +109,7 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
     ("words", "message"),
     [
         (["data=jsonl", "data.path=none.jsonl"], "data.path: must be a JSONL file, got none.jsonl"),
-        (["data.answers.source=target"], "data.answers.source: data.show generates nothing, got target;"),
+        (["data.demo.source=target"], "data.demo.source: data.show generates nothing, got target;"),
         (["data=captured", "data.path=x"], "data.source: data.show reads rows, got captured;"),
         (["documents=0"], "documents: must be at least 1, got 0"),
         (["target.name=none"], "target.name: must be"),
@@ -127,7 +127,7 @@ def test_mistakes_are_one_line(rows, monkeypatch, capfd, words, message):
 
 def test_bare_it_shows_the_demo_without_generating():
     bare = compose("show", ShowConf, [])
-    assert (bare.data.source, bare.data.answers.source.value) == (DataSource.demo, "corpus")
+    assert (bare.data.source, bare.data.demo.source.value) == (DataSource.demo, "corpus")
     assert bare.target.name == "demo"
 
 

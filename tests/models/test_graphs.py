@@ -311,7 +311,7 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
     device = counting()
     target = tiny_target(seed=0, device=device)
     conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
-    conf.data, conf.log.interval = DataConf(row_length=LENGTH), 1
+    conf.data, conf.interval.log = DataConf(row_length=LENGTH), 1
     draft = Growing(conf.draft, Growing.engine_config(conf.draft, target), target)
     counted = loop_in(tmp_path, conf, draft, target, device)
     assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}

@@ -72,10 +72,10 @@ def conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> TrainC
         "optim.rows_per_step": 2,
         "device.compile": "false",
         "device.threads": 1,
-        "eval_every": 3,
-        "num_eval_prompts": 2,
-        "save_every": 3,
-        "log.interval": 2,
+        "interval.eval": 3,
+        "held_out.selection": 2,
+        "interval.save": 3,
+        "interval.log": 2,
         "run_name": "run",
         "output_dir": folder / "out",
     }
@@ -244,10 +244,10 @@ def resumable(folder: Path, place: Path, *overrides: str) -> TrainConf:
         folder,
         f"data.path={place / 'rows.jsonl'}",
         f"output_dir={place}",
-        "held_out_prompts=0",
+        "held_out.report=0",
         "optim.schedule=constant",
-        "eval_every=1",
-        "save_every=1",
+        "interval.eval=1",
+        "interval.save=1",
         "tree=chain",
         "tree.depth=2",
         *overrides,
@@ -263,7 +263,7 @@ def train_only(conf: TrainConf, target: Target) -> dict[str, torch.Tensor]:
 
 
 def test_runs_that_write_the_same_answers_do_not_share_an_unfinished_file(folder, tmp_path, target):
-    answered = conf(folder, f"output_dir={tmp_path}", "data.answers.max_new_tokens=4")
+    answered = conf(folder, f"output_dir={tmp_path}", "data.demo.max_new_tokens=4")
     parallel = build_parallel(ParallelConf(), CPU, trackers=[])
     answers = _answer_with_target(answered, target, parallel, [[5, 6], [7]])
     (file,) = (tmp_path / "answers").iterdir()

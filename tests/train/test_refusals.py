@@ -178,7 +178,12 @@ def test_a_length_that_the_machine_would_pad_is_refused():
 
 
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
-    given = ["target.name=nobody/nothing", "data.for_any_target=true", "device.compile=false", f"output_dir={tmp_path}"]
+    given = [
+        "target.name=nobody/nothing",
+        "data.demo.for_any_target=true",
+        "device.compile=false",
+        f"output_dir={tmp_path}",
+    ]
     line, _ = refused(train.__main__.main, *given)
     assert line.startswith("target.name: must be a reachable model, got 'nobody/nothing' (")
     assert line.endswith("without a network give a local copy by target.path=DIR")

@@ -178,8 +178,8 @@ def test_the_command_distils_what_is_on_disk(tmp_path):
             "optim.epochs=null",
             "optim.steps=4",
             "optim.rows_per_step=2",
-            "eval_every=4",
-            "num_eval_prompts=1",
+            "interval.eval=4",
+            "held_out.selection=1",
             f"evaluation.prompts={tmp_path}/prompts.jsonl",
             "evaluation.max_new_tokens=8",
             "device=cpu",
@@ -328,7 +328,7 @@ def test_processes_share_the_visits_of_one():
     [
         (["draft=demo"], "data.on_policy.share: needs a draft that is a language model"),
         (["draft=demo-lm", "loss=ce"], "data.on_policy.share: must be 0 for loss=ce"),
-        (["draft=demo-lm", "save_every=40"], "save_every: must be a multiple of"),
+        (["draft=demo-lm", "interval.save=40"], "interval.save: must be a multiple of"),
     ],
 )
 def test_on_policy_rows_that_make_no_sense_are_refused(overrides, message):

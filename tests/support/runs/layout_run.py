@@ -92,8 +92,7 @@ def train(name: str, folder: Path, *, at_a_time: int) -> None:
             "lr": 1e-3,
             "max_grad_norm": 1e3,  # a clipped gradient has one size, however it was scaled
         },
-        eval_every=STEPS,
-        save_every=STEPS,
+        interval={"eval": STEPS, "save": STEPS},
     )
     toy_run(folder / name, conf, target=layout_target())
 

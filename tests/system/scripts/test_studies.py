@@ -90,9 +90,9 @@ def replaced(monkeypatch):
 
 
 def test_the_average_is_judged_and_saved_and_training_goes_on_without_it(replaced, tmp_path):
-    plain, _ = toy_run(tmp_path / "plain", toy_conf(eval_every=12))
+    plain, _ = toy_run(tmp_path / "plain", toy_conf(interval={"eval": 12}))
     variants.VARIANTS["ema"]()
-    averaged, _ = toy_run(tmp_path / "ema", toy_conf(eval_every=12))
+    averaged, _ = toy_run(tmp_path / "ema", toy_conf(interval={"eval": 12}))
     assert torch.equal(plain.mix.weight, averaged.mix.weight)
     saved, last = (
         load_file(tmp_path / name / "checkpoint" / "model.safetensors")["mix.weight"] for name in ("ema", "plain")
