@@ -79,12 +79,12 @@ class DemoAnswerSource(Enum):
 class DemoConf:
     """Settings of the demo's training prompts and of their answers."""
 
-    num_prompts: int = 1000
+    num_prompts: int = 1536
     for_any_target: bool = False  # accept targets other than the demo's own
     source: DemoAnswerSource = DemoAnswerSource.target  # of the answers
-    max_new_tokens: int = 128
-    temperature: float = 0.7
-    batch: int = 32
+    max_new_tokens: int = 64  # as in the evaluation
+    temperature: float = 0.0  # as in the evaluation
+    batch: int = 128
 
     def __post_init__(self) -> None:
         check_values(
@@ -120,7 +120,6 @@ class DataConf:
     """Settings for reading, tokenizing and packing the training data."""
 
     source: DataSource = DataSource.demo
-    demo: DemoConf = field(default_factory=DemoConf)  # of source=demo
     path: str | None = None  # JSONL file, hub name, saved dataset, data file or prepared folder
     subset: str | None = None  # the dataset's configuration
     split: str = "train"  # a name, slices such as train[1000:], or a sum of them
@@ -129,14 +128,15 @@ class DataConf:
     license: str = ""  # of the rows, for the model card; "" = what data.prepare recorded
     turns: TurnSelection = TurnSelection.auto
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
-    row_length: int = 512  # tokens of a packed row
+    row_length: int = 2048  # tokens of a packed row
     overlap: int | None = None  # tokens shared by pieces of a long document; None = truncate it
     limit: int | None = None  # rows to read; None = all
     processes: int | None = None  # that tokenize; None = one for each CPU
     seed: int = 0  # of the order in which rows are visited
     keep_features: bool = False  # keep all rows' features in memory: later epochs skip the target
-    on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
     checksums: bool = True  # verify checksums of a feature store's files; false = sizes only
+    demo: DemoConf = field(default_factory=DemoConf)  # of source=demo
+    on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
 
     def __post_init__(self) -> None:
         check_values(
@@ -190,11 +190,16 @@ class DataConf:
         )
 
 
+def _show_the_demos_own_text() -> DataConf:
+    """Return settings for which nothing is generated."""
+    return DataConf(demo=DemoConf(source=DemoAnswerSource.corpus, num_prompts=64))
+
+
 @dataclass(kw_only=True)
 class ShowConf:
     """Settings of `data.show`."""
 
-    data: DataConf = field(default_factory=DataConf)
+    data: DataConf = field(default_factory=_show_the_demos_own_text)
     target: TargetConf = field(default_factory=TargetConf)  # only its tokenizer is loaded
     documents: int = 6  # documents to show, from all categories in turn; with `packed`, rows
     packed: bool = False  # show rows of data.row_length, packed as in training

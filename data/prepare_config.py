@@ -213,8 +213,8 @@ class PrepareConf:
     # without a name or path there is no target: prompts are then measured in characters only
     target: TargetConf = field(default_factory=lambda: TargetConf(name=""))
     answers: AnswersConf = field(default_factory=AnswersConf)
-    # for answers.source=target
-    device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
+    # for answers.source=target; compiling pays off on an accelerator from thousands of rows
+    device: DeviceConf = field(default_factory=lambda: DeviceConf(compile=False), metadata=unused("memory_gib"))
     log: TrackerConf = field(default_factory=TrackerConf)
     worker: int = 0  # this worker's number, in 0..workers - 1
     workers: int = 1  # each answers a share of the rows and writes its own file

@@ -78,21 +78,21 @@ class IntervalConf:
 class TrainConf:
     """Configuration of a run: distill `draft` from `target` on `data`, measure it with `tree`."""
 
+    run_name: str = MISSING
     target: TargetConf = field(default_factory=TargetConf)
     draft: DraftConf = MISSING
     data: DataConf = field(default_factory=DataConf)
     loss: LossConf = field(default_factory=LossConf)
-    tree: TreeConf = field(default_factory=TreeConf)
     optim: OptimConf = field(default_factory=OptimConf)
-    device: DeviceConf = field(default_factory=DeviceConf)
-    parallel: ParallelConf = field(default_factory=ParallelConf)
-    log: TrackerConf = field(default_factory=TrackerConf)
-    evaluation: EvaluationConf = field(default_factory=EvaluationConf)  # of the finished draft
+    seed: int = 0
     held_out: HeldOutConf = field(default_factory=HeldOutConf)
     interval: IntervalConf = field(default_factory=IntervalConf)
+    tree: TreeConf = field(default_factory=TreeConf)
     tune: bool = True  # the report also measures the decoding that is fastest here, beside `tree`
-    seed: int = 0
-    run_name: str = MISSING
+    evaluation: EvaluationConf = field(default_factory=EvaluationConf)  # of the finished draft
+    parallel: ParallelConf = field(default_factory=ParallelConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+    log: TrackerConf = field(default_factory=TrackerConf)
     output_dir: str = "outputs/train"
     resume: bool = True  # continue the run of this name; false starts it over
 
