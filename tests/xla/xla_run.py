@@ -19,7 +19,7 @@ from models.device.device import Device
 from models.device.opening import open_device
 from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft, load_draft
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.target import Target
 from models.trees.config import SamplingConf
 from tests.support.data.packed import packed_of
@@ -52,7 +52,7 @@ def conf_of(method: str) -> TrainConf:
         "micro_batch_size": ROWS,
     }
     conf = toy_conf(draft=draft, optim=optim)
-    conf.loss, conf.interval.log = LossConf(step_decay=1.0), 1
+    conf.loss, conf.interval.log = LossConf(name=LossName.soft_ce, step_decay=1.0), 1
     conf.interval.eval = conf.interval.save = STEPS
     conf.data.row_length = LENGTH
     return conf

@@ -23,7 +23,7 @@ from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf
 from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.target import Target
 from models.trees.config import SamplingConf
 from models.trees.tree import NO_TREE
@@ -72,7 +72,7 @@ def saved(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
 
 
 def built(target, folder, **conf) -> CausalLMDraft:
-    return build_draft(CausalLMConf(path=str(folder), **conf), target, loss=LossConf(), seed=0)
+    return build_draft(CausalLMConf(path=str(folder), **conf), target, loss=LossConf(name=LossName.soft_ce), seed=0)
 
 
 @pytest.mark.parametrize(("tied", "shards"), [(False, "10KB"), (True, "10KB"), (True, "1GB")])

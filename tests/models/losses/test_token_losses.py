@@ -157,7 +157,7 @@ def test_a_reduced_vocabulary_by_hand():
     """The teacher is renormalised to (1/3, 2/3); alpha is not: min(.2, .5) + min(.4, .5) = .6."""
     kept = torch.tensor([0, 2])
     target = logits_of([0.2, 0.3, 0.4, 0.1], [0.2, 0.5, 0.2, 0.1])
-    found = losses_of(logits_of([0.5, 0.5], [0.25, 0.75]), target, LossConf(), kept=kept)
+    found = losses_of(logits_of([0.5, 0.5], [0.25, 0.75]), target, LossConf(name=LossName.soft_ce), kept=kept)
     torch.testing.assert_close(found["alpha"], torch.tensor([0.6, 0.4]))
     assert found["covered"].tolist() == [True, False]
     assert found["hit"].tolist() == [False, False]  # a tie goes to the first; token 1 is not kept

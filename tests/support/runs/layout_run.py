@@ -24,7 +24,7 @@ from models.drafts.options import (
     Medusa2Conf,
     MedusaConf,
 )
-from models.losses.config import LossConf, Reduction
+from models.losses.config import LossConf, LossName, Reduction
 from models.targets.target import Target
 from tests.support.models.tiny import CPU, tiny_tokenizer
 from tests.support.runs.toy_run import VOCAB, ToyConf, toy_conf, toy_run
@@ -38,10 +38,10 @@ class Learner:
 
     draft: DraftConf
     data: dict[str, Any] = field(default_factory=dict)
-    loss: LossConf = field(default_factory=LossConf)
+    loss: LossConf = field(default_factory=lambda: LossConf(name=LossName.soft_ce))
 
 
-BY_TOKEN = LossConf(reduction=Reduction.token)
+BY_TOKEN = LossConf(name=LossName.soft_ce, reduction=Reduction.token)
 LEARNERS = {
     "toy, dropout": Learner(draft=ToyConf(dropout=0.3)),
     "eagle3, reduced": Learner(draft=Eagle3Conf(layers=[0, 1, 2], ttt_steps=2, vocab_size=20)),

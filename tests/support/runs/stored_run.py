@@ -15,7 +15,7 @@ from data.config import DataConf, DataSource
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.options import DraftConf, Eagle3Conf
 from models.drafts.registry import build_draft
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from tests.support.data.captured import LENGTH
 from tests.support.models.tiny import LAYERS, VOCAB
@@ -55,7 +55,7 @@ def training(
         target=TargetConf(name="tiny", path=str(folder / "target")),
         draft=draft,
         data=DataConf(source=source, path=str(path), row_length=LENGTH),
-        loss=loss or LossConf(),
+        loss=loss or LossConf(name=LossName.soft_ce),
         device=DeviceConf(name=DeviceName.cpu, precision=Precision(BF16), compile=False),
         optim=OptimConf(steps=6, micro_batch_size=4, lr=3e-3, compile_loss=False),
         held_out=HeldOutConf(selection=2),

@@ -27,7 +27,7 @@ from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.io.lock import acquire_lock
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 from tests.support.data.packed import packed_of
@@ -122,6 +122,7 @@ def toy_conf(**changes) -> TrainConf:
     base = TrainConf(
         draft=changes.pop("draft", None) or ToyConf(dropout=changes.pop("dropout", 0.1)),
         data=DataConf(seed=1),
+        loss=LossConf(name=LossName.soft_ce),
         device=DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False),
         optim=OptimConf(**{"steps": 12, "rows_per_step": 4, "lr": 3e-3, "warmup_ratio": 0.1, **optim}),
         interval=IntervalConf(**{"log": 3, "eval": 4, "save": 2, **interval}),
