@@ -207,7 +207,7 @@ class ShowConf:
     tokens: int = 300  # of a document in the terminal; longer runs lose their middle
     boundaries: bool = False  # mark token boundaries in the terminal; the page can always do so
     seed: int = 0  # of the sample
-    run_name: str = "show"
+    run_name: str = MISSING
     output_dir: str = "outputs/show"
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ def rows(tmp_path, tokenizer, monkeypatch):
 
 def conf(**changes) -> ShowConf:
     data = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=TurnSelection.last)
-    return ShowConf(data=data, target=TargetConf(name="target"), **changes)
+    return ShowConf(data=data, target=TargetConf(name="target"), run_name="show", **changes)
 
 
 def test_the_command_prints_and_writes_what_is_learned(rows, capsys):

@@ -78,7 +78,6 @@ class IntervalConf:
 class TrainConf:
     """Configuration of a run: distill `draft` from `target` on `data`, measure it with `tree`."""
 
-    run_name: str = MISSING
     target: TargetConf = field(default_factory=TargetConf)
     draft: DraftConf = MISSING
     data: DataConf = field(default_factory=DataConf)
@@ -93,6 +92,7 @@ class TrainConf:
     parallel: ParallelConf = field(default_factory=ParallelConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     log: TrackerConf = field(default_factory=TrackerConf)
+    run_name: str = MISSING
     output_dir: str = "outputs/train"
     resume: bool = True  # continue the run of this name; false starts it over
 
