@@ -65,8 +65,8 @@ test-floor: $(READY)  ## run selected tests with the lowest versions that pyproj
 	@.venv-floor/bin/python -m pytest -n $(WORKERS) $(SPREAD) -W default $(FLOOR)
 
 # A training run with evaluation that takes two minutes.
-SHORT := data.answers.prompts=64 held_out_prompts=8 optim.steps=4 optim.rows_per_step=8 optim.micro_batch_size=8 \
-  eval_every=2 num_eval_prompts=4 evaluation.prompts_per_category=1 evaluation.max_new_tokens=16 run_name=newest resume=false
+SHORT := data.demo.num_prompts=64 held_out.report=8 optim.steps=4 optim.rows_per_step=8 optim.micro_batch_size=8 \
+  interval.eval=2 held_out.selection=4 evaluation.prompts_per_category=1 evaluation.max_new_tokens=16 run_name=newest resume=false
 
 test-newest:  ## run selected tests and a short training with the newest versions, BOUNDS=none above the bounds too (8 GB)
 	@echo "test-newest: installing the newest versions into .venv-newest"

@@ -98,7 +98,7 @@ def _run_command(command: Callable[[DictConfig], None], name: str, schema: type)
     setbase("1.3")
     parser = get_args_parser()
     args = parser.parse_args()
-    register_options(name)
+    register_options(name, schema)
     check_experiments(args.overrides, name)
     args.overrides = quote_typed_text(args.overrides, schema, is_sweep=args.multirun)
     _run_hydra(args=args, args_parser=parser, task_function=command, config_path=CONF_DIR, config_name=name)
@@ -115,10 +115,10 @@ def register_schema(name: str, schema: type) -> None:
     ConfigStore.instance().store(name=f"{name}_schema", node=schema, provider=schema.__module__)
 
 
-def register_options(command: str) -> None:
+def register_options(command: str, schema: type) -> None:
     """Register what each draft brings to a command, and what each whole sequence chooses in it."""
     store = ConfigStore.instance()
-    for group, name, node in list_options(command):
+    for group, name, node in list_options(schema):
         store.store(group=group, name=name, node=node, provider="conf.drafts")
     for name in list_sequences():
         choices = read_choices(name, command).items()
@@ -134,7 +134,7 @@ def register_options(command: str) -> None:
 def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
     """Return the config that `entry_point` passes to main, for callers without a command line."""
     register_schema(name, schema)
-    register_options(name)
+    register_options(name, schema)
     check_experiments(overrides, name)
     with hydra.initialize_config_dir(config_dir=CONF_DIR, version_base="1.3"):
         typed = quote_typed_text(overrides, schema)

@@ -76,20 +76,21 @@ class DemoAnswerSource(Enum):
 
 
 @dataclass(kw_only=True)
-class DemoAnswersConf:
-    """Settings of the answers to the demo's training prompts."""
+class DemoConf:
+    """Settings of the demo's training prompts and of their answers."""
 
-    source: DemoAnswerSource = DemoAnswerSource.target
-    prompts: int = 1000
-    max_new_tokens: int = 128
-    temperature: float = 0.7
-    batch: int = 32
+    num_prompts: int = 1536
+    for_any_target: bool = False  # accept targets other than the demo's own
+    source: DemoAnswerSource = DemoAnswerSource.target  # of the answers
+    max_new_tokens: int = 64  # as in the evaluation
+    temperature: float = 0.0  # as in the evaluation
+    batch: int = 128
 
     def __post_init__(self) -> None:
         check_values(
             self,
-            "data.answers",
-            prompts=at_least(1),
+            "data.demo",
+            num_prompts=at_least(1),
             max_new_tokens=at_least(2),
             batch=at_least(1),
             temperature=at_least(0, "0 is greedy"),
@@ -119,7 +120,6 @@ class DataConf:
     """Settings for reading, tokenizing and packing the training data."""
 
     source: DataSource = DataSource.demo
-    for_any_target: bool = False  # source=demo: accept targets other than the demo's own
     path: str | None = None  # JSONL file, hub name, saved dataset, data file or prepared folder
     subset: str | None = None  # the dataset's configuration
     split: str = "train"  # a name, slices such as train[1000:], or a sum of them
@@ -128,15 +128,15 @@ class DataConf:
     license: str = ""  # of the rows, for the model card; "" = what data.prepare recorded
     turns: TurnSelection = TurnSelection.auto
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
-    row_length: int = 512  # tokens of a packed row
+    row_length: int = 2048  # tokens of a packed row
     overlap: int | None = None  # tokens shared by pieces of a long document; None = truncate it
     limit: int | None = None  # rows to read; None = all
     processes: int | None = None  # that tokenize; None = one for each CPU
     seed: int = 0  # of the order in which rows are visited
     keep_features: bool = False  # keep all rows' features in memory: later epochs skip the target
-    answers: DemoAnswersConf = field(default_factory=DemoAnswersConf)  # source=demo only
-    on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
     checksums: bool = True  # verify checksums of a feature store's files; false = sizes only
+    demo: DemoConf = field(default_factory=DemoConf)  # of source=demo
+    on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
 
     def __post_init__(self) -> None:
         check_values(
@@ -175,10 +175,10 @@ class DataConf:
     def check_target(self, target: TargetConf) -> None:
         """Check that the demo's prompts are meant for this target; raise UserError otherwise."""
         require(
-            self.source is not DataSource.demo or self.for_any_target or target.is_demo,
+            self.source is not DataSource.demo or self.demo.for_any_target or target.is_demo,
             "data.source: the demo's prompts must be for the demo's own target, got target "
             f"{target.path or target.name}; give data=jsonl data.path=FILE or a draft that "
-            "brings its data, or set data.for_any_target=true to use them anyway",
+            "brings its data, or set data.demo.for_any_target=true to use them anyway",
         )
 
     def check_row_length(self, multiple: int, *, on: str | None) -> None:
@@ -190,11 +190,16 @@ class DataConf:
         )
 
 
+def _show_the_demos_own_text() -> DataConf:
+    """Return settings for which nothing is generated."""
+    return DataConf(demo=DemoConf(source=DemoAnswerSource.corpus, num_prompts=64))
+
+
 @dataclass(kw_only=True)
 class ShowConf:
     """Settings of `data.show`."""
 
-    data: DataConf = field(default_factory=DataConf)
+    data: DataConf = field(default_factory=_show_the_demos_own_text)
     target: TargetConf = field(default_factory=TargetConf)  # only its tokenizer is loaded
     documents: int = 6  # documents to show, from all categories in turn; with `packed`, rows
     packed: bool = False  # show rows of data.row_length, packed as in training
@@ -202,7 +207,7 @@ class ShowConf:
     tokens: int = 300  # of a document in the terminal; longer runs lose their middle
     boundaries: bool = False  # mark token boundaries in the terminal; the page can always do so
     seed: int = 0  # of the sample
-    run_name: str = "show"
+    run_name: str = MISSING
     output_dir: str = "outputs/show"
 
     def __post_init__(self) -> None:
@@ -212,8 +217,8 @@ class ShowConf:
             "data.source: data.show reads rows, got captured; show what the store was captured from",
         )
         require(
-            self.data.source is not DataSource.demo or self.data.answers.source is not DemoAnswerSource.target,
-            "data.answers.source: data.show generates nothing, got target; take corpus, or show "
+            self.data.source is not DataSource.demo or self.data.demo.source is not DemoAnswerSource.target,
+            "data.demo.source: data.show generates nothing, got target; take corpus, or show "
             "what `python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo",
         )
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
-from data.config import CONTENT_COLUMNS
+from data.config import CONTENT_COLUMNS, MISSING
 from models.device.config import DeviceConf
 from models.io.errors import UserError, require
 from models.io.secrets import find_secrets, redact
@@ -213,12 +213,12 @@ class PrepareConf:
     # without a name or path there is no target: prompts are then measured in characters only
     target: TargetConf = field(default_factory=lambda: TargetConf(name=""))
     answers: AnswersConf = field(default_factory=AnswersConf)
-    # for answers.source=target
-    device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
+    # for answers.source=target; compiling pays off on an accelerator from thousands of rows
+    device: DeviceConf = field(default_factory=lambda: DeviceConf(compile=False), metadata=unused("memory_gib"))
     log: TrackerConf = field(default_factory=TrackerConf)
     worker: int = 0  # this worker's number, in 0..workers - 1
     workers: int = 1  # each answers a share of the rows and writes its own file
-    run_name: str = "demo"
+    run_name: str = MISSING
     output_dir: str = "outputs/prepare"
 
     def __post_init__(self) -> None:

@@ -104,9 +104,10 @@ class EvalConf(CheckpointConf):
 
     checkpoint: Any = None  # a directory, or a list of them
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)
+    tune: bool = False  # also measures the decoding that is fastest here, beside `tree`
     log: TrackerConf = field(default_factory=TrackerConf)
     output_dir: str = "outputs/infer.eval"
-    run_name: str = "eval"
+    run_name: str = MISSING
 
     def __post_init__(self) -> None:
         self.checkpoint = parse_checkpoints(self.checkpoint)
@@ -125,8 +126,8 @@ class GenerateConf(CheckpointConf):
     sampling: SamplingConf = field(default_factory=SamplingConf)
     batch: int = 8  # prompts of a file that are decoded together
     output_dir: str = "outputs/infer.generate"
-    run_name: str = "generate"
-    output: str = "answers.jsonl"
+    run_name: str = MISSING
+    output: str = MISSING
 
     def __post_init__(self) -> None:
         check_values(self, max_new_tokens=at_least(1), batch=at_least(1))
@@ -159,7 +160,7 @@ class DecodePlanConf:
     memory_margin: float = 0.1  # share of a core's memory kept for compiler, runtime, collectives
     output: str | None = None  # a file for the plan as JSON
     output_dir: str = "outputs/infer.plan"
-    run_name: str = "plan"
+    run_name: str = MISSING
 
     def __post_init__(self) -> None:
         check_values(self, batch=at_least(1), prompt_tokens=at_least(1))

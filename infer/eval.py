@@ -3,7 +3,7 @@
 python -m infer.eval                        the newest finished training run
 python -m infer.eval checkpoint=DIR tree=chain
 python -m infer.eval checkpoint=[DIR,DIR]
-python -m infer.eval tree=auto              also the tree that this device wants
+python -m infer.eval tune=true              also the tree that this device wants
 """
 
 from pathlib import Path

@@ -11,7 +11,7 @@ from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
 from infer.report.tracked import collect_results
 from infer.results.schema import EvalReport
-from infer.tuning.auto import tune_drafts_for_report
+from infer.tuning.report_tuning import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
 from models.targets.target import Target
@@ -57,16 +57,17 @@ def distill_draft(fitted: FittedRun) -> None:
 def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Parallel) -> EvalReport:
     """Decode the run's held-out prompts with the best draft, and with a tuned tree if asked for."""
     evaluation = resolve_evaluation(conf, folder)
-    best_draft = load_draft_under_test(folder / "checkpoint", target)
-    drafts = tune_drafts_for_report(
-        target,
-        [best_draft],
-        tree=conf.tree,
-        conf=evaluation,
-        target_conf=conf.target,
-        print_line=log.info,
-        is_target_split=parallel.is_target_split,
-    )
+    drafts = [load_draft_under_test(folder / "checkpoint", target)]
+    if conf.tune:
+        drafts = tune_drafts_for_report(
+            target,
+            drafts,
+            tree=conf.tree,
+            conf=evaluation,
+            target_conf=conf.target,
+            print_line=log.info,
+            is_target_split=parallel.is_target_split,
+        )
     return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
 
 

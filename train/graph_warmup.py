@@ -14,8 +14,9 @@ from data.sources.rows import document_from_pair
 from infer.commands.graph_warmup import compile_eval_graphs
 from infer.inputs.command_inputs import load_draft_under_test
 from models.drafts.registry import build_draft
+from models.io.tracking import TrackerConf
 from models.parallel.dtensor import full_params
-from train.config.run import LogConf, TrainConf
+from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import has_external_prompts, resolve_evaluation
 from train.rows.packed_rows import load_training_rows
@@ -58,7 +59,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         rows=rows,
         store=store,
         state=state,
-        log=MetricLogger(LogConf(), state, parallel.accelerator),
+        log=MetricLogger(TrackerConf(), state, parallel.accelerator),
         evaluate=lambda _: {},
     ).warmup()
     with full_params(draft):

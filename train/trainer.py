@@ -118,7 +118,7 @@ class Trainer:
         # In training mode, random layers such as dropout would draw per process and micro-batch:
         # `Draft.prepare_batch` draws per row instead.
         self.draft.eval()
-        is_compiled = self.conf.optim.compile and self.parallel.compiles_loss
+        is_compiled = self.conf.optim.compile_loss and self.parallel.compiles_loss
         return self.parallel.prepare(LossModule(self.draft, self.parallel.device, compiled=is_compiled))
 
     @cached_property
@@ -158,7 +158,7 @@ class Trainer:
 
     @cached_property
     def metric_buffer(self) -> MetricBuffer:
-        return MetricBuffer(steps=self.conf.log.interval)
+        return MetricBuffer(steps=self.conf.interval.log)
 
     @cached_property
     def _step(self) -> Callable[[dict[int, MicroBatch]], None]:
@@ -172,7 +172,7 @@ class Trainer:
         """
         conf, progress, steps = self.conf, self.state.progress, self.rate.steps
         progress.num_rows, progress.steps = len(self.rows), steps
-        saves = SaveSchedule(parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_interval)
+        saves = SaveSchedule(parallel=self.parallel, minutes=conf.interval.save_minutes, every_steps=conf.save_interval)
         bar = ProgressBar(steps_done=progress.step, steps=steps)
         with self._resume(), bar:
             log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
@@ -181,8 +181,8 @@ class Trainer:
                 self._train_step()
                 progress.step += 1
                 is_last = progress.step == steps
-                should_evaluate = is_last or progress.step % conf.eval_every == 0
-                should_log = should_evaluate or progress.step % conf.log.interval == 0
+                should_evaluate = is_last or progress.step % conf.interval.eval == 0
+                should_log = should_evaluate or progress.step % conf.interval.log == 0
                 if should_log or saves.is_due(progress.step):
                     # Read the metrics before saving, so that a non-finite loss ends the run
                     # without saving a bad state.

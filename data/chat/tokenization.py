@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from data.chat.answer_spans import RewrittenError, find_all_answers, find_assistant_turns, find_last_answer
 from data.chat.processes import map_in_order
 from data.chat.template import CharSpan, ChatTemplate, Message
-from data.config import DataConf, DemoAnswersConf, TurnSelection
+from data.config import DataConf, DemoConf, TurnSelection
 from data.demo.prompts import training_prompts
 from data.sources.row_formats import REASONING_KEYS
 from data.sources.rows import (
@@ -55,7 +55,7 @@ def iter_documents(
 
 
 def iter_demo_documents(
-    conf: DemoAnswersConf,
+    conf: DemoConf,
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
@@ -66,7 +66,7 @@ def iter_demo_documents(
     `answer_prompts` maps the token ids of the prompts to those of the answers. Without it, an
     answer is the text that follows the prompt in its file, cut to `conf.max_new_tokens`.
     """
-    prompts = training_prompts(conf.prompts, seed=seed)
+    prompts = training_prompts(conf.num_prompts, seed=seed)
     prompt_ids: list[list[int]] = tokenizer([prompt.text for prompt in prompts])["input_ids"]
     if answer_prompts is None:
         continuations = tokenizer([prompt.continuation for prompt in prompts])["input_ids"]

@@ -39,7 +39,7 @@ def show_documents(conf: ShowConf) -> None:
     skipped: Counter[str] = Counter()
     stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
     documents = (
-        iter_demo_documents(conf.data.answers, tokenizer, seed=conf.seed)
+        iter_demo_documents(conf.data.demo, tokenizer, seed=conf.seed)
         if conf.data.source is DataSource.demo
         else iter_documents(conf.data, tokenizer, skipped, read_vocab_size(conf.target))
     )

@@ -9,7 +9,7 @@ from infer.measure.evaluate import evaluate_drafts
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
 from infer.report.tracked import collect_results
-from infer.tuning.auto import tune_drafts_for_report
+from infer.tuning.report_tuning import tune_drafts_for_report
 from models.io.console import print_line
 from models.io.files import report_disk_errors
 from models.io.tracking import upload_results
@@ -18,14 +18,15 @@ from models.io.tracking import upload_results
 def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> None:
     """Evaluate the drafts in `directories` side by side; write the report to the folder `run`."""
     target, drafts, evaluation = load_evaluation(conf, directories)
-    drafts = tune_drafts_for_report(
-        target,
-        drafts,
-        tree=conf.tree,
-        conf=evaluation,
-        target_conf=resolve_target(conf.target, directories),
-        print_line=print_line,
-    )
+    if conf.tune:
+        drafts = tune_drafts_for_report(
+            target,
+            drafts,
+            tree=conf.tree,
+            conf=evaluation,
+            target_conf=resolve_target(conf.target, directories),
+            print_line=print_line,
+        )
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
     with report_disk_errors(run):
         write_report_files(report, run)

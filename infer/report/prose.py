@@ -196,13 +196,13 @@ def describe_curve(points: list[CurvePoint]) -> str:
     """Say whether tau still rises, and while it does, what twice the tokens would give.
 
     >>> describe_curve([CurvePoint(tokens=100 * n, tau=2.0) for n in range(3)])
-    'too few evaluations to tell whether tau still rises: 3, and 7 are needed; lower eval_every.'
+    'too few evaluations to tell whether tau still rises: 3, and 7 are needed; lower interval.eval.'
     """
     line = fit_rise(points)
     if line is None:
         return (
             f"too few evaluations to tell whether tau still rises: {len(points)}, and "
-            f"{2 * MIN_FITTED_POINTS - 1} are needed; lower eval_every."
+            f"{2 * MIN_FITTED_POINTS - 1} are needed; lower interval.eval."
         )
     trend = Trend.from_slope(line.slope)
     return (

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from conf.typed_text import quote
-from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, CheckpointConf, parse_checkpoints
+from infer.config import DEMO_NEW_TOKENS, MISSING, OWN_TARGET, CheckpointConf, parse_checkpoints
 from models.device.config import DeviceConf
 from models.io.errors import require
 from models.io.tracking import TrackerConf
@@ -50,7 +50,7 @@ class TuneConf(CheckpointConf):
     sampling: SamplingConf = field(default_factory=SamplingConf)
     log: TrackerConf = field(default_factory=TrackerConf)
     output_dir: str = "outputs/infer.tune"
-    run_name: str = "tune"
+    run_name: str = MISSING
 
     def __post_init__(self) -> None:
         self.checkpoint = parse_checkpoints(self.checkpoint)

@@ -128,13 +128,13 @@ class CausalLMConf(ModelSource, DraftConf):
 class EagleConf(DraftConf):
     """The options of all EAGLE methods; everything else follows from the target."""
 
-    max_depth: int = 16  # tokens of the deepest proposal
     ttt_steps: int = 7  # drafting steps in training
     intermediate_size: int | None = None  # None = the target's
     heads: int | None = None  # None = the target's
     kv_heads: int | None = None  # None = the target's
     head_size: int | None = None  # None = the target's
     dropout: float = 0.0  # share of the layer's inputs that training zeroes
+    max_depth: int = 16  # tokens of the deepest proposal
 
     def __post_init__(self) -> None:
         check_values(self, "draft", ttt_steps=at_least(1), max_depth=at_least(1), dropout=BELOW_ONE)

@@ -30,6 +30,10 @@ class TrackerConf:
     project: str = "drafts"
     entity: str | None = None
 
+    def list_trackers(self) -> list[str]:
+        """Return the trackers to start with Accelerate."""
+        return [] if self.wandb is Wandb.off else ["wandb"]
+
     def check_wandb(self) -> None:
         """Raise UserError if wandb is missing or, for `online`, not logged in.
 

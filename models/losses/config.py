@@ -31,7 +31,7 @@ class Reduction(Enum):
 class LossConf:
     """The loss function, its parameters, and the weights of steps and tokens."""
 
-    name: LossName = LossName.soft_ce
+    name: LossName = LossName.lk_hybrid
     beta: float = 0.5  # of jsd: 0 is the forward KL, 1 the reverse KL
     lk_eta: float = 3.0  # of lk_hybrid
     top_k: int = 10  # of topk_kl

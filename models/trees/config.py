@@ -21,8 +21,6 @@ class TreeConf:
     ngram_tokens: int = 0  # tokens of an additional chain, from n-gram lookup
     paths: list[list[int]] | None = None  # of a static tree
     file: str | None = None  # in a format of models/trees/tree_formats.py; replaces the above
-    # a training run and `infer.eval` also tune, and decode with the choice beside this tree
-    auto: bool = False
 
     def __post_init__(self) -> None:
         check_values(

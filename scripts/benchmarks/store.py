@@ -63,7 +63,7 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
     sizes = [f"dtype={dtype}", "batch=32", "shard_mb=4"]
     timed, store_folder = captured(compose("capture", CaptureConf, [*common, *source, *sizes]), target)
     source = ["data=captured", f"data.path={store_folder}", f"output_dir={folder}/train"]
-    sizes = [f"optim.steps={steps}", f"log.interval={LOGGED}"]
+    sizes = [f"optim.steps={steps}", f"interval.log={LOGGED}"]
     train = compose("train", TrainConf, [*common, *source, *sizes])
     draft = build_draft(train.draft, target, loss=train.loss, seed=0)
     store = FeatureStore.open(

@@ -19,7 +19,7 @@ COST_FOLDER = "cost"
 COST_STEPS = 60  # of the runs that are timed
 UNTIMED_STEPS = 10  # at the start of a run: they compile, and our metrics come every ten
 # Both sides at their fastest: the peer compiles its training step on CUDA alone.
-COST_OVERRIDES = ["device.compile=true", "optim.compile=true"]
+COST_OVERRIDES = ["device.compile=true", "optim.compile_loss=true"]
 STEP_TOKENS = 2048  # eight rows of 256, or a packed batch of the peer's
 
 

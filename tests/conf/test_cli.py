@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def list_names(group: str) -> str:
     files = [path.stem for path in (Path(CONF_DIR) / group).glob("*.yaml")]
-    registered = [name for group_of_option, name, _ in list_options("train") if group_of_option == group]
+    registered = [name for group_of_option, name, _ in list_options(TrainConf) if group_of_option == group]
     return ", ".join(sorted(files + registered))
 
 
@@ -35,8 +35,8 @@ MISTAKES = {
     "loss=kl": f"loss: no such option, got 'kl'; choose one of {list_names('loss')}",
     "draft.layrs=[1]": "draft.layrs: no such key; did you mean draft.layers?",
     "lr=1": "lr: no such key; did you mean optim.lr?",
-    "log.color=1": "log.color: no such key; choose one of entity, interval, project, wandb",
-    "+log.color=1": "log.color: no such key; choose one of entity, interval, project, wandb",
+    "log.color=1": "log.color: no such key; choose one of entity, project, wandb",
+    "+log.color=1": "log.color: no such key; choose one of entity, project, wandb",
     "data.template.thinking=1": "data.template.thinking: no such key; to add it write +data.template.thinking=VALUE",
     "optim.lr=fast": "optim.lr: must be a number, got 'fast'",
     "optim.steps=1.5": "optim.steps: must be an integer, got '1.5'",

@@ -72,15 +72,15 @@ def mixed_tree():
 
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_real_draft_is_tuned_for_its_report_and_a_demo_keeps_its_tree(draft, mixed_tree):
-    tree = compose_train(f"draft={draft}").tree
-    assert tree.auto == ("demo" not in draft)
-    assert dataclasses.replace(tree, auto=False) == mixed_tree
+    conf = compose_train(f"draft={draft}")
+    assert conf.tune == ("demo" not in draft)
+    assert conf.tree == mixed_tree
 
 
 def test_the_command_line_chooses_the_tree_of_a_draft():
     for overrides in (["draft=qwen3-8b-eagle3", "tree=chain"], ["tree=chain", "draft=demo"]):
         assert compose_train(*overrides).tree == TreeConf(kind=TreeKind.chain, depth=4)
-    assert compose_train("draft=demo", "tree=auto").tree.auto
+    assert compose_train("draft=demo", "tune=true").tune
 
 
 def test_every_group_has_options():

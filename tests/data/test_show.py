@@ -54,7 +54,7 @@ def rows(tmp_path, tokenizer, monkeypatch):
 
 def build_show_conf(**changes) -> ShowConf:
     data = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=TurnSelection.last)
-    return ShowConf(data=data, target=TargetConf(name="target"), **changes)
+    return ShowConf(data=data, target=TargetConf(name="target"), run_name="show", **changes)
 
 
 def test_the_command_prints_and_writes_the_answers_that_are_learned(rows, capsys):
@@ -109,7 +109,7 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
     ("overrides", "message"),
     [
         (["data=jsonl", "data.path=none.jsonl"], "data.path: must be a JSONL file, got none.jsonl"),
-        (["data.answers.source=target"], "data.answers.source: data.show generates nothing, got target;"),
+        (["data.demo.source=target"], "data.demo.source: data.show generates nothing, got target;"),
         (["data=captured", "data.path=x"], "data.source: data.show reads rows, got captured;"),
         (["documents=0"], "documents: must be at least 1, got 0"),
         (["target.name=none"], "target.name: must be"),
@@ -127,7 +127,7 @@ def test_mistakes_are_refused_in_one_line(rows, monkeypatch, capfd, overrides, m
 
 def test_without_arguments_the_demo_is_shown_without_generation():
     bare = compose("show", ShowConf, [])
-    assert (bare.data.source, bare.data.answers.source.value) == (DataSource.demo, "corpus")
+    assert (bare.data.source, bare.data.demo.source.value) == (DataSource.demo, "corpus")
     assert bare.target.name == "demo"
 
 

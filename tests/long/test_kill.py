@@ -10,7 +10,7 @@ from tests.support.runs.toy_run import metrics, toy_conf, toy_run, weights
 
 log = logging.getLogger(__name__)
 KILLS, HALF_WRITTEN, STEPS = 10, 3, 600
-SAVE_EVERY = toy_conf().save_every
+SAVE_EVERY = toy_conf().interval.save
 
 
 def test_ten_kills_end_in_the_weights_of_an_unbroken_run(tmp_path):

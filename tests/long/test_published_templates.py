@@ -222,7 +222,7 @@ def test_a_draft_is_trained_evaluated_and_prompted_through_the_template(name, to
                 "optim=adamw",
                 "optim.steps=2",
                 "optim.rows_per_step=2",
-                "num_eval_prompts=2",
+                "held_out.selection=2",
                 f"evaluation.prompts={prompts}",
                 "evaluation.max_new_tokens=8",
                 "evaluation.batch_sizes=[]",

@@ -312,7 +312,7 @@ def test_unannounced_graphs_of_training_stand_in_its_metrics(tmp_path):
     device = build_counting_device()
     target = tiny_target(seed=0, device=device)
     conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
-    conf.data, conf.log.interval = DataConf(row_length=LENGTH), 1
+    conf.data, conf.interval.log = DataConf(row_length=LENGTH), 1
     draft = Growing(conf.draft, Growing.engine_config(conf.draft, target), target)
     counted = run_loop_in(tmp_path, conf, draft, target, device)
     assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}

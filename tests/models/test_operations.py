@@ -89,8 +89,8 @@ def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
     """Logged figures are read in a single transfer; in each step AdamW reads its own count, on the host."""
 
     def reads(steps):
-        conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": steps}, save_every=99)
-        conf.data, conf.log.interval, conf.eval_every = DataConf(row_length=LENGTH), steps, 99
+        conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": steps}, interval={"save": 99})
+        conf.data, conf.interval.log, conf.interval.eval = DataConf(row_length=LENGTH), steps, 99
         draft = CASES["medusa"].build(target)
         with counted_reads() as read, Operations() as operations:
             run_loop(conf, draft, target, CPU)

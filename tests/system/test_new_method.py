@@ -112,9 +112,9 @@ def test_a_method_of_options_modules_and_an_entry_is_trained_reported_and_evalua
         "optim.steps=150",
         "optim.rows_per_step=4",
         "optim.lr=3e-2",
-        "optim.compile=false",
-        "eval_every=150",
-        "num_eval_prompts=2",
+        "optim.compile_loss=false",
+        "interval.eval=150",
+        "held_out.selection=2",
         "run_name=new",
         *common,
     )

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from conf.entry import compose
 from infer.config import EvaluationConf
 from infer.inputs.checkpoint_paths import find_tracked_run
-from infer.tuning import auto, cost_model
+from infer.tuning import cost_model, report_tuning
 from models.device import opening
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
@@ -72,10 +72,10 @@ def build_conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> 
         "optim.rows_per_step": 2,
         "device.compile": "false",
         "device.threads": 1,
-        "eval_every": 3,
-        "num_eval_prompts": 2,
-        "save_every": 3,
-        "log.interval": 2,
+        "interval.eval": 3,
+        "held_out.selection": 2,
+        "interval.save": 3,
+        "interval.log": 2,
         "run_name": "run",
         "output_dir": folder / "out",
     }
@@ -91,6 +91,7 @@ def test_a_run_writes_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     run_training(build_conf(folder, "log.wandb=offline"))
     output = capsys.readouterr().out
     assert "norm_output" not in output
+    assert "tune: " not in output  # the demo leaves it out
     assert "deeper than the 2 steps that the draft was trained for" in output
     assert "draft: captures what enters layers [1, 3, 5] of 6\n" in output
     out = folder / "out" / "run"
@@ -104,6 +105,7 @@ def test_a_run_writes_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     assert report["drafts"][0]["training"] == [
         {"tokens": line["train/tokens"], "tau": line["eval/acceptance_length"]} for line in evaluated
     ]
+    assert report["drafts"][0]["tuned_tree"] is None
     assert len(evaluated) == 2
     assert "run: too few evaluations to tell whether tau still rises: 2, and" in output
     check_wandb_run(out)
@@ -242,10 +244,10 @@ def configure_resumable(folder: Path, run_dir: Path, *overrides: str) -> TrainCo
         folder,
         f"data.path={run_dir / 'rows.jsonl'}",
         f"output_dir={run_dir}",
-        "held_out_prompts=0",
+        "held_out.report=0",
         "optim.schedule=constant",
-        "eval_every=1",
-        "save_every=1",
+        "interval.eval=1",
+        "interval.save=1",
         "tree=chain",
         "tree.depth=2",
         *overrides,
@@ -261,7 +263,7 @@ def train_only(conf: TrainConf, target: Target) -> dict[str, torch.Tensor]:
 
 
 def test_runs_that_write_the_same_answers_do_not_share_an_unfinished_file(folder, tmp_path, target):
-    answered = build_conf(folder, f"output_dir={tmp_path}", "data.answers.max_new_tokens=4")
+    answered = build_conf(folder, f"output_dir={tmp_path}", "data.demo.max_new_tokens=4")
     parallel = build_parallel(ParallelConf(), CPU, trackers=[])
     answers = _answer_with_target(answered, target, parallel, [[5, 6], [7]])
     (file,) = (tmp_path / "answers").iterdir()
@@ -281,15 +283,15 @@ def test_a_run_with_a_tuned_tree_measures_it_beside_the_other_modes(folder, caps
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # so that the tuner's lock is this test's
     monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
     monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
-    monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
-    auto_tree = ["tree=auto", "tree.depth=2", "tree.nodes=4", "run_name=auto", "optim.steps=1"]
-    run_training(build_conf(folder, *auto_tree, "evaluation.batch_sizes=[]", "evaluation.prompts_per_category=1"))
+    monkeypatch.setattr(report_tuning, "NODE_BUDGETS", [4])
+    tuned = ["tune=true", "tree.depth=2", "tree.nodes=4", "run_name=tuned", "optim.steps=1"]
+    run_training(build_conf(folder, *tuned, "evaluation.batch_sizes=[]", "evaluation.prompts_per_category=1"))
     out = capsys.readouterr().out
     # two prompts chose the checkpoint, and the report uses the first of them
-    assert "tree=auto: timing trees on 1 of the prompts that the report does not use" in out
-    report = json.loads((folder / "out" / "auto" / "report.json").read_text())
-    (draft,), mode = report["drafts"], report["overall"]["modes"]["auto/tuned"]
-    assert f"tree=auto: {draft['name']}: " in out
+    assert "tune: timing trees on 1 of the prompts that the report does not use" in out
+    report = json.loads((folder / "out" / "tuned" / "report.json").read_text())
+    (draft,), mode = report["drafts"], report["overall"]["modes"]["tuned/tuned"]
+    assert f"tune: {draft['name']}: " in out
     assert draft["tuned_tree"] in out
     assert mode["verdict"]["lossless"] == "yes"
     assert mode["figures"]["speedup"]["mean"] > 0

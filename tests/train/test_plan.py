@@ -69,11 +69,11 @@ def build_conf(*overrides: str) -> TrainConf:
     small = [
         "optim=adamw",
         "optim.rows_per_step=2",
-        "optim.compile=false",
+        "optim.compile_loss=false",
         "tree=chain",
         "tree.depth=3",
         f"data.row_length={LENGTH}",
-        "num_eval_prompts=4",
+        "held_out.selection=4",
         "run_name=planned",
         "evaluation.max_new_tokens=6",
     ]
@@ -191,7 +191,7 @@ def test_random_numbers_of_a_micro_batch_move_to_the_device_only_for_its_pass(tm
 def test_an_evaluation_takes_the_planned_memory(tmp_path):
     run = build_conf(*KINDS["eagle3"])
     loop = build_trainer(run, CPU, tmp_path)
-    prompts = torch.randint(1, VOCAB, (run.num_eval_prompts, PROMPT)).tolist()
+    prompts = torch.randint(1, VOCAB, (run.held_out.selection, PROMPT)).tolist()
     judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation)
     taken = measure_peak_bytes(lambda: judge(loop.draft.eval()))
     target = model_outline(CPU)
@@ -300,7 +300,7 @@ def test_the_layout_with_the_longest_rows_is_suggested(folder):
         "optim=adamw",
         "optim.rows_per_step=2",
         "optim.micro_batch_size=1",
-        "num_eval_prompts=1",
+        "held_out.selection=1",
         "loss.logits_chunk=64",
     ]
     short = plan_run(build_plan_conf(folder, *tight, "data.row_length=128", machine=machine))

@@ -41,8 +41,8 @@ SMALL = [
     "optim.steps=2",
     "optim.rows_per_step=2",
     "draft.ttt_steps=2",
-    "eval_every=2",
-    "num_eval_prompts=2",
+    "interval.eval=2",
+    "held_out.selection=2",
     "device=cpu",
     "device.compile=false",
     "device.threads=1",
@@ -281,7 +281,7 @@ def test_the_demos_data_are_refused_for_another_target_unless_allowed(folder, mo
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"^data.source: the demo's prompts .* got target target;"):
         check_inputs(build_conf("target.path=target"))
-    allowed = build_conf("target.path=target", "data.for_any_target=true")
+    allowed = build_conf("target.path=target", "data.demo.for_any_target=true")
     with caplog.at_level(logging.INFO, logger="train.first_lines"):
         train.first_lines.announce_data(allowed, check_inputs(allowed))
     assert "these are the demo's prompts, answered by target" in caplog.text

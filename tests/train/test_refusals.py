@@ -79,7 +79,7 @@ EVAL = {
     "checkpoint=[]": "checkpoint: must be a directory or a list of them, got []",
     "checkpoint=cut": "checkpoint: must be a complete file, got cut/model.safetensors",
     "checkpoint=[draft,cut]": "checkpoint: must be a complete file, got cut/model.safetensors",
-    "tree=nope": "tree: no such option, got 'nope'; choose one of auto, chain, dynamic, medusa-63,",
+    "tree=nope": "tree: no such option, got 'nope'; choose one of chain, dynamic, medusa-63,",
     "tree.deph=3": "tree.deph: no such key; did you mean tree.depth?",
     "tree.nodes=99": "tree.nodes: must be at most the",
     "device.threads=0": "device.threads: must be at least 1, got 0",
@@ -179,7 +179,12 @@ def test_a_length_that_the_machine_would_pad_is_refused():
 
 
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
-    given = ["target.name=nobody/nothing", "data.for_any_target=true", "device.compile=false", f"output_dir={tmp_path}"]
+    given = [
+        "target.name=nobody/nothing",
+        "data.demo.for_any_target=true",
+        "device.compile=false",
+        f"output_dir={tmp_path}",
+    ]
     line, _ = refused(train.__main__.main, *given)
     assert line.startswith("target.name: must be a reachable model, got 'nobody/nothing' (")
     assert line.endswith("without a network give a local copy by target.path=DIR")

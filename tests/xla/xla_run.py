@@ -19,13 +19,13 @@ from models.device.device import Device
 from models.device.opening import open_device
 from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft, load_draft
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.target import Target
 from models.trees.sampling_config import SamplingConf
 from tests.support.data.packed import packed_of
 from tests.support.models.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.support.runs.toy_run import toy_conf
-from train.config.run import LogConf, TrainConf
+from train.config.run import TrainConf
 from train.distributed.build import build_parallel
 from train.planning import graph_plan
 from train.run.log import MetricLogger
@@ -52,8 +52,8 @@ def build_conf(method: str) -> TrainConf:
         "micro_batch_size": ROWS,
     }
     conf = toy_conf(draft=draft, optim=optim)
-    conf.log, conf.loss = LogConf(interval=1), LossConf(step_decay=1.0)
-    conf.eval_every = conf.save_every = STEPS
+    conf.loss, conf.interval.log = LossConf(name=LossName.soft_ce, step_decay=1.0), 1
+    conf.interval.eval = conf.interval.save = STEPS
     conf.data.row_length = LENGTH
     return conf
 

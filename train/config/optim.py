@@ -90,7 +90,7 @@ class OptimConf:
     rows_per_step: int = 8  # over all processes; passes accumulate their gradients
     micro_batch_size: int | str = 8  # most rows of one pass of a process; auto: what fits
     max_grad_norm: float = 1.0  # maximum norm of the whole gradient
-    compile: bool = True  # the loss; takes a minute, more than a short run saves
+    compile_loss: bool = True  # takes a minute, more than a short run saves
 
     def __post_init__(self) -> None:
         check_values(

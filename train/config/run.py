@@ -10,7 +10,7 @@ from infer.config import EvaluationConf
 from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
 from models.io.errors import require
-from models.io.tracking import TrackerConf, Wandb
+from models.io.tracking import TrackerConf
 from models.io.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
 from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
@@ -51,17 +51,27 @@ class ParallelConf:
 
 
 @dataclass(kw_only=True)
-class LogConf(TrackerConf):
-    """Configuration of a run's metrics: how often they are written, and where."""
+class HeldOutConf:
+    """The numbers of prompts that are held out of the training data."""
 
-    interval: int = 10  # steps
+    selection: int = 32  # for the measurements that choose the checkpoint
+    report: int = 64  # others, for the report; 0 requires evaluation.prompts
 
     def __post_init__(self) -> None:
-        check_values(self, "log", interval=at_least(1))
+        check_values(self, "held_out", selection=at_least(1), report=at_least(0))
 
-    def list_trackers(self) -> list[str]:
-        """Return the trackers to start with Accelerate."""
-        return [] if self.wandb is Wandb.off else ["wandb"]
+
+@dataclass(kw_only=True)
+class IntervalConf:
+    """The steps from one log line, measurement or saved state of a run to the next."""
+
+    log: int = 10
+    eval: int = 100  # between measurements of the delivered tokens per round
+    save: int | None = None  # null: by `save_minutes`
+    save_minutes: float = 10.0  # between saved states, each written at the next log line
+
+    def __post_init__(self) -> None:
+        check_values(self, "interval", log=at_least(1), eval=at_least(1), save=at_least(1), save_minutes=POSITIVE)
 
 
 @dataclass(kw_only=True)
@@ -72,41 +82,31 @@ class TrainConf:
     draft: DraftConf = MISSING
     data: DataConf = field(default_factory=DataConf)
     loss: LossConf = field(default_factory=LossConf)
-    tree: TreeConf = field(default_factory=TreeConf)
     optim: OptimConf = field(default_factory=OptimConf)
-    device: DeviceConf = field(default_factory=DeviceConf)
-    parallel: ParallelConf = field(default_factory=ParallelConf)
-    log: LogConf = field(default_factory=LogConf)
-    evaluation: EvaluationConf = field(default_factory=EvaluationConf)  # of the finished draft
     seed: int = 0
+    held_out: HeldOutConf = field(default_factory=HeldOutConf)
+    interval: IntervalConf = field(default_factory=IntervalConf)
+    tree: TreeConf = field(default_factory=TreeConf)
+    tune: bool = True  # the report also measures the decoding that is fastest here, beside `tree`
+    evaluation: EvaluationConf = field(default_factory=EvaluationConf)  # of the finished draft
+    parallel: ParallelConf = field(default_factory=ParallelConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+    log: TrackerConf = field(default_factory=TrackerConf)
     run_name: str = MISSING
     output_dir: str = "outputs/train"
     resume: bool = True  # continue the run of this name; false starts it over
-    eval_every: int = 100  # steps between measurements of the delivered tokens per round
-    num_eval_prompts: int = 32  # held-out prompts in each of these measurements
-    held_out_prompts: int = 64  # other prompts, for the report; 0 requires evaluation.prompts
-    save_minutes: float = 10.0  # between saved states, each written at the next log line
-    save_every: int | None = None  # steps between saved states, in place of save_minutes
 
     def __post_init__(self) -> None:
-        check_values(
-            self,
-            eval_every=at_least(1),
-            num_eval_prompts=at_least(1),
-            save_every=at_least(1),
-            held_out_prompts=at_least(0),
-            save_minutes=POSITIVE,
-            seed=SEED,
-        )
+        check_values(self, seed=SEED)
 
     @property
     def save_interval(self) -> int | None:
-        """Return the steps between saved states, or None if `save_minutes` decides.
+        """Return the steps between saved states, or None if `interval.save_minutes` decides.
 
         A draft that writes rows needs a state at each renewal: a continued run renews them there.
         """
         on_policy = self.data.on_policy
-        return self.save_every or (on_policy.interval if on_policy.share else None)
+        return self.interval.save or (on_policy.interval if on_policy.share else None)
 
     def first_stage(self) -> "TrainConf | None":
         """Return the run that trains what this one starts from, in a folder of this run, or None.
@@ -124,7 +124,7 @@ class TrainConf:
             self,
             draft=stage.draft,
             optim=optim,
-            log=LogConf(interval=self.log.interval),
+            log=TrackerConf(),
             output_dir=str(Path(self.output_dir) / self.run_name),
             run_name=FIRST_STAGE_FOLDER,
         )
@@ -134,8 +134,8 @@ class TrainConf:
         self._check_overlap()
         on_policy = self.data.on_policy
         require(
-            self.evaluation.prompts is not None or self.held_out_prompts > 0 or self.data.source is DataSource.demo,
-            "held_out_prompts: must be at least 1 if evaluation.prompts is not set, got 0; "
+            self.evaluation.prompts is not None or self.held_out.report > 0 or self.data.source is DataSource.demo,
+            "held_out.report: must be at least 1 if evaluation.prompts is not set, got 0; "
             "raise it or give evaluation.prompts=FILE",
         )
         require(
@@ -149,9 +149,9 @@ class TrainConf:
             "cross-entropy on the draft's own text carries no signal from the target",
         )
         require(
-            not (on_policy.share and self.save_every) or self.save_every % on_policy.interval == 0,
-            f"save_every: must be a multiple of data.on_policy.interval = {on_policy.interval}, "
-            f"got {self.save_every}; a continued run rewrites its rows at that step",
+            not (on_policy.share and self.interval.save) or self.interval.save % on_policy.interval == 0,
+            f"interval.save: must be a multiple of data.on_policy.interval = {on_policy.interval}, "
+            f"got {self.interval.save}; a continued run rewrites its rows at that step",
         )
         depth, deepest = self.tree.build().depth, self.draft.max_proposal_depth
         require(

@@ -49,7 +49,7 @@ def check_parallel(conf: TrainConf) -> None:
     require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
         not parallel.splits_weights or torch.__version__ >= f"{MIN_TORCH}.dev0",
         f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
-        f"{torch.__version__}; upgrade torch, or set parallel=data",
+        f"{torch.__version__}; upgrade torch, or set parallel=replicated",
     )
     if parallel.tensor > 1:
         check_heads(parallel, read_model_config(conf.target).get_text_config())

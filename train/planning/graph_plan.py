@@ -19,7 +19,7 @@ from train.distributed.torchrun import get_world_size
 
 def compiles_features(conf: TrainConf) -> bool:
     """Return whether the target's pass is one graph: hooks that gather its weights break it."""
-    return conf.optim.compile and not conf.parallel.splits_target
+    return conf.optim.compile_loss and not conf.parallel.splits_target
 
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
@@ -28,7 +28,7 @@ def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     if lazy:
         names = {"allocate_optimizer_states", "optimizer_step"}
         return {Graph(name) for name in names | ({"see"} if conf.data.keep_features else set())}
-    graphs = {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile else set()
+    graphs = {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile_loss else set()
     if compiles_features(conf) and conf.data.source is not DataSource.captured:
         graphs |= {Graph("features", (micro_batch_size, conf.data.row_length))}
     return graphs

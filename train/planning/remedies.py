@@ -108,8 +108,8 @@ def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: Mach
     if share >= 1:
         return {}
     if tightest == EVALUATION:
-        prompts = int(conf.num_eval_prompts * share)
-        return {"num_eval_prompts": prompts} if prompts >= 1 else {}
+        prompts = int(conf.held_out.selection * share)
+        return {"held_out.selection": prompts} if prompts >= 1 else {}
     logits = phases[tightest][LOGITS]
     spare = limit - fixed - (growing - logits)
     if spare >= logits / MAX_LOGIT_CHUNKS:

@@ -170,7 +170,7 @@ def _trace_evaluation(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int
 ) -> TracedPhase:
     """Trace train/quick_eval.py: the prefill of all held-out prompts, then the loss of one text."""
-    rows, slots = conf.num_eval_prompts, prompt_tokens + conf.evaluation.quick_tokens
+    rows, slots = conf.held_out.selection, prompt_tokens + conf.evaluation.quick_tokens
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         decoder = Decoder(
             draft.get_verifying_target(target),

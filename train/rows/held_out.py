@@ -28,14 +28,14 @@ def hold_out(
     Raise UserError if too few prompts can be held out.
     """
     if conf.data.source is DataSource.demo:
-        split = split_held_out(documents, selection=conf.num_eval_prompts, final=0, row_length=conf.data.row_length)
+        split = split_held_out(documents, selection=conf.held_out.selection, final=0, row_length=conf.data.row_length)
         return split.training, HeldOutPrompts(selection=rows_from_documents(documents, split.selection, "the demo"))
     max_tokens = _max_prompt_tokens(conf, target)
-    prepared = rows_from_prepared(conf.data, target.tokenizer, conf.held_out_prompts, max_tokens, target.vocab_size)
+    prepared = rows_from_prepared(conf.data, target.tokenizer, conf.held_out.report, max_tokens, target.vocab_size)
     split = split_held_out(
         documents,
-        selection=conf.num_eval_prompts,
-        final=conf.held_out_prompts - len(prepared),
+        selection=conf.held_out.selection,
+        final=conf.held_out.report - len(prepared),
         row_length=conf.data.row_length,
         max_prompt_tokens=max_tokens,
     )
@@ -90,14 +90,14 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
         )
     require(
         num_final > 0 or conf.evaluation.prompts is not None,
-        f"held_out_prompts: must leave as many conversations to train on, got "
+        f"held_out.report: must leave as many conversations to train on, got "
         f"{split.num_groups} in {format_data_name(conf.data)} with a prompt of at most "
         f"{max_tokens} tokens; give more data, or prompts by evaluation.prompts=FILE",
     )
-    if num_final < conf.held_out_prompts:
+    if num_final < conf.held_out.report:
         log.warning(
             "data: %d of %d prompts are held out for the report, as half of the %d conversations are left to train on",
             num_final,
-            conf.held_out_prompts,
+            conf.held_out.report,
             split.num_groups,
         )

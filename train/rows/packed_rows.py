@@ -48,11 +48,11 @@ def load_training_rows(
             )
             documents = store.documents.head(conf.data.limit)
         elif conf.data.source is DataSource.demo:
-            by_target = conf.data.answers.source is DemoAnswerSource.target
+            by_target = conf.data.demo.source is DemoAnswerSource.target
             answer_prompts = partial(_answer_with_target, conf, target, parallel)
             documents = Documents.from_documents(
                 iter_demo_documents(
-                    conf.data.answers,
+                    conf.data.demo,
                     target.tokenizer,
                     seed=conf.seed,
                     answer_prompts=answer_prompts if by_target else None,
@@ -72,9 +72,9 @@ def _answer_with_target(
     conf: TrainConf, target: Target, parallel: Parallel, prompts: list[list[int]]
 ) -> list[list[int]]:
     """Return the target's answers, from a file of an earlier run or generated and written to it."""
-    answers_conf = conf.data.answers
-    sampling = SamplingConf(temperature=answers_conf.temperature, seed=conf.seed)
-    inputs = [target.fingerprint, str(target.device.dtype), prompts, answers_conf.max_new_tokens, str(sampling)]
+    demo = conf.data.demo
+    sampling = SamplingConf(temperature=demo.temperature, seed=conf.seed)
+    inputs = [target.fingerprint, str(target.device.dtype), prompts, demo.max_new_tokens, str(sampling)]
     name = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     path = Path(conf.output_dir) / "answers" / f"{name}.json"
     is_cached = path.exists()
@@ -86,11 +86,7 @@ def _answer_with_target(
     log.info("data: the target answers %d prompts, kept in %s", len(prompts), path.parent)
     generated = track_progress(
         generate_answers(
-            target.eager(),
-            prompts,
-            max_new_tokens=answers_conf.max_new_tokens,
-            sampling=sampling,
-            batch=answers_conf.batch,
+            target.eager(), prompts, max_new_tokens=demo.max_new_tokens, sampling=sampling, batch=demo.batch
         ),
         "answers",
         total=len(prompts),

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from models.io.console import CONSOLE, SHOWS_BARS
 from models.io.files import write_text_atomically
-from models.io.tracking import TrackedResults, Wandb
-from train.config.run import LogConf
+from models.io.tracking import TrackedResults, TrackerConf, Wandb
 from train.distributed.parallel import Parallel
 from train.run.state import RunState
 
@@ -99,7 +98,7 @@ class MetricLogger:
     Only the main process writes.
     """
 
-    def __init__(self, conf: LogConf, state: RunState, accelerator: Accelerator):
+    def __init__(self, conf: TrackerConf, state: RunState, accelerator: Accelerator):
         self.conf, self.accelerator, self.folder = conf, accelerator, state.folder
         self.file = self.folder / "metrics.jsonl"
         if conf.wandb is not Wandb.off:

@@ -37,7 +37,7 @@ from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     flatten_optimizer_state_dict=True,
     ignore_frozen_params=True,
@@ -47,13 +47,13 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 # or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_KEYS = (
     "log.",
+    "interval.log",
     "data.license",
     "data.processes",
     "evaluation.",
     "output_dir",
     "resume",
-    "save_every",
-    "save_minutes",
+    "interval.save",
     "device.threads",
     "device.name",
     "device.cache_dir",
@@ -61,7 +61,7 @@ CHANGEABLE_KEYS = (
     "device.num_cores",
     "device.memory_gib",
     "parallel.",
-    "tree.auto",
+    "tune",
     "optim.micro_batch_size",
     "loss.logits_chunk",
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import huggingface_hub.constants
 import pytest
 
-from data.config import DataConf, DataSource, DemoAnswersConf, RowFormat
+from data.config import DataConf, DataSource, DemoConf, RowFormat
 from data.sources.rows import Conversation, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data, read_training_rows
 from models.io.errors import UserError
@@ -231,10 +231,7 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
         ),
         (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got x; add data=jsonl"),
         (lambda: DataConf(row_length=4, limit=0), r"data.row_length: .*; data.limit: "),
-        (
-            lambda: DemoAnswersConf(temperature=-1.0),
-            "data.answers.temperature: must be at least 0, got -1.0; 0 is greedy",
-        ),
+        (lambda: DemoConf(temperature=-1.0), "data.demo.temperature: must be at least 0, got -1.0; 0 is greedy"),
     ],
 )
 def test_a_conf_that_cannot_work_is_refused(build, message):

@@ -23,7 +23,7 @@ from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf
 from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.loading import freeze_model
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
@@ -72,7 +72,7 @@ def save_model(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
 
 
 def build_from_path(target, folder, **conf) -> CausalLMDraft:
-    return build_draft(CausalLMConf(path=str(folder), **conf), target, loss=LossConf(), seed=0)
+    return build_draft(CausalLMConf(path=str(folder), **conf), target, loss=LossConf(name=LossName.soft_ce), seed=0)
 
 
 @pytest.mark.parametrize(("tied", "shards"), [(False, "10KB"), (True, "10KB"), (True, "1GB")])
@@ -178,8 +178,8 @@ def test_the_command_distils_from_local_folders_alone(tmp_path):
             "optim.epochs=null",
             "optim.steps=4",
             "optim.rows_per_step=2",
-            "eval_every=4",
-            "num_eval_prompts=1",
+            "interval.eval=4",
+            "held_out.selection=1",
             f"evaluation.prompts={tmp_path}/prompts.jsonl",
             "evaluation.max_new_tokens=8",
             "device=cpu",
@@ -328,7 +328,7 @@ def test_processes_together_choose_the_rows_of_a_single_process():
     [
         (["draft=demo"], "data.on_policy.share: needs a draft that is a language model"),
         (["draft=demo-lm", "loss=ce"], "data.on_policy.share: must be 0 for loss=ce"),
-        (["draft=demo-lm", "save_every=40"], "save_every: must be a multiple of"),
+        (["draft=demo-lm", "interval.save=40"], "interval.save: must be a multiple of"),
     ],
 )
 def test_on_policy_rows_that_make_no_sense_are_refused(overrides, message):

@@ -12,7 +12,7 @@ from data.features.writer import features
 from infer.engine.decode import Decoder
 from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf
 from models.drafts.registry import build_draft, load_draft
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
@@ -32,7 +32,7 @@ def read_shapes(folder) -> dict[str, list[int]]:
 
 
 def build(conf, target):
-    return build_draft(conf, target, loss=LossConf(step_decay=1.0), seed=0)
+    return build_draft(conf, target, loss=LossConf(name=LossName.soft_ce, step_decay=1.0), seed=0)
 
 
 def build_batch(target):

@@ -157,7 +157,9 @@ def test_a_reduced_vocabulary_by_hand():
     """The teacher is renormalised to (1/3, 2/3); alpha is not: min(.2, .5) + min(.4, .5) = .6."""
     draft_ids = torch.tensor([0, 2])
     target = build_logits([0.2, 0.3, 0.4, 0.1], [0.2, 0.5, 0.2, 0.1])
-    scores = compute_scores(build_logits([0.5, 0.5], [0.25, 0.75]), target, LossConf(), draft_ids=draft_ids)
+    scores = compute_scores(
+        build_logits([0.5, 0.5], [0.25, 0.75]), target, LossConf(name=LossName.soft_ce), draft_ids=draft_ids
+    )
     torch.testing.assert_close(scores["alpha"], torch.tensor([0.6, 0.4]))
     assert scores["covered"].tolist() == [True, False]
     assert scores["hit"].tolist() == [False, False]  # a tie goes to the first; token 1 is not in the draft vocabulary

@@ -12,7 +12,7 @@ from models.drafts.base import Batch, Draft
 from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf, Eagle3Conf, MedusaConf
 from models.drafts.registry import build_draft
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.loading import freeze_model
 from models.targets.target import Target
 from models.trees.config import TreeConf
@@ -60,7 +60,7 @@ def build_small_target() -> Target:
 def build_small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
     """Train drafts briefly on sampled texts; the draft model is the target with noise on its weights."""
     batch = sample_batch(target)
-    loss = LossConf(step_decay=1.0)
+    loss = LossConf(name=LossName.soft_ce, step_decay=1.0)
     eagle = build_draft(Eagle3Conf(layers=LAYERS, ttt_steps=2), target, loss=loss, seed=0)
     reduced = Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=10)
     reduced = build_draft(reduced, target, loss=loss, seed=0)

@@ -14,7 +14,7 @@ from models.drafts.base import Batch
 from models.drafts.eagle3 import Eagle3Draft
 from models.drafts.options import Eagle3Conf
 from models.drafts.registry import build_draft
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from models.targets.loading import freeze_model, load_target
 from models.targets.target import Target
@@ -100,7 +100,7 @@ def demo_target() -> Target:
 
 def new_draft(target: Target, **conf) -> Eagle3Draft:
     conf = {"layers": LAYERS, "ttt_steps": 4} | conf
-    return build_draft(Eagle3Conf(**conf), target, loss=LossConf(step_decay=1.0), seed=0)
+    return build_draft(Eagle3Conf(**conf), target, loss=LossConf(name=LossName.soft_ce, step_decay=1.0), seed=0)
 
 
 def sampled_texts(target: Target, *, count: int, length: int) -> list[list[int]]:

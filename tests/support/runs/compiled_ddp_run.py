@@ -48,7 +48,7 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> No
     conf = toy_conf(
         draft=DRAFTS[name], data=DataConf(seed=1), optim={"steps": 3, "rows_per_step": 8, "micro_batch_size": 2}
     )
-    conf.log.interval = 1
+    conf.interval.log = 1
     toy_run(folder, conf, target=build_layout_target(device), device=device)
 
 

@@ -24,7 +24,7 @@ from models.drafts.options import (
     Medusa2Conf,
     MedusaConf,
 )
-from models.losses.config import LossConf, Reduction
+from models.losses.config import LossConf, LossName, Reduction
 from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.models.tiny import CPU, tiny_tokenizer
@@ -39,10 +39,10 @@ class Learner:
 
     draft: DraftConf
     data: dict[str, Any] = field(default_factory=dict)
-    loss: LossConf = field(default_factory=LossConf)
+    loss: LossConf = field(default_factory=lambda: LossConf(name=LossName.soft_ce))
 
 
-BY_TOKEN = LossConf(reduction=Reduction.token)
+BY_TOKEN = LossConf(name=LossName.soft_ce, reduction=Reduction.token)
 LEARNERS = {
     "toy, dropout": Learner(draft=ToyConf(dropout=0.3)),
     "eagle3, reduced": Learner(draft=Eagle3Conf(layers=[0, 1, 2], ttt_steps=2, vocab_size=20)),
@@ -93,8 +93,7 @@ def train(name: str, folder: Path, *, at_a_time: int) -> None:
             "lr": 1e-3,
             "max_grad_norm": 1e3,  # a clipped gradient has the same norm at every scale
         },
-        eval_every=STEPS,
-        save_every=STEPS,
+        interval={"eval": STEPS, "save": STEPS},
     )
     toy_run(folder / name, conf, target=build_layout_target())
 

@@ -87,7 +87,7 @@ def run(
         parallel=ParallelConf(**layout),
         optim={"steps": 4, "rows_per_step": 8, "micro_batch_size": 1, **optim},
     )
-    conf.log.interval = conf.save_every = 1
+    conf.interval.log = conf.interval.save = 1
     device = open_device(conf.device)
     spread = build_parallel(conf.parallel, device, trackers=[])
     run_dir = Path(folder)

@@ -15,7 +15,7 @@ from data.config import DataConf, DataSource
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.options import DraftConf, Eagle3Conf
 from models.drafts.registry import build_draft
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from tests.support.data.captured import LENGTH
 from tests.support.models.tiny import LAYERS, VOCAB
@@ -23,7 +23,7 @@ from tests.support.runs.killing import TIMEOUT_S
 from tests.support.runs.toy_run import metrics, toy_length
 from train.checks import build_run_parallel
 from train.config.optim import OptimConf
-from train.config.run import LogConf, TrainConf
+from train.config.run import HeldOutConf, IntervalConf, TrainConf
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary
 from train.run.folder import open_run
@@ -55,15 +55,13 @@ def training(
         target=TargetConf(name="tiny", path=str(folder / "target")),
         draft=draft,
         data=DataConf(source=source, path=str(path), row_length=LENGTH),
-        loss=loss or LossConf(),
+        loss=loss or LossConf(name=LossName.soft_ce),
         device=DeviceConf(name=DeviceName.cpu, precision=Precision(BF16), compile=False),
-        optim=OptimConf(steps=6, micro_batch_size=4, lr=3e-3, compile=False),
-        log=LogConf(interval=1),
+        optim=OptimConf(steps=6, micro_batch_size=4, lr=3e-3, compile_loss=False),
+        held_out=HeldOutConf(selection=2),
+        interval=IntervalConf(log=1, eval=3, save=2),
         run_name=name,
         output_dir=str(folder / "train"),
-        eval_every=3,
-        num_eval_prompts=2,
-        save_every=2,
     )
 
 

@@ -27,13 +27,13 @@ from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.io.lock import acquire_lock
-from models.losses.config import LossConf
+from models.losses.config import LossConf, LossName
 from models.targets.language_model import TargetOutput
 from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.data.packed import packed_of
 from train.config.optim import OptimConf
-from train.config.run import LogConf, TrainConf
+from train.config.run import IntervalConf, TrainConf
 from train.distributed.build import build_parallel
 from train.run.folder import check_same_step, check_steps, report_full_disk
 from train.run.log import MetricLogger
@@ -119,16 +119,15 @@ def toy_rows() -> Packed:
 
 
 def toy_conf(**changes) -> TrainConf:
-    optim = changes.pop("optim", {})
+    optim, interval = changes.pop("optim", {}), changes.pop("interval", {})
     base = TrainConf(
         draft=changes.pop("draft", None) or ToyConf(dropout=changes.pop("dropout", 0.1)),
         data=DataConf(seed=1),
+        loss=LossConf(name=LossName.soft_ce),
         device=DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False),
         optim=OptimConf(**{"steps": 12, "rows_per_step": 4, "lr": 3e-3, "warmup_ratio": 0.1, **optim}),
-        log=LogConf(interval=3),
+        interval=IntervalConf(**{"log": 3, "eval": 4, "save": 2, **interval}),
         run_name="toy",
-        eval_every=4,
-        save_every=2,
     )
     return replace(base, **changes)
 

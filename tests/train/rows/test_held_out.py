@@ -107,8 +107,8 @@ def build_conf(folder: Path, *overrides: str) -> TrainConf:
         "optim": "adamw",
         "optim.steps": 1,
         "optim.rows_per_step": 2,
-        "held_out_prompts": 6,
-        "num_eval_prompts": 3,
+        "held_out.report": 6,
+        "held_out.selection": 3,
         "run_name": "run",
         "output_dir": folder / "outputs" / "train",
     }
@@ -322,15 +322,15 @@ def test_prompts_without_room_for_an_answer_are_left_out_and_counted(folder, tmp
 
 def test_data_without_prompts_to_hold_out_are_refused_in_a_single_line(folder, tmp_path):
     write_lines(tmp_path / "single.jsonl", build_conversations(1))
-    with pytest.raises(UserError, match=r"^held_out_prompts: must leave as many .* got 1 in .*single"):
+    with pytest.raises(UserError, match=r"^held_out.report: must leave as many .* got 1 in .*single"):
         run_hold_out(folder, tmp_path, "data=jsonl", f"data.path={tmp_path / 'single.jsonl'}")
     named = ["evaluation.prompts=demo", "data.overlap=8", "data.row_length=16"]
     long = tmp_path / "long.jsonl"
     write_lines(long, [{"prompt": "word " * 40, "completion": "end"} for _ in range(9)])
     with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
         run_hold_out(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
-    with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 if evaluation"):
-        build_conf(folder, "held_out_prompts=0").check_settings()
+    with pytest.raises(UserError, match=r"^held_out.report: must be at least 1 if evaluation"):
+        build_conf(folder, "held_out.report=0").check_settings()
 
 
 def test_a_store_knows_the_conversation_of_each_document(folder, tmp_path):

@@ -59,7 +59,7 @@ def test_a_longer_run_rewrites_its_rows_where_it_goes_on(tmp_path):
     """Its last step is not a step at which rows are rewritten."""
     data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, interval=5))
     for steps in (12, 20):
-        conf = toy_conf(optim={"steps": steps, **CONSTANT}, data=data, save_every=None)
+        conf = toy_conf(optim={"steps": steps, **CONSTANT}, data=data, interval={"save": None})
         _, progress = toy_run(tmp_path, conf)
         assert progress.step == steps
 

@@ -89,7 +89,7 @@ def test_a_single_state_stays_and_leftovers_are_removed(started):
 
 @pytest.mark.parametrize(
     ("key", "before", "now"),
-    [("optim.lr", 0.003, 0.001), ("seed", 0, 5), ("eval_every", 4, 6), ("draft.dropout", 0.1, 0.2)],
+    [("optim.lr", 0.003, 0.001), ("seed", 0, 5), ("interval.eval", 4, 6), ("draft.dropout", 0.1, 0.2)],
 )
 def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     folder, conf = started
@@ -107,8 +107,7 @@ def test_settings_that_change_at_most_the_rounding_may_change(started):
     folder, conf = started
     changed = replace(
         conf,
-        log=replace(conf.log, interval=5),
-        save_every=7,
+        interval=replace(conf.interval, log=5, save=7),
         resume=False,
         optim=replace(conf.optim, micro_batch_size=1),
     )
@@ -126,7 +125,7 @@ def test_a_run_of_an_earlier_version_is_refused_with_its_version(started):
     with pytest.raises(UserError) as refused:
         RunState(folder, flatten_config(conf)).load_progress()
     assert str(refused.value) == (
-        f"run_name: must name a run of version 3, got 2 in {folder}; use another run_name or resume=false"
+        f"run_name: must name a run of version 4, got 2 in {folder}; use another run_name or resume=false"
     )
 
 
@@ -161,16 +160,16 @@ def list_saved_steps(folder: Path, conf: TrainConf) -> list[int]:
 
 
 def test_states_are_saved_by_time_at_log_lines_and_always_at_the_end(tmp_path):
-    quick, slow = {"save_every": None, "save_minutes": 1e-9}, {"save_every": None}
-    assert list_saved_steps(tmp_path / "quick", toy_conf(**quick)) == [3, 4, 6, 8, 9, 12]
-    assert list_saved_steps(tmp_path / "slow", toy_conf(**slow)) == [12]
-    with pytest.raises(UserError, match=r"save_minutes: must be positive, got 0"):
-        toy_conf(save_minutes=0.0)
+    quick, slow = {"save": None, "save_minutes": 1e-9}, {"save": None}
+    assert list_saved_steps(tmp_path / "quick", toy_conf(interval=quick)) == [3, 4, 6, 8, 9, 12]
+    assert list_saved_steps(tmp_path / "slow", toy_conf(interval=slow)) == [12]
+    with pytest.raises(UserError, match=r"interval.save_minutes: must be positive, got 0"):
+        toy_conf(interval={"save_minutes": 0.0})
 
 
 def test_a_draft_that_writes_rows_saves_a_state_where_it_rewrites_them(tmp_path):
     data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, interval=5))
-    assert list_saved_steps(tmp_path, toy_conf(data=data, save_every=None)) == [5, 10, 12]
+    assert list_saved_steps(tmp_path, toy_conf(data=data, interval={"save": None})) == [5, 10, 12]
 
 
 def test_the_clock_restarts_at_every_state():

@@ -1,4 +1,4 @@
-"""`tree=auto` chooses the fastest tree on prompts of its own, and says where nothing can be tuned."""
+"""`tune=true` chooses the fastest tree on prompts of its own, and says where nothing can be tuned."""
 
 import copy
 import json
@@ -15,10 +15,16 @@ from infer.measure.eval_modes import TunedDecoding, build_eval_modes
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.prose import build_headline
 from infer.report.views import get_draft_modes
-from infer.tuning import auto, cost_model
-from infer.tuning.auto import build_tune_conf, choose_fastest, choose_prompts, list_rivals, tune_drafts_for_report
+from infer.tuning import cost_model, report_tuning
 from infer.tuning.candidates import list_candidates
 from infer.tuning.cost_model import CostBench
+from infer.tuning.report_tuning import (
+    build_tune_conf,
+    choose_fastest,
+    choose_prompts,
+    list_rivals,
+    tune_drafts_for_report,
+)
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from models.targets.config import TargetConf
@@ -32,15 +38,15 @@ from tests.support.reports.tuning import GIVEN_TREE, TABLE, costs
 pytestmark = pytest.mark.no_shapes
 
 OWN = TargetConf(name="tiny")
-AUTO = TreeConf(depth=2, nodes=4, beam_width=2, children=2, ngram_tokens=3, auto=True)
+TREE = TreeConf(depth=2, nodes=4, beam_width=2, children=2, ngram_tokens=3)
 
 
 @pytest.fixture(autouse=True)
 def small_search(tmp_path, monkeypatch):
     """Search few trees and timings under a lock of its own, so that no test waits for another's timing."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
-    monkeypatch.setattr(auto, "MAX_DEPTH", 2)
+    monkeypatch.setattr(report_tuning, "NODE_BUDGETS", [4])
+    monkeypatch.setattr(report_tuning, "MAX_DEPTH", 2)
     monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
     monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
 
@@ -72,7 +78,7 @@ def tune_draft(target, run: Path, conf: EvaluationConf, **changes):
     """Return the tuned draft and the printed lines."""
     lines: list[str] = []
     draft = load_draft_under_test(run / "checkpoint", target)
-    settings = {"tree": AUTO, "conf": conf, "target_conf": OWN, "print_line": lines.append}
+    settings = {"tree": TREE, "conf": conf, "target_conf": OWN, "print_line": lines.append}
     (tuned,) = tune_drafts_for_report(target, [draft], **settings | changes)
     return tuned, lines
 
@@ -83,10 +89,10 @@ def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(ta
     draft, lines = tune_draft(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
     assert "compil" not in capsys.readouterr().out + lines[0]  # nothing is, on this device
     assert draft.tuned.description.startswith("n-gram lookup alone, ")
-    assert lines[0].startswith("tree=auto: timing trees on 2 of the prompts that the report ")
-    assert lines[1].startswith(f"tree=auto: run: {draft.tuned.description}, speed-up ")
+    assert lines[0].startswith("tune: timing trees on 2 of the prompts that the report ")
+    assert lines[1].startswith(f"tune: run: {draft.tuned.description}, speed-up ")
     assert lines[1].endswith(" s")
-    report = evaluate_drafts(target, [draft], tree=AUTO, conf=conf)
+    report = evaluate_drafts(target, [draft], tree=TREE, conf=conf)
     (section,) = report.drafts
     assert section.tuned_tree == draft.tuned.description
     modes = get_draft_modes(report, section)
@@ -115,14 +121,14 @@ def test_a_finished_run_is_measured_whatever_stops_the_tuner(target, run, error,
     failing.device = replace(target.device, compiles=True, backend=backend)
     draft, lines = tune_draft(failing, run, build_evaluation(run))
     assert draft.tuned is None
-    assert lines[-1].startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {reason}")
+    assert lines[-1].startswith(f"tune: not tuned, the report has no mode `tuned`. {reason}")
     assert lines[-1].count("\n") == 0
 
 
 @pytest.mark.parametrize(("node_s", "pays"), [(0.01, True), (10.0, False)])
 def test_the_fastest_tree_is_chosen_and_no_speculation_where_nothing_pays(target, texts, node_s, pays):
     draft, conf = new_draft(target), EvaluationConf(max_new_tokens=8)
-    settings = build_tune_conf(AUTO, draft, conf)
+    settings = build_tune_conf(TREE, draft, conf)
     prompts = [EvalPrompt(id=str(i), category="a", ids=ids) for i, ids in enumerate(texts)]
     tuning = estimate_candidates(target, "new", Path(), draft, prompts, settings)
     bench = CostBench(
@@ -134,7 +140,7 @@ def test_the_fastest_tree_is_chosen_and_no_speculation_where_nothing_pays(target
         context=64,
         round_seconds=costs(node_s=node_s),
     )
-    rivals = list_rivals(tuning, AUTO)
+    rivals = list_rivals(tuning, TREE)
     result = choose_tree(bench, tuning, rivals)
     assert {rival.name for rival in rivals} <= set(result.speedups)
     fastest, beats_none = choose_fastest(tuning, result)
@@ -146,7 +152,7 @@ def test_the_fastest_tree_is_chosen_and_no_speculation_where_nothing_pays(target
 def test_no_speculation_is_a_mode_that_drafts_nothing(target, run):
     decoding = TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
     draft = replace(load_draft_under_test(run / "checkpoint", target), tuned=decoding)
-    report = evaluate_drafts(target, [draft], tree=AUTO, conf=build_evaluation(run))
+    report = evaluate_drafts(target, [draft], tree=TREE, conf=build_evaluation(run))
     mode = report.overall.modes["run/tuned"]
     assert report.drafts[0].tuned_tree == "no speculation"
     assert (mode.figures.nodes, mode.verdict.lossless) == (0, "yes")
@@ -163,7 +169,7 @@ def test_prompts_of_the_report_do_not_choose_the_tree(target, run):
 
 
 @pytest.mark.parametrize(
-    "tree", [AUTO, GIVEN_TREE, TreeConf(kind=TreeKind.chain, depth=3), TreeConf(depth=3, ngram_tokens=8)]
+    "tree", [TREE, GIVEN_TREE, TreeConf(kind=TreeKind.chain, depth=3), TreeConf(depth=3, ngram_tokens=8)]
 )
 def test_every_mode_of_the_report_is_among_the_decoded_trees(target, run, tree):
     draft = load_draft_under_test(run / "checkpoint", target)
@@ -203,7 +209,7 @@ def test_a_run_that_cannot_be_tuned_says_so_in_one_line_and_goes_on(target, run,
     conf = build_evaluation(run, sampling=sampled, verification=verification)
     draft, (line,) = tune_draft(target, run, conf, **changes)
     assert draft.tuned is None
-    assert line.startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {key}: must ")
+    assert line.startswith(f"tune: not tuned, the report has no mode `tuned`. {key}: must ")
     assert line.endswith(f"python -m infer.tune checkpoint=[{run / 'checkpoint'}]")
 
 
@@ -212,8 +218,3 @@ def test_a_device_that_compiles_for_hours_tunes_nothing(target, run, monkeypatch
     draft, (line,) = tune_draft(target, run, build_evaluation(run))
     assert draft.tuned is None
     assert "device: must compile a shape in seconds" in line
-
-
-def test_without_auto_nothing_is_tuned_or_printed(target, run):
-    draft, lines = tune_draft(target, run, build_evaluation(run), tree=replace(AUTO, auto=False))
-    assert (draft.tuned, lines) == (None, [])

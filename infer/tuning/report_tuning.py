@@ -1,4 +1,4 @@
-"""Tune the drafts of a report before it is measured: `tree=auto`.
+"""Tune the drafts of a report before it is measured: `tune=true` of `train` and `infer.eval`.
 
 The search is that of `infer.tune`, at batch size 1 and bounded. Beside its own best it decodes
 with the user's tree, the chain of that depth and n-gram lookup alone, so that the mode `tuned` is
@@ -52,19 +52,17 @@ def tune_drafts_for_report(
     is_target_split: bool = False,
     round_seconds: RoundSeconds = read_clock,
 ) -> list[DraftUnderTest]:
-    """Return the drafts with the decoding that the tuner chooses for each, if `tree.auto` is set.
+    """Return the drafts with the decoding that the tuner chooses for each.
 
     If they cannot be tuned, print a line on the reason and return them as they are: a finished
     training run must still be measured.
     """
-    if not tree.auto:
-        return drafts
     directories = [draft.directory for draft in drafts if draft.directory]
     try:
         check_tunable(target, conf, is_target_split=is_target_split)
         prompts = choose_prompts(target, directories, target_conf, conf)
         print_line(
-            f"tree=auto: timing trees on {len(prompts)} of the prompts that the report does not use"
+            f"tune: timing trees on {len(prompts)} of the prompts that the report does not use"
             + ("; this compiles some twenty shapes" if target.device.compiles else "")
         )
         with (
@@ -77,7 +75,7 @@ def tune_drafts_for_report(
         reason = describe_failure(error)
         checkpoints = ",".join(map(str, directories))
         print_line(
-            f"tree=auto: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
+            f"tune: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
             f"it: python -m infer.tune checkpoint=[{checkpoints}]"
         )
         return drafts
@@ -98,17 +96,17 @@ def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool
     """Raise UserError if trees cannot be tuned with this target, device and acceptance rule."""
     require(
         conf.keeps_target_answers,
-        "evaluation.verification: must be greedy or coupled for tree=auto, whose replay needs "
+        "evaluation.verification: must be greedy or coupled for tune=true, whose replay needs "
         f"answers that do not depend on the draft, got {conf.rule.value}",
     )
     require(
         not is_target_split,
-        "parallel: must leave the target on one device for tree=auto, because processes that time "
+        "parallel: must leave the target on one device for tune=true, because processes that time "
         "trees choose different ones, got a split target",
     )
     require(
         not target.device.compiles_slowly,
-        f"device: must compile a shape in seconds for tree=auto, which tries some twenty, got {target.device.name}",
+        f"device: must compile a shape in seconds for tune=true, which tries some twenty, got {target.device.name}",
     )
 
 
@@ -160,7 +158,7 @@ def _tune_draft(
     torch.compiler.reset()  # drops these graphs: those of the report have other shapes
     fastest, pays = choose_fastest(tuning, result)
     print_line(
-        f"tree=auto: {draft.name}: {'' if pays else 'no speculation; the fastest was '}"
+        f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}"
         f"{fastest.description}, speed-up {result.format_speedup(fastest)}; "
         f"took {time.perf_counter() - start:.0f} s"
     )
