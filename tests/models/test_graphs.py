@@ -75,8 +75,8 @@ def test_an_unannounced_shape_is_refused_before_it_is_compiled(backend):
             ours(torch.ones(4), [1, 2])
         assert run.compiled == {"raise_ids:demo": 1}
     assert not five.any()
-    told = "graphs: raise_ids:demo has 1 announced, got one more: ids [5] float32"
-    assert str(refused.value) == told
+    message = "graphs: raise_ids:demo has 1 announced, got one more: ids [5] float32"
+    assert str(refused.value) == message
     ours(torch.ones(6), [1, 3])  # outside of a run no graph is counted
 
 
@@ -123,8 +123,8 @@ def test_an_unannounced_graph_is_counted_and_warned_of_once_where_compiling_is_q
     more = 3 if backend else 2
     assert (run.unannounced, run.compiled_late) == (more, more)
     assert run.counts() == {"scale": {"announced": 1, "compiled": 1 + more}}
-    (told,) = [r.getMessage() for r in caplog.records if r.name == "models.device.graph_budget"]
-    assert told.startswith("graphs: scale has 1 announced, got one more: ids [8] float32; ")
+    (message,) = [r.getMessage() for r in caplog.records if r.name == "models.device.graph_budget"]
+    assert message.startswith("graphs: scale has 1 announced, got one more: ids [8] float32; ")
 
 
 @pytest.mark.parametrize("name", ["neuron", "xla", "cuda", "cpu"])
@@ -344,9 +344,9 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     for first in (training, judging):
         announced = lines[first].removesuffix("announced")
         assert f"{announced}compiled" in lines[first:]
-        told = [line for line in lines[first:] if line.startswith("graph ")]
-        assert len(told) >= int(announced.split()[1])
-        assert [line for line in told if not PROGRESS.fullmatch(line) or len(line) > 100] == []
+        progress_lines = [line for line in lines[first:] if line.startswith("graph ")]
+        assert len(progress_lines) >= int(announced.split()[1])
+        assert [line for line in progress_lines if not PROGRESS.fullmatch(line) or len(line) > 100] == []
     assert not (tmp_path / "runs").exists()
 
 

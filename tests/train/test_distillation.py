@@ -58,7 +58,7 @@ def join_words(ids: list[int]) -> str:
 
 
 def build_conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> TrainConf:
-    given = {
+    settings = {
         "target.name": folder / "target",
         "data": "jsonl",
         "data.path": folder / "rows.jsonl",
@@ -79,7 +79,7 @@ def build_conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> 
         "run_name": "run",
         "output_dir": folder / "out",
     }
-    options = [f"{key}={value}" for key, value in given.items() if key not in without]
+    options = [f"{key}={value}" for key, value in settings.items() if key not in without]
     return compose("train", TrainConf, [*options, *overrides])
 
 
@@ -207,10 +207,10 @@ def test_memory_of_training_is_free_before_a_next_stage_and_before_the_report(fo
     monkeypatch.setattr(TargetFeatures, "keep_all", watch_keep)
     monkeypatch.setattr(distillation, "evaluate_drafts", watch_evaluate)
     small = ["tree=chain", "tree.depth=2", "optim.steps=1", "evaluation.batch_sizes=[]"]
-    given = build_conf(
+    conf = build_conf(
         folder, *small, *overrides, f"output_dir={tmp_path}", without=("draft.ttt_steps", "draft.vocab_size", "optim")
     )
-    run_training(given)
+    run_training(conf)
 
 
 def change_answers(rows: list[dict]) -> list[dict]:

@@ -67,11 +67,7 @@ KINDS = {
 
 def build_conf(*overrides: str) -> TrainConf:
     small = [
-        "optim=adamw",
-        "optim.rows_per_step=2",
-        "optim.compile_loss=false",
-        "tree=chain",
-        "tree.depth=3",
+        *("optim=adamw", "optim.rows_per_step=2", "optim.compile_loss=false", "tree=chain", "tree.depth=3"),
         f"data.row_length={LENGTH}",
         "held_out.selection=4",
         "run_name=planned",

@@ -156,8 +156,8 @@ def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
     datasets.DatasetDict(train=table).save_to_disk(folder / "splits")
     (folder / "many").mkdir(exist_ok=True)
     table.to_parquet(folder / "many" / "part-0.parquet")
-    given = build_conf("draft=qwen3-1.7b", f"data.path={folder / name}")
-    assert len(check_and_read_first_rows(given.data)) == 24
+    conf = build_conf("draft=qwen3-1.7b", f"data.path={folder / name}")
+    assert len(check_and_read_first_rows(conf.data)) == 24
 
 
 @pytest.mark.parametrize(("target", "documents"), [("unread", 48), ("llama", 24)])
@@ -207,9 +207,9 @@ REFUSED = {
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_data_that_do_not_fit_are_refused_before_weights_are_read(mistake, main, run):
     """Loading the target would be refused for its weights, which are NaN."""
-    given = ["draft=qwen3-8b-eagle3", *SMALL[:1], "device=cpu"]
+    overrides = ["draft=qwen3-8b-eagle3", *SMALL[:1], "device=cpu"]
     path = [] if "data" in mistake.replace("data.turns", "") else ["data.path=rows.jsonl"]
-    code, error = run(main, *given, *path, *mistake.split())
+    code, error = run(main, *overrides, *path, *mistake.split())
     assert (code, error.count("\n")) == (2, 1)
     assert error.startswith(f"error: {REFUSED[mistake]}")
 
@@ -268,11 +268,11 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target(folder, monkeypatch
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
-    given = ["data=ultrachat", "data.path=someone/rows"]
+    overrides = ["data=ultrachat", "data.path=someone/rows"]
     with pytest.raises(UserError, match=r"^target\.path: must be a reachable model"):
-        check_inputs(build_conf(*given, f"target.path={folder / 'none'}"))
+        check_inputs(build_conf(*overrides, f"target.path={folder / 'none'}"))
     assert loaded == []
-    mine = build_conf(*given, f"target.path={folder / 'unread'}")
+    mine = build_conf(*overrides, f"target.path={folder / 'unread'}")
     assert "someone/rows (train_sft); conversations" in describe_data(mine.data, check_inputs(mine))
     assert loaded == ["someone/rows"]
 

@@ -95,9 +95,9 @@ EVAL = {
 
 @pytest.mark.parametrize("mistake", EVAL)
 def test_eval_refuses_before_a_model_is_loaded(mistake, refused):
-    given = {"checkpoint": "draft", "target.name": "target", "evaluation.prompts": "prompts.jsonl"}
+    overrides = {"checkpoint": "draft", "target.name": "target", "evaluation.prompts": "prompts.jsonl"}
     key, value = mistake.split("=")
-    arguments = [f"{k}={v}" for k, v in (given | {key: value}).items()]
+    arguments = [f"{k}={v}" for k, v in (overrides | {key: value}).items()]
     line, loaded = refused(infer.eval.main, *arguments, "device.compile=false")
     assert line.startswith(EVAL[mistake])
     assert not loaded
@@ -105,8 +105,8 @@ def test_eval_refuses_before_a_model_is_loaded(mistake, refused):
 
 def test_eval_refuses_a_missing_device(refused, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-    given = ["checkpoint=draft", "target.name=target", "evaluation.prompts=prompts.jsonl"]
-    line, loaded = refused(infer.eval.main, *given, "device=cuda")
+    overrides = ["checkpoint=draft", "target.name=target", "evaluation.prompts=prompts.jsonl"]
+    line, loaded = refused(infer.eval.main, *overrides, "device=cuda")
     assert line == "device.name: PyTorch sees cpu here, got cuda; use device=auto"
     assert not loaded
 
@@ -120,7 +120,7 @@ LATER = {
 
 @pytest.mark.parametrize("mistake", LATER)
 def test_eval_refuses_mistakes_that_only_the_model_shows(mistake, refused):
-    given = {
+    overrides = {
         "checkpoint": "draft",
         "target.name": "target",
         "tree.nodes": 20,
@@ -129,7 +129,7 @@ def test_eval_refuses_mistakes_that_only_the_model_shows(mistake, refused):
         "device.compile": "false",
     }
     key, value = mistake.split("=")
-    line, _ = refused(infer.eval.main, *(f"{k}={v}" for k, v in (given | {key: value}).items()))
+    line, _ = refused(infer.eval.main, *(f"{k}={v}" for k, v in (overrides | {key: value}).items()))
     assert line.startswith(LATER[mistake])
 
 
@@ -179,13 +179,13 @@ def test_a_length_that_the_machine_would_pad_is_refused():
 
 
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
-    given = [
+    overrides = [
         "target.name=nobody/nothing",
         "data.demo.for_any_target=true",
         "device.compile=false",
         f"output_dir={tmp_path}",
     ]
-    line, _ = refused(train.__main__.main, *given)
+    line, _ = refused(train.__main__.main, *overrides)
     assert line.startswith("target.name: must be a reachable model, got 'nobody/nothing' (")
     assert line.endswith("without a network give a local copy by target.path=DIR")
 
@@ -198,7 +198,7 @@ def test_a_draft_of_another_tokenizer_is_refused(folder):
 
 
 @pytest.mark.parametrize(
-    ("command", "given"),
+    ("command", "overrides"),
     [
         (infer.eval.main, "evaluation.prompts=prompts.jsonl"),
         (infer.tune.main, "prompts=prompts.jsonl"),
@@ -206,10 +206,10 @@ def test_a_draft_of_another_tokenizer_is_refused(folder):
     ],
     ids=["eval", "tune", "generate"],
 )
-def test_the_target_of_a_draft_with_another_tokenizer_is_not_loaded(refused, folder, command, given):
+def test_the_target_of_a_draft_with_another_tokenizer_is_not_loaded(refused, folder, command, overrides):
     shutil.copytree(folder / "target", folder / "other", dirs_exist_ok=True)
     tiny_tokenizer(words=60).save_pretrained(folder / "other")
-    line, loaded = refused(command, "checkpoint=draft", "target.path=other", given)
+    line, loaded = refused(command, "checkpoint=draft", "target.path=other", overrides)
     assert line.startswith("checkpoint: must be distilled for this tokenizer (")
     assert not loaded
 
@@ -246,7 +246,7 @@ def test_a_full_disk_is_refused_in_a_single_line(refused, folder):
 
 def test_eval_says_that_a_tree_is_deeper_than_the_draft_was_trained_for(folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
-    given = [
+    overrides = [
         "checkpoint=draft",
         "target.name=target",
         "tree.depth=6",
@@ -254,6 +254,6 @@ def test_eval_says_that_a_tree_is_deeper_than_the_draft_was_trained_for(folder, 
         "evaluation.prompts=prompts.jsonl",
         "evaluation.max_new_tokens=2",
     ]
-    monkeypatch.setattr(sys, "argv", ["infer.eval", *given])
+    monkeypatch.setattr(sys, "argv", ["infer.eval", *overrides])
     infer.eval.main()
     assert "tree.depth: 6 is deeper than the 4 steps" in capfd.readouterr().out

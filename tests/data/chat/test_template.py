@@ -8,7 +8,7 @@ from data.chat.tokenization import documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
 from data.sources.rows import Conversation, TokenizedDocument
 from models.io.errors import UserError
-from tests.support.data.families import CASES, FAMILIES, Case
+from tests.support.data.families import CASES, FAMILIES, ConversationCase
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def tokenizers():
     return {name: family.tokenizer(name) for name, family in FAMILIES.items()}
 
 
-def read_case(tokenizer, case: Case, turns: TurnSelection) -> list[TokenizedDocument]:
+def read_case(tokenizer, case: ConversationCase, turns: TurnSelection) -> list[TokenizedDocument]:
     """Return the documents of the case, none of them left out."""
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=case.messages, tools=case.tools, template=case.template)
@@ -31,7 +31,7 @@ def split_runs(tokenizer, document: TokenizedDocument) -> list[tuple[bool, str]]
     return [(answer, tokenizer.decode([token for token, _ in run])) for answer, run in pairs]
 
 
-def render_prompt(tokenizer, case: Case, turn: int) -> list[int]:
+def render_prompt(tokenizer, case: ConversationCase, turn: int) -> list[int]:
     """Return the ids that serving sends for a turn, with thinking enabled if the answer has thoughts."""
     arguments = dict(case.template)
     message = case.messages[turn]

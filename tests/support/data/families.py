@@ -45,7 +45,7 @@ def thinking(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @dataclass(kw_only=True)
-class Case:
+class ConversationCase:
     """A conversation, and the exact text that the target generated in each of its turns."""
 
     messages: list[dict[str, Any]]
@@ -62,7 +62,7 @@ class Family:
     markers: list[str]
     bos: str
     eos: str
-    cases: dict[str, Case]
+    cases: dict[str, ConversationCase]
     replaced: tuple[str, str] = ("", "")  # in the template of the family that it is like
     like: str | None = None
 
@@ -118,21 +118,23 @@ FAMILIES = {
         bos="<|endoftext|>",
         eos="<|im_end|>",
         cases={
-            "single": Case(messages=SINGLE, says=QWEN[:1]),
-            "multi": Case(messages=MULTI, says=QWEN, rewritten=True),
-            "tools": Case(messages=TOOL, says=[QWEN_CALL, QWEN[0]], tools=TOOLS, rewritten=True),
-            "two calls": Case(messages=TWICE, says=[QWEN_CALLS, QWEN[0]], tools=TOOLS, rewritten=True),
-            "single, off": Case(messages=SINGLE, says=QWEN[:1], template=OFF),
-            "multi, off": Case(messages=MULTI, says=QWEN, template=OFF, rewritten=True),
-            "empty thought": Case(
+            "single": ConversationCase(messages=SINGLE, says=QWEN[:1]),
+            "multi": ConversationCase(messages=MULTI, says=QWEN, rewritten=True),
+            "tools": ConversationCase(messages=TOOL, says=[QWEN_CALL, QWEN[0]], tools=TOOLS, rewritten=True),
+            "two calls": ConversationCase(messages=TWICE, says=[QWEN_CALLS, QWEN[0]], tools=TOOLS, rewritten=True),
+            "single, off": ConversationCase(messages=SINGLE, says=QWEN[:1], template=OFF),
+            "multi, off": ConversationCase(messages=MULTI, says=QWEN, template=OFF, rewritten=True),
+            "empty thought": ConversationCase(
                 messages=SINGLE, says=["<think>\n\n</think>\n\n" + QWEN[0]], template={"enable_thinking": True}
             ),
-            "thought": Case(messages=thinking(SINGLE), says=join_pairwise(QWEN_THOUGHTS, QWEN[:1])),
-            "thoughts": Case(messages=thinking(MULTI), says=join_pairwise(QWEN_THOUGHTS, QWEN), rewritten=True),
-            "thoughts of a call": Case(
+            "thought": ConversationCase(messages=thinking(SINGLE), says=join_pairwise(QWEN_THOUGHTS, QWEN[:1])),
+            "thoughts": ConversationCase(
+                messages=thinking(MULTI), says=join_pairwise(QWEN_THOUGHTS, QWEN), rewritten=True
+            ),
+            "thoughts of a call": ConversationCase(
                 messages=thinking(TOOL), says=join_pairwise(QWEN_THOUGHTS, [QWEN_CALL, QWEN[0]]), tools=TOOLS
             ),
-            "thoughts, calls and turns": Case(
+            "thoughts, calls and turns": ConversationCase(
                 messages=thinking(TOOL_MULTI),
                 says=join_pairwise(QWEN_THOUGHTS, [QWEN_CALL, *QWEN]),
                 tools=TOOLS,
@@ -147,9 +149,11 @@ FAMILIES = {
         like="qwen3",
         replaced=(QWEN_SWITCH, "{{- '<think>\\n' }}"),
         cases={
-            "no thought": Case(messages=SINGLE, says=["\n</think>\n\n" + QWEN[0]]),
-            "thoughts": Case(messages=thinking(MULTI), says=join_pairwise(QWEN_OPEN_THOUGHTS, QWEN), rewritten=True),
-            "thoughts of a call": Case(
+            "no thought": ConversationCase(messages=SINGLE, says=["\n</think>\n\n" + QWEN[0]]),
+            "thoughts": ConversationCase(
+                messages=thinking(MULTI), says=join_pairwise(QWEN_OPEN_THOUGHTS, QWEN), rewritten=True
+            ),
+            "thoughts of a call": ConversationCase(
                 messages=thinking(TOOL), says=join_pairwise(QWEN_OPEN_THOUGHTS, [QWEN_CALL, QWEN[0]]), tools=TOOLS
             ),
         },
@@ -167,9 +171,9 @@ FAMILIES = {
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
         cases={
-            "single": Case(messages=SINGLE, says=[f"{REPLY}<|eot_id|>"]),
-            "multi": Case(messages=MULTI, says=[f"{REPLY}<|eot_id|>", f"{REPLY_2}<|eot_id|>"]),
-            "tools": Case(
+            "single": ConversationCase(messages=SINGLE, says=[f"{REPLY}<|eot_id|>"]),
+            "multi": ConversationCase(messages=MULTI, says=[f"{REPLY}<|eot_id|>", f"{REPLY_2}<|eot_id|>"]),
+            "tools": ConversationCase(
                 messages=TOOL_MULTI, tools=TOOLS, says=[LLAMA_CALL, f"{REPLY}<|eot_id|>", f"{REPLY_2}<|eot_id|>"]
             ),
         },
@@ -189,11 +193,11 @@ FAMILIES = {
         bos="<s>",
         eos="</s>",
         cases={
-            "single": Case(messages=SINGLE[1:], says=[f" {REPLY}</s>"]),
-            "multi": Case(messages=MULTI[1:], says=[f" {REPLY}</s>", f" {REPLY_2}</s>"]),
-            "system": Case(messages=MULTI, says=[f" {REPLY}</s>", f" {REPLY_2}</s>"], rewritten=True),
-            "tools": Case(messages=TOOL, tools=TOOLS, says=[MISTRAL_CALL, f" {REPLY}</s>"]),
-            "tools, turns": Case(
+            "single": ConversationCase(messages=SINGLE[1:], says=[f" {REPLY}</s>"]),
+            "multi": ConversationCase(messages=MULTI[1:], says=[f" {REPLY}</s>", f" {REPLY_2}</s>"]),
+            "system": ConversationCase(messages=MULTI, says=[f" {REPLY}</s>", f" {REPLY_2}</s>"], rewritten=True),
+            "tools": ConversationCase(messages=TOOL, tools=TOOLS, says=[MISTRAL_CALL, f" {REPLY}</s>"]),
+            "tools, turns": ConversationCase(
                 messages=TOOL_MULTI,
                 tools=TOOLS,
                 rewritten=True,
@@ -219,12 +223,12 @@ FAMILIES = {
         bos="<s>",
         eos="</s>",
         cases={
-            "multi": Case(messages=MULTI, says=[f"{REPLY}</s>", f"{REPLY_2}</s>"]),
-            "tools": Case(messages=TOOL, tools=TOOLS, says=[TEKKEN_CALL, f"{REPLY}</s>"]),
-            "tools, turns": Case(
+            "multi": ConversationCase(messages=MULTI, says=[f"{REPLY}</s>", f"{REPLY_2}</s>"]),
+            "tools": ConversationCase(messages=TOOL, tools=TOOLS, says=[TEKKEN_CALL, f"{REPLY}</s>"]),
+            "tools, turns": ConversationCase(
                 messages=TOOL_MULTI, tools=TOOLS, rewritten=True, says=[TEKKEN_CALL, f"{REPLY}</s>", f"{REPLY_2}</s>"]
             ),
-            "two calls": Case(messages=TWICE, tools=TOOLS, says=[TEKKEN_CALLS, f"{REPLY}</s>"]),
+            "two calls": ConversationCase(messages=TWICE, tools=TOOLS, says=[TEKKEN_CALLS, f"{REPLY}</s>"]),
         },
     ),
     "gemma-3": Family(
@@ -232,9 +236,9 @@ FAMILIES = {
         bos="<bos>",
         eos="<eos>",
         cases={
-            "single": Case(messages=SINGLE, says=[f"{REPLY}<end_of_turn>"]),
-            "multi": Case(messages=MULTI, says=[f"{REPLY}<end_of_turn>", f"{REPLY_2}<end_of_turn>"]),
-            "tools": Case(  # the format has none: definitions, calls and results are text
+            "single": ConversationCase(messages=SINGLE, says=[f"{REPLY}<end_of_turn>"]),
+            "multi": ConversationCase(messages=MULTI, says=[f"{REPLY}<end_of_turn>", f"{REPLY_2}<end_of_turn>"]),
+            "tools": ConversationCase(  # the format has none: definitions, calls and results are text
                 messages=[
                     QUESTION,
                     {"role": "assistant", "content": "[weather(city='Oslo')]"},
@@ -260,18 +264,20 @@ FAMILIES = {
         bos="<|startoftext|>",
         eos="<|return|>",
         cases={
-            "single": Case(messages=SINGLE, says=HARMONY[:1]),
-            "multi": Case(messages=MULTI, says=HARMONY, rewritten=True),
-            "tools": Case(messages=TOOL, tools=TOOLS, says=[HARMONY_CALL, HARMONY[0]]),
-            "thought": Case(messages=thinking(SINGLE), says=join_pairwise(HARMONY_THOUGHTS, HARMONY[:1])),
-            "thoughts": Case(messages=thinking(MULTI), says=join_pairwise(HARMONY_THOUGHTS, HARMONY), rewritten=True),
-            "thoughts of a call": Case(
+            "single": ConversationCase(messages=SINGLE, says=HARMONY[:1]),
+            "multi": ConversationCase(messages=MULTI, says=HARMONY, rewritten=True),
+            "tools": ConversationCase(messages=TOOL, tools=TOOLS, says=[HARMONY_CALL, HARMONY[0]]),
+            "thought": ConversationCase(messages=thinking(SINGLE), says=join_pairwise(HARMONY_THOUGHTS, HARMONY[:1])),
+            "thoughts": ConversationCase(
+                messages=thinking(MULTI), says=join_pairwise(HARMONY_THOUGHTS, HARMONY), rewritten=True
+            ),
+            "thoughts of a call": ConversationCase(
                 messages=thinking(TOOL),
                 tools=TOOLS,
                 rewritten=True,
                 says=join_pairwise(HARMONY_THOUGHTS, [HARMONY_CALL, HARMONY[0]]),
             ),
-            "thoughts, calls and turns": Case(
+            "thoughts, calls and turns": ConversationCase(
                 messages=thinking(TOOL_MULTI),
                 tools=TOOLS,
                 rewritten=True,

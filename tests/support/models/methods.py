@@ -25,7 +25,7 @@ from tests.support.models.tiny import LAYERS, chain, sampled_texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class MethodCase:
     """A method, and the learning rate at which it learns a text in seconds."""
 
     conf: DraftConf
@@ -38,20 +38,22 @@ class Case:
 DEPTH = 4  # of the chains that are measured
 PRUNED = {"init_from": InitFrom.pruned, "layers": [0, 5]}
 CASES = {
-    "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4)),
-    "eagle3, paper": Case(
+    "eagle3": MethodCase(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4)),
+    "eagle3, paper": MethodCase(
         conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, norm_before_residual=False, norm_before_fc=False)
     ),
-    "eagle3, three norms": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, train_head=False, norm_output=True)),
-    "eagle1": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0)),
-    "hass": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0, ttt_steps=4)),
-    "medusa": Case(conf=MedusaConf(heads=4), lr=2e-2),
-    "medusa2": Case(conf=Medusa2Conf(heads=4, lora=LoraConf(rank=8), heads_weight=1.0, heads_lr_scale=2.0), lr=1e-2),
-    "hydra": Case(conf=HydraConf(prefix=False)),
-    "hydra++": Case(conf=HydraConf(num_layers=2)),
-    "draft model": Case(conf=CausalLMConf(**PRUNED)),
-    "draft model, random": Case(conf=CausalLMConf(**PRUNED | {"init_from": InitFrom.random})),
-    "draft model, LoRA": Case(conf=CausalLMConf(**PRUNED, lora=LoraConf(rank=8))),
+    "eagle3, three norms": MethodCase(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, train_head=False, norm_output=True)),
+    "eagle1": MethodCase(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0)),
+    "hass": MethodCase(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0, ttt_steps=4)),
+    "medusa": MethodCase(conf=MedusaConf(heads=4), lr=2e-2),
+    "medusa2": MethodCase(
+        conf=Medusa2Conf(heads=4, lora=LoraConf(rank=8), heads_weight=1.0, heads_lr_scale=2.0), lr=1e-2
+    ),
+    "hydra": MethodCase(conf=HydraConf(prefix=False)),
+    "hydra++": MethodCase(conf=HydraConf(num_layers=2)),
+    "draft model": MethodCase(conf=CausalLMConf(**PRUNED)),
+    "draft model, random": MethodCase(conf=CausalLMConf(**PRUNED | {"init_from": InitFrom.random})),
+    "draft model, LoRA": MethodCase(conf=CausalLMConf(**PRUNED, lora=LoraConf(rank=8))),
 }
 
 # The quick tests take a case of each class of drafts, the system tests take all cases.

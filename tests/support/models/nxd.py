@@ -101,9 +101,9 @@ class Engine:
     def __init__(self, ready: dist.ProcessGroup | None):
         self.ready = ready  # the group that this process will be in
 
-    def _layer(self, name: str, given: dict[str, Any]) -> Any:
+    def _layer(self, name: str, options: dict[str, Any]) -> Any:
         ours = {"tensor_model_parallel_group": self.group}
-        return getattr(parallel_layers, name)(**given | ours)
+        return getattr(parallel_layers, name)(**options | ours)
 
     def initialize_model_parallel(self, tensor_model_parallel_size: int) -> None:
         assert dist.get_world_size(self.ready) == tensor_model_parallel_size
@@ -118,11 +118,11 @@ class Engine:
     def get_data_parallel_rank(self) -> int:
         return dist.get_rank() // dist.get_world_size(self.group)
 
-    def ZeroRedundancyOptimizer(self, **given: Any) -> Zero:  # noqa: N802
-        assert not given.pop("grad_clipping")  # our loop clips, before
-        assert given.pop("save_master_weights")  # else it warns
-        assert not given.pop("pin_layout")  # as Neuron asks
-        return Zero(self.ready, **given)
+    def ZeroRedundancyOptimizer(self, **options: Any) -> Zero:  # noqa: N802
+        assert not options.pop("grad_clipping")  # our loop clips, before
+        assert options.pop("save_master_weights")  # else it warns
+        assert not options.pop("pin_layout")  # as Neuron asks
+        return Zero(self.ready, **options)
 
     def sync(self, wait: bool = False) -> None:
         """Do nothing, because no operations are recorded here."""
@@ -134,10 +134,10 @@ class Engine:
         """Return a function or class of the package. A call raises TypeError for arguments that the package rejects."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
-            given |= given.pop("defaults", {})
+            arguments = signature.bind(*args, **kwargs).arguments
+            arguments |= arguments.pop("defaults", {})
             own = getattr(self, name, None)
-            return own(**given) if own else self._layer(name, given)
+            return own(**arguments) if own else self._layer(name, arguments)
 
         return call
 

@@ -101,10 +101,10 @@ def launcher(
         folder,
         json.dumps(changes),
     ]
-    given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    process_environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     log = folder.with_suffix(f".{node}.log")
     with log.open("w") as output:
-        run = subprocess.Popen(command, env=given, stdout=output, stderr=output)
+        run = subprocess.Popen(command, env=process_environment, stdout=output, stderr=output)
         try:
             yield run
             assert run.wait(timeout=2 * TIMEOUT_S) == 0, log.read_text()

@@ -135,9 +135,9 @@ def test_a_plan_reads_rows_of_the_shapes_that_a_store_gives(folder, target, meth
     capture = captured.conf(folder, draft=METHODS[method], teacher=teacher, top_k=4, run_name=f"{method} {teacher}")
     path = captured.captured(capture)
     needs = Needs(layers=LAYERS if method == "eagle3" else [], hidden=False, context=False)
-    given = captured.opened(path, target, needs)
-    rows, _ = pack_documents(given.documents, captured.LENGTH)
-    real = given.read_target_output(rows.pieces([0, 1]), rows.length)
+    store = captured.opened(path, target, needs)
+    rows, _ = pack_documents(store.documents, captured.LENGTH)
+    real = store.read_target_output(rows.pieces([0, 1]), rows.length)
     layout = read_manifest(path).spec.schema
     fake = fake_stored_output(layout, needs, torch.Size([2, rows.length]), torch.float32)
     assert describe_tensors(fake) == describe_tensors(real)

@@ -93,7 +93,7 @@ def save_target(folder: Path) -> None:
 
 
 def build_conf(folder: Path, *overrides: str) -> TrainConf:
-    given = {
+    settings = {
         "target.name": folder / "target",
         "draft.layers": [0, 1, 2],
         "draft.ttt_steps": 2,
@@ -112,7 +112,7 @@ def build_conf(folder: Path, *overrides: str) -> TrainConf:
         "run_name": "run",
         "output_dir": folder / "outputs" / "train",
     }
-    return compose("train", TrainConf, [*(f"{k}={v}" for k, v in given.items()), *FEW, *TREE, *overrides])
+    return compose("train", TrainConf, [*(f"{k}={v}" for k, v in settings.items()), *FEW, *TREE, *overrides])
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ def started(tmp_path, request):
     return tmp_path, conf
 
 
-class Stopped(Exception):  # noqa: N818  # it is not an error
+class StepReached(Exception):  # noqa: N818  # it is not an error
     pass
 
 
@@ -37,9 +37,9 @@ def run_toy_until(folder, conf, *, stop: int):
     def stopping(self, learning, parallel, save=RunState.save):
         save(self, learning, parallel)
         if self.progress.step == stop:
-            raise Stopped
+            raise StepReached
 
-    with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
+    with pytest.MonkeyPatch.context() as patch, suppress(StepReached):
         patch.setattr(RunState, "save", stopping)
         toy_run(folder, conf)
 
