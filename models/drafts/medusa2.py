@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from models.checkpoints import checkpoint, checkpoint_files
-from models.checkpoints.fingerprints import hash_tensors, target_fingerprint
+from models.checkpoints.fingerprints import hash_tensors
 from models.checkpoints.tokenizer_files import save_tokenizer
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.medusa import MedusaConfig, MedusaDraft
@@ -180,9 +180,7 @@ class Medusa2Draft(MedusaDraft):
         """Return the adapted target: that of the checkpoint, or the current one in training."""
         if self.lm is None:  # read from a checkpoint; None before distillation
             return self.adapted_target
-        return target.with_weights(
-            self.lm, name=f"{target.name} adapted", fingerprint=target_fingerprint(self.lm.model)
-        )
+        return target.with_weights(self.lm, name=f"{target.name} adapted")
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the heads only: those of a Medusa-1 checkpoint."""

@@ -39,7 +39,7 @@ def freeze_model(model: Any, tokenizer: Any, *, name: str, device: Device) -> Ta
         tokenizer,
         name=name,
         device=device,
-        fingerprint=target_fingerprint(model),
+        hash_model=target_fingerprint,
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer) if tokenizer else "",
     )
     check_logits(target)

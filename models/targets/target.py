@@ -1,6 +1,7 @@
 """The frozen target: the model whose outputs must not change."""
 
 import copy
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,32 @@ class Target(LanguageModel):
     tokenizer_folder: Path | None = None  # of the tokenizer's own files; None: made in memory
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, name: str, device: Device, fingerprint: str, tokenizer_fingerprint: str
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        device: Device,
+        hash_model: Callable[[Any], str],
+        tokenizer_fingerprint: str,
     ):
         super().__init__(model.eval().requires_grad_(False), device=device)
         self.tokenizer, self.name = tokenizer, name
         self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.fingerprint, self.tokenizer_fingerprint = fingerprint, tokenizer_fingerprint
+        self.hash_model, self.fingerprint = hash_model, hash_model(model)
+        self.tokenizer_fingerprint = tokenizer_fingerprint
 
     @property
     def graph_key(self) -> str:
         """Return the key with the fingerprint, so that each target has graphs of its own."""
         return f"{super().graph_key} {self.fingerprint[:8]}"
 
-    def with_weights(self, lm: LanguageModel, *, name: str, fingerprint: str) -> "Target":
+    def with_weights(self, lm: LanguageModel, *, name: str) -> "Target":
         """Return a target of the same architecture and tokenizer with the weights of `lm`."""
         target = copy.copy(self)
         target.model, target.decoder, target.head = lm.model, lm.decoder, lm.head
         target._run_layers = lm._run_layers
-        target.name, target.fingerprint = name, fingerprint
+        target.name, target.fingerprint = name, self.hash_model(lm.model)
         return target
 
     def forward_hidden(self, *args: Any, **kwargs: Any) -> TargetOutput:

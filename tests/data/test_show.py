@@ -53,7 +53,7 @@ def rows(tmp_path, tokenizer, monkeypatch):
 
 
 def build_show_conf(**changes) -> ShowConf:
-    data = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=TurnSelection.last)
+    data = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=TurnSelection.last, row_length=512)
     return ShowConf(data=data, target=TargetConf(name="target"), run_name="show", **changes)
 
 
