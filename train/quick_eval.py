@@ -11,7 +11,7 @@ from operator import mul
 
 import torch
 
-from data.features.writer import build_target_pass
+from data.features.target_pass import build_target_pass
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from models.drafts.base import Batch, Draft

@@ -240,7 +240,10 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for index, micro_batch in micro_batches.items():
             batch, target_output = micro_batch.batch, micro_batch.target_output
-            target_output = target_output.to(accelerator.device) if target_output else self.features.see(batch)
+            if target_output is None:
+                target_output = self.features.compute_features(batch)
+            else:
+                target_output = target_output.to(accelerator.device)
             extras = {name: t.to(accelerator.device) for name, t in micro_batch.extras.items()}
             is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.loss_module):

@@ -1,8 +1,8 @@
 """Builder of shards: the target's features of packed rows, quantized and in the order of the plan.
 
-The target's pass is the one of training, so that both use one graph. Its output is quantized on the
-device, so that only a fraction of it is copied to the host. The batches of a shard depend only
-on the plan, so a shard that is captured again has the same bytes.
+The output of the target's pass is quantized on the device, so that only a fraction of it is copied to
+the host. The batches of a shard depend only on the plan, so a shard that is captured again has the same
+bytes.
 """
 
 import math
@@ -15,29 +15,14 @@ from torch import Tensor
 from data.config import TeacherKind
 from data.features.plan import CapturePlan
 from data.features.schema import SCALE_SUFFIX, FeatureSchema, dequantize, quantize, rounding_error
+from data.features.target_pass import build_target_pass
 from models.batch import Batch
 from models.io.errors import require
 from models.losses.distributions import TopKLogits
-from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 
 ROUNDING_SUFFIX = ".rounding"  # follows the name of the rounded tensor; not stored
 LOGITS_CHUNK = 256  # positions whose logits are in memory at a time
-FROZEN_PREFIXES = ("target.decoder.",)  # weights of the frozen target: see Device.compile
-
-TargetPass = Callable[[Target, list[int], Batch], TargetOutput]
-
-
-def features(target: Target, layers: list[int], batch: Batch) -> TargetOutput:
-    """Return the target's captured layers and final hidden states on a batch of packed rows."""
-    return target.forward_hidden(batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=layers)
-
-
-def build_target_pass(target: Target, *, compiled: bool) -> TargetPass:
-    """Return `features`, as one compiled graph if `compiled`."""
-    if not compiled:
-        return features
-    return target.device.compile_part(features, frozen_names=FROZEN_PREFIXES)
 
 
 class ShardBuilder:
@@ -46,10 +31,10 @@ class ShardBuilder:
     def __init__(self, target: Target, plan: CapturePlan, *, batch: int):
         self.target, self.plan, self.batch = target, plan, batch
         self._pass = build_target_pass(target, compiled=True)
-        self._look: Callable[[Batch], dict[str, Tensor]] = target.device.compile_if_lazy(self.look)
+        self._compute = target.device.compile_if_lazy(self.compute_stored_features)
 
     @torch.no_grad()
-    def look(self, batch: Batch) -> dict[str, Tensor]:
+    def compute_stored_features(self, batch: Batch) -> dict[str, Tensor]:
         """Return every tensor of the schema, and the rounding errors, at every position."""
         schema = self.plan.schema
         target_output = self._pass(self.target, schema.layers, batch)
@@ -117,7 +102,7 @@ class ShardBuilder:
         """
         full_batch = [(rows[0] + i) % len(self.plan.packed) for i in range(self.batch)]
         batch = self.plan.packed.batch(full_batch).to(self.target.device.torch_device)
-        return {name: values.cpu().flatten(0, 1) for name, values in self._look(batch).items()}
+        return {name: values.cpu().flatten(0, 1) for name, values in self._compute(batch).items()}
 
     def _rounding_by_layer(self, mean_errors: dict[str, Tensor]) -> dict[str, dict[str, float]]:
         """Return the mean rounding errors by layer; raise UserError if one is not finite."""

@@ -31,7 +31,7 @@ PURPOSES = {  # of functions, as progress lines name them; docs/graphs.md descri
     "accept": "tokens of a proposal are accepted",
     "move": "keys of accepted tokens move",
     "draft_next": "the draft proposes",
-    "features": "the target reads training rows",
+    "run_target": "the target reads training rows",
     "loss": "the draft's loss and its gradient",
     "optimizer_step": "a whole training step",
     "allocate_optimizer_states": "memory of the optimizer",

@@ -23,7 +23,8 @@ from data.demo.prompts import training_prompts
 from data.feature_capture import build_manifest, plan_capture, write_store_file
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from data.features.reader import FeatureStore
-from data.features.writer import ShardBuilder, features
+from data.features.target_pass import run_target
+from data.features.writer import ShardBuilder
 from data.packing.documents import Packed
 from data.packing.pack import pack_documents
 from data.packing.sampler import RowOrder
@@ -107,7 +108,7 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
         began = time.perf_counter()
         for row_ids in torch.tensor(plan.shard_rows(number)).split(conf.batch):
             with torch.no_grad():
-                features(target, plan.schema.layers, plan.packed.batch(row_ids.tolist()))
+                run_target(target, plan.schema.layers, plan.packed.batch(row_ids.tolist()))
         pass_ended = time.perf_counter()
         write_store_file(manifest, folder, shard_name(number), *builder.build_shard(number))
         timed.target_pass_s += pass_ended - began

@@ -159,7 +159,7 @@ def test_a_run_compiles_the_graphs_that_it_announced():
     for run in ("training", "evaluation"):
         for function, count in facts["graphs"][run].items():
             assert count["compiled"] == count["announced"], (run, function)
-    assert set(facts["graphs"]["training"]) == {"features", "loss"}
+    assert set(facts["graphs"]["training"]) == {"run_target", "loss"}
     assert facts["late"] == 0
 
 
@@ -264,7 +264,7 @@ def test_own_answers_and_features_in_memory_have_the_announced_shapes():
         conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
         conf.data = DataConf(row_length=LENGTH, **data)
         counted = run_loop(conf, CASES[case].build(target), target, device)
-        assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in ("features", "loss")}
+        assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in ("run_target", "loss")}
 
 
 def test_a_lazy_device_compiles_full_steps_as_announced(monkeypatch):

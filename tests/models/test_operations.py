@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.config import DataConf
-from data.features.writer import features
+from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from models.drafts.ngram import NgramDraft
@@ -51,7 +51,7 @@ class Operations(TorchDispatchMode):
 def test_a_loss_draws_no_numbers_reads_no_values_and_has_shapes_that_no_value_changes(target, name):
     draft = CASES[name].build(target)
     batch = batch_of(draw_texts(*[LENGTH] * ROWS))
-    seen = features(target, draft.needs.layers, batch)
+    seen = run_target(target, draft.needs.layers, batch)
     extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
     weights = draft.term_weights(batch)
     if weights is not None:
@@ -70,7 +70,7 @@ def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(tar
     draft = build_draft(Eagle1Conf(feature_noise=0.5), target, loss=LossConf(), seed=0)
     batch = batch_of(draw_texts(*[LENGTH] * ROWS))
     batch.document_ids[:, LENGTH // 4 :] = 1  # a short document and a long one
-    seen = features(target, draft.needs.layers, batch)
+    seen = run_target(target, draft.needs.layers, batch)
     with Operations() as operations:
         drawn = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
         disturbed = draft.loss(batch, seen, **drawn).total
@@ -171,7 +171,7 @@ def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_supports(l
     target = tiny_target(seed=0, device=build_recording_device())
     draft = CASES["eagle3"].build(target, loss=loss)
     batch = batch_of(draw_texts(*[LENGTH] * ROWS))
-    seen = features(target, draft.needs.layers, batch)
+    seen = run_target(target, draft.needs.layers, batch)
     top = TopKLogits.from_logits(target.logits(seen.hidden), 4)
     unread = torch.zeros_like(seen.hidden[..., :1])
     compiled = target.device.compile(draft.loss)
@@ -181,7 +181,7 @@ def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_supports(l
 
 
 def record_training(draft, target, batch):
-    seen = target.device.compile(features)(target, draft.needs.layers, batch)
+    seen = target.device.compile(run_target)(target, draft.needs.layers, batch)
     extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
     target.device.compile(draft.loss)(batch, seen, **extras).total.backward()
 

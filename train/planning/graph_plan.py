@@ -4,7 +4,7 @@
     features   the target's pass over rows: a micro-batch, or a group to keep; not with a store
 
 On a lazy device, which records operations, both are part of one graph, `optimizer_step`;
-`allocate_optimizer_states` allocates the moments before it, and `see` is the pass over rows whose
+`allocate_optimizer_states` allocates the moments before it, and `compute_features` is the pass over rows whose
 features are kept.
 
 Decoding during training, to measure the draft or to write on-policy rows, is eager; the evaluation
@@ -27,8 +27,8 @@ def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     micro_batch_size = conf.optim.rows_per_pass(conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor))
     if lazy:
         names = {"allocate_optimizer_states", "optimizer_step"}
-        return {Graph(name) for name in names | ({"see"} if conf.data.keep_features else set())}
+        return {Graph(name) for name in names | ({"compute_features"} if conf.data.keep_features else set())}
     graphs = {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile_loss else set()
     if compiles_features(conf) and conf.data.source is not DataSource.captured:
-        graphs |= {Graph("features", (micro_batch_size, conf.data.row_length))}
+        graphs |= {Graph("run_target", (micro_batch_size, conf.data.row_length))}
     return graphs

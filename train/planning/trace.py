@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from data.config import TeacherKind
 from data.features.schema import FeatureSchema
-from data.features.writer import features
+from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.drafts.base import Batch, Draft, Extras, Needs
@@ -133,7 +133,7 @@ def _trace_micro_batch(
     phases, dtype = [], target.device.dtype
     if schema is None:
         with tracer.trace_phase(TARGET_PASS) as target_phase, torch.no_grad():
-            target_output = features(target, draft.needs.layers, batch)
+            target_output = run_target(target, draft.needs.layers, batch)
         phases.append(target_phase)
     else:
         target_output = fake_stored_output(schema, draft.needs, batch.input_ids.shape, dtype)
@@ -185,5 +185,5 @@ def _trace_evaluation(
         decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)
         del decoder, cache
         batch = fullest_batch(1, slots)
-        draft.loss(batch, features(target, draft.needs.layers, batch))
+        draft.loss(batch, run_target(target, draft.needs.layers, batch))
     return phase

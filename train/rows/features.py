@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from data.features.reader import FeatureStore
-from data.features.writer import build_target_pass
+from data.features.target_pass import build_target_pass
 from data.packing.documents import Packed
 from models.batch import Batch
 from models.io.console import track_progress
@@ -40,8 +40,8 @@ class TargetFeatures:
         return self.cached.map_tensors(lambda tensor: tensor[row_numbers])
 
     @torch.no_grad()
-    def see(self, batch: Batch) -> TargetOutput:
-        """Return the features of a batch, computed by the target; also the name of a graph."""
+    def compute_features(self, batch: Batch) -> TargetOutput:
+        """Return the target's features of a batch; a graph of PyTorch/XLA bears the name of this function."""
         return self._pass(self.target, self.layers, batch)
 
     def keep_all(self, batch_size: int) -> None:
@@ -51,7 +51,7 @@ class TargetFeatures:
         Raise UserError if the machine lacks the memory.
         """
         device, num_rows = self.target.device.torch_device, len(self.rows)
-        compute = self.target.device.compile_if_lazy(self.see)
+        compute = self.target.device.compile_if_lazy(self.compute_features)
         groups = torch.arange(num_rows).split(batch_size)
         for group in track_progress(groups, "features"):
             # The last group is filled up from the first rows: one size, so one graph.
@@ -59,8 +59,8 @@ class TargetFeatures:
             target_output = compute(self.rows.batch(group_rows.tolist()).to(device))
             if self.cached is None:
                 self.cached = _allocate_features(target_output, num_rows)
-            for kept, new in zip(_list_tensors(self.cached), _list_tensors(target_output), strict=True):
-                kept[group] = new.cpu()[: len(group)]
+            for stored, new in zip(_list_tensors(self.cached), _list_tensors(target_output), strict=True):
+                stored[group] = new.cpu()[: len(group)]
 
 
 def _list_tensors(target_output: TargetOutput) -> list[Tensor]:

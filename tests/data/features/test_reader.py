@@ -9,7 +9,7 @@ import torch
 from data.config import Dtype, TeacherKind
 from data.features.manifest import read_manifest
 from data.features.reader import FeatureStore
-from data.features.writer import features
+from data.features.target_pass import run_target
 from data.packing.pack import pack_documents
 from models.device.opening import open_device
 from models.drafts.base import Needs
@@ -40,7 +40,7 @@ def iter_live_and_stored(target, store, layers, *, length=LENGTH, overlap=None, 
         rows = [(first + i) % len(packed) for i in range(rows_at_a_time)]
         batch = packed.batch(rows)
         with torch.no_grad():
-            live = features(target, layers, batch)
+            live = run_target(target, layers, batch)
         yield batch, live, store.read_target_output(packed.pieces(rows), length)
 
 

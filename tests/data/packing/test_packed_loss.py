@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.features.writer import features
+from data.features.target_pass import run_target
 from data.packing.documents import Documents, Packed
 from data.packing.pack import cut_documents, pack_documents
 from data.sources.rows import document_from_pair
@@ -44,7 +44,7 @@ def compute_gradients(draft: Draft, target: Target, rows: Packed) -> dict[str, t
     """Return loss, weight and the gradient of every trained weight."""
     batch = rows.batch(list(range(len(rows))))
     with torch.no_grad():
-        target_features = features(target, draft.needs.layers, batch)
+        target_features = run_target(target, draft.needs.layers, batch)
     draft.zero_grad()
     loss = draft.loss(batch, target_features)
     loss.total.backward()

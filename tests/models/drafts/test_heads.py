@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from data.features.writer import features
+from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf
 from models.drafts.registry import build_draft, load_draft
@@ -123,7 +123,7 @@ def test_hydras_dropout_is_before_every_block_and_head_and_not_in_decoding(targe
 
     @torch.no_grad()
     def total(**changes):
-        return float(draft.loss(batch, features(target, [], batch), **changes).total)
+        return float(draft.loss(batch, run_target(target, [], batch), **changes).total)
 
     everything = torch.ones_like(mask)
     for part in range(6):
