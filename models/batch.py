@@ -13,8 +13,8 @@ class Batch:
 
     input_ids: Int[Tensor, "rows length"]
     answer_mask: Bool[Tensor, "rows length"]  # input_ids[t] is a token of an answer
-    document_ids: Int[Tensor, "rows length"]  # number of the document within its row, -1 = padding
-    positions: Int[Tensor, "rows length"]  # restart at 0 in each document
+    document_ids: Int[Tensor, "rows length"]  # number of the piece within its row, -1 = padding
+    positions: Int[Tensor, "rows length"]  # restart at 0 in each piece
     # The context at the start of a later piece: its tokens are trained with the piece before.
     context_mask: Bool[Tensor, "rows length"] | None = None
 
@@ -28,5 +28,5 @@ class Batch:
         Padding attends to earlier padding and itself, so that no query is without a key.
         """
         same_document = self.document_ids[:, :, None] == self.document_ids[:, None, :]
-        place = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
-        return (same_document & (place <= place[:, None]))[:, None]
+        position = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+        return (same_document & (position <= position[:, None]))[:, None]

@@ -139,7 +139,7 @@ def init_normal(*parts: nn.Module) -> None:
                 nn.init.normal_(module.weight, std=0.02)
 
 
-def draw_kept_inputs(
+def draw_dropout_mask(
     generators: list[np.random.Generator], shape: tuple[int, int], *, dropout: float
 ) -> Bool[Tensor, "b t inputs"]:
     """Return which inputs of each row's positions dropout keeps.
@@ -147,13 +147,13 @@ def draw_kept_inputs(
     They are drawn on the host, row by row, so that every layout drops the same. Numbers of 16 bits
     decide, which are drawn several times as fast as floating-point ones.
     """
-    first_kept = round(dropout * 2**16)
+    first_passing = round(dropout * 2**16)
     drawn = [generator.integers(2**16, size=shape, dtype=np.uint16) for generator in generators]
-    return torch.from_numpy(np.stack([numbers >= first_kept for numbers in drawn]))
+    return torch.from_numpy(np.stack([numbers >= first_passing for numbers in drawn]))
 
 
 def drop_inputs(
-    inputs: Float[Tensor, "b t inputs"], kept: Bool[Tensor, "b t inputs"] | None, *, dropout: float
+    inputs: Float[Tensor, "b t inputs"], dropout_mask: Bool[Tensor, "b t inputs"] | None, *, dropout: float
 ) -> Float[Tensor, "b t inputs"]:
     """Zero the inputs that are not kept, and scale the others so that the mean stays."""
-    return inputs if kept is None else inputs * kept / (1 - dropout)
+    return inputs if dropout_mask is None else inputs * dropout_mask / (1 - dropout)

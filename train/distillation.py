@@ -86,7 +86,8 @@ def train_draft(
 ) -> MetricLogger:
     """Train a new draft to the last step of its run, and return the logger of its metrics.
 
-    It starts from the checkpoint of its first stage, if there is one. Only the checkpoint remains.
+    It starts from the checkpoint of its first stage, if there is one. The draft is not returned, so that its memory
+    and that of its training are free afterwards.
     """
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if first_checkpoint is not None:

@@ -14,7 +14,8 @@ import torch
 from data.features.target_pass import build_target_pass
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
-from models.drafts.base import Batch, Draft
+from models.batch import Batch
+from models.drafts.base import Draft
 from models.targets.target import Target
 from models.trees.tree import Tree
 
@@ -22,7 +23,8 @@ from models.trees.tree import Tree
 def chain_acceptance_length(metrics: dict[str, float]) -> float | None:
     """Return the acceptance length of a chain that reads the text, or None without `hit_<i>`.
 
-    `hit_<i>` is the share of i-th draft tokens that are right, among those whose predecessors are.
+    `hit_<i>` is the share of i-th draft tokens that are right where the draft was given the text's own tokens
+    before them. The product of the first i is the chance that i tokens are accepted.
     The target's own token adds 1.
 
     >>> chain_acceptance_length({"hit_1": 0.5, "hit_2": 0.5})

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from data.features.reader import FeatureStore
 from data.packing.documents import Packed
+from models.batch import Batch
 from models.device.device import Device
-from models.drafts.base import Batch, Draft, Extras, Loss
+from models.drafts.base import Draft, Extras, Loss
 from models.io.errors import require
 from models.parallel.dtensor import full_params, full_tensor
 from models.targets.language_model import TargetOutput
@@ -161,7 +162,7 @@ class Trainer:
         return MetricBuffer(steps=self.conf.interval.log)
 
     @cached_property
-    def _step(self) -> Callable[[dict[int, MicroBatch]], None]:
+    def _compiled_step(self) -> Callable[[dict[int, MicroBatch]], None]:
         return self.parallel.device.compile_if_lazy(self.optimizer_step)
 
     def run(self) -> RunProgress:
@@ -178,7 +179,7 @@ class Trainer:
             log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
             self._restart_clock()
             while progress.step < steps:
-                self._train_step()
+                self._take_step()
                 progress.step += 1
                 is_last = progress.step == steps
                 should_evaluate = is_last or progress.step % conf.interval.eval == 0
@@ -197,7 +198,7 @@ class Trainer:
     def warmup(self) -> None:
         """Take one step, which compiles every graph, and save nothing."""
         with self._resume():
-            self._train_step()
+            self._take_step()
 
     @contextmanager
     def _resume(self) -> Iterator[None]:
@@ -220,12 +221,12 @@ class Trainer:
             self.parallel.prepare_optimizers(optimizers)
             yield
 
-    def _train_step(self) -> None:
+    def _take_step(self) -> None:
         device, began = self.parallel.accelerator.device, time.perf_counter()
         micro_batches = next(self.micro_batches)
         self.wait_seconds += time.perf_counter() - began
         # In a dict, because a lazy device tells graphs apart by its tensors, not by a list's.
-        self._step({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
+        self._compiled_step({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
         _, schedules = self.wrapped
         for schedule in schedules:
             schedule.step()

@@ -20,7 +20,7 @@ class RowOrder:
     rows_per_step: int  # of the optimizer, over all ranks and accumulated batches
     seed: int
 
-    def batch_rows(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
+    def step_rows(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
         """Return this rank's share of the rows of a step.
 
         Raises UserError if the rows cannot be divided evenly among the ranks.

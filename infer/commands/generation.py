@@ -44,7 +44,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     draft = load_draft(directory, target)
     verifying_target = draft.get_verifying_target(target)
     slots = longest + conf.max_new_tokens
-    check_context(verifying_target, slots)
+    check_context(verifying_target, slots, key="max_new_tokens")
     decoder = Decoder(verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots, batch=batch)
     if verifying_target.device.has_static_shapes:
         compile_graphs(decoder, prompts)

@@ -60,8 +60,8 @@ class Decoder:
     ):
         """Check that draft, tree and rule fit; without a rule, take the one that is exact.
 
-        `layers` of the target are captured, by default those that the draft needs: all modes of an
-        evaluation capture the same ones, to share graphs and to cost the same.
+        `layers` of the target are captured, by default those that the draft needs. An evaluation gives
+        its modes without a draft those of a draft, to share its graphs and to cost the same.
         """
         max_depth = draft.max_depth if draft else 0
         require(
@@ -74,8 +74,7 @@ class Decoder:
         if draft is not None and tree.ngram_tokens:
             draft = MixedDraft(draft)
         self.target, self.draft, self.tree = target, draft, tree
-        self.slots, self.batch, self.depth = slots, batch, tree.max_path_length
-        self.synchronize = target.device.synchronize
+        self.slots, self.batch = slots, batch
         self.program = Program(
             target=target,
             draft=draft,
@@ -135,9 +134,9 @@ class Decoder:
     ) -> Iterator[Request]:
         """Yield each request that `take` returns when it is finished, until no request is left.
 
-        `take` is called before every round with the number of prompts to prefill; the prompts must
-        fit in the slots. With dynamic shapes that number is 0 until `min_free_rows` rows are free,
-        so that several prompts share a prefill pass. The other arguments are those of `decode`.
+        `take` is called before every round with the most prompts to prefill, again until it returns none;
+        the prompts must fit in the slots. With dynamic shapes that number is 0 until `min_free_rows` rows
+        are free, so that several prompts share a prefill pass. The other arguments are those of `decode`.
         """
         criteria = StopCriteria(
             eos_ids=frozenset(eos_ids or []), stop_strings=tuple(stop), detokenize=self._detokenize if stop else None

@@ -4,7 +4,7 @@
     begin      one per padded prompt length, draft and tree
     fused      a whole round; one per decoder
     score, accept, move, draft_next                        the parts of a round, which are timed
-    allocate_slots, open_slots, empty_like, scatter_rows   the code between them, on lazy devices
+    allocate_slots, start_rows, empty_like, scatter_rows   the code between them, on lazy devices
                                                            (Device.compile_if_lazy)
 
 Sessions whose functions take arguments of equal shapes share graphs, so the graphs of a run are a
@@ -46,7 +46,7 @@ def list_graphs(session: Session, prompt_lengths: Iterable[int], *, in_parts: bo
     if session.device.lazy:
         buffers_key = (*target_key, draft_key[0])
         yield from (Graph("allocate_slots", (*buffers_key, rows)) for rows in {1, batch})
-        yield Graph("open_slots", (*moves_key, sampling.graph_key))
+        yield Graph("start_rows", (*moves_key, sampling.graph_key))
         if batch > 1:
             yield Graph("empty_like", (*rows_key, *proposal_key))
             yield Graph("scatter_rows", (*buffers_key, *rows_key, *proposal_key))

@@ -36,11 +36,11 @@ FROZEN_PREFIXES = (
     "state.cache.values[",
 )
 # Parts of the arguments that steps do not read, so that their graphs do not depend on them.
-POLICY = ("program.tree", "program.acceptance_rule")
-NOT_PREFILLED = ("program.draft", *POLICY)
-NOT_SCORED = ("program.draft", *POLICY, "program.sampling", "state.draft_state")
-NOT_ACCEPTED = ("program.target", "program.draft", "state.draft_state")
-NOT_DRAFTED = ("program.target", "state.cache")
+UNREAD_POLICY = ("program.tree", "program.acceptance_rule")
+UNREAD_BY_PREFILL = ("program.draft", *UNREAD_POLICY)
+UNREAD_BY_SCORE = ("program.draft", *UNREAD_POLICY, "program.sampling", "state.draft_state")
+UNREAD_BY_ACCEPT = ("program.target", "program.draft", "state.draft_state")
+UNREAD_BY_DRAFT = ("program.target", "state.cache")
 
 Buffers = tuple[StaticCache, DraftState]
 
@@ -53,7 +53,7 @@ class Session:
         target, draft = program.target, program.draft
         device = self.device = target.device
         self._allocate_slots = device.compile_if_lazy(allocate_slots)
-        self._open_slots = device.compile_if_lazy(steps.open_slots)
+        self._start_rows = device.compile_if_lazy(steps.start_rows)
         self._empty_like = device.compile_if_lazy(empty_like)
         self._scatter_rows = device.compile_if_lazy(scatter_rows)
         # A Target's weights are frozen; those of a draft that generates text in its place are not.
@@ -63,13 +63,13 @@ class Session:
             if draft is not None:
                 device.arrange_weights(draft)
         kind = self.kind = draft.graph_kind if draft else NO_DRAFT
-        self._prefill = device.compile(steps.prefill, frozen_names=frozen, unread=NOT_PREFILLED)
-        self._begin = device.compile(steps.begin, kind=kind, unread=NOT_DRAFTED)
+        self._prefill = device.compile(steps.prefill, frozen_names=frozen, unread=UNREAD_BY_PREFILL)
+        self._begin = device.compile(steps.begin, kind=kind, unread=UNREAD_BY_DRAFT)
         self._fused = device.compile(steps.fused, frozen_names=frozen, kind=kind)
-        self._score = device.compile(steps.score, frozen_names=frozen, unread=NOT_SCORED)
-        self._accept = device.compile(steps.accept, unread=NOT_ACCEPTED)
+        self._score = device.compile(steps.score, frozen_names=frozen, unread=UNREAD_BY_SCORE)
+        self._accept = device.compile(steps.accept, unread=UNREAD_BY_ACCEPT)
         self._move = device.compile(steps.move, unread=("state.draft_state", "state.proposal"))
-        self._draft_next = device.compile(steps.draft_next, kind=kind, unread=NOT_DRAFTED)
+        self._draft_next = device.compile(steps.draft_next, kind=kind, unread=UNREAD_BY_DRAFT)
         self._side_buffers: Buffers | None = None
 
     @property
@@ -119,7 +119,7 @@ class Session:
         cache, draft_state = buffers or self.buffers
         read_cache = cache if num_slots is None else cache.first_slots(num_slots)
         target_output, logits, scores, history = self._prefill(program, read_cache, input_ids, lengths, row_ids)
-        rows = self._open_slots(
+        rows = self._start_rows(
             program.sampling,
             program.lookahead,
             program.max_moves,

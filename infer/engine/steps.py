@@ -10,7 +10,7 @@ tokens.
 A step reads a `Program`, which is constant, and a `SessionState`, and returns the next state. It
 takes all that it reads as arguments, so that decoders of equal shapes share graphs.
 
-Axes: B rows, P padded prompt, N nodes, D deepest node, S slots, V vocabulary.
+Axes: batch is rows, path the tokens that a round may emit: those of the tree's longest path and one more.
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class Program:
     tree: Tree
     sampling: SamplingConf
     acceptance_rule: AcceptanceRule
-    vocab_size: int  # of the target
+    vocab_size: int  # of the target, which steps of the draft must not read
 
     @property
     def lookahead(self) -> int:
@@ -63,7 +63,7 @@ class Program:
 
 
 @dataclass(kw_only=True)
-class SlotState:
+class RowState:
     """The decoding state of each row.
 
     The root is the last known token; its key is not in the cache yet.
@@ -82,7 +82,7 @@ class SlotState:
 class SessionState:
     """The state that one step hands to the next."""
 
-    rows: SlotState
+    rows: RowState
     proposal: Proposal | None  # the tree that the next round verifies; None without a draft
     cache: StaticCache  # of the target; steps change it in place
     draft_state: DraftState
@@ -101,7 +101,7 @@ class RoundOutput:
 
 
 # tree_map enters these.
-for _container in (SessionState, SlotState, RoundOutput, Proposal, History, TargetOutput, CacheMoves):
+for _container in (SessionState, RowState, RoundOutput, Proposal, History, TargetOutput, CacheMoves):
     register_dataclass(_container)
 
 
@@ -171,7 +171,7 @@ def prefill(
     return target_output, logits, scores, history
 
 
-def open_slots(
+def start_rows(
     sampling: SamplingConf,
     lookahead: int,
     max_moves: int,
@@ -180,9 +180,9 @@ def open_slots(
     lengths: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch vocab"],
     history: History | None,
-) -> SlotState:
+) -> RowState:
     """Return the state of the rows after their prompts; the root is the argmax of the scores."""
-    rows = SlotState(
+    rows = RowState(
         row_ids=row_ids,
         lengths=lengths,
         root=scores.argmax(-1),
@@ -237,7 +237,7 @@ def _propose(program: Program, state: SessionState, draft_state: DraftState) -> 
     return replace(state, draft_state=draft_state, proposal=proposal)
 
 
-def _make_sampler(program: Program, rows: SlotState) -> Sampler:
+def _make_sampler(program: Program, rows: RowState) -> Sampler:
     """Build the draft's sampler for the tokens after the root of each row."""
     sampling, tree = program.sampling, program.tree
     history = rows.history and rows.history.add(rows.root[:, None], torch.ones_like(rows.root))
@@ -281,7 +281,7 @@ def score(program: Program, state: SessionState) -> tuple[TargetOutput, Float[Te
 
 
 def _verified_nodes(
-    rows: SlotState, proposal: Proposal | None
+    rows: RowState, proposal: Proposal | None
 ) -> tuple[Int[Tensor, "batch verified"], Bool[Tensor, "batch verified verified"]]:
     """Return the tokens of root and nodes, and the mask of each one's ancestors and itself."""
     root = rows.root[:, None]
@@ -305,7 +305,7 @@ def accept(
     count = torch.where(rows.active, path.count, 0)
     lengths = rows.lengths + count
     last = path.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]  # inactive rows have count 0
-    next_rows = SlotState(
+    next_rows = RowState(
         row_ids=rows.row_ids,
         lengths=lengths,
         active=rows.active,
@@ -346,7 +346,7 @@ def _on_path(
     return values.gather(1, path[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
-def _score_nodes(program: Program, rows: SlotState, proposal: Proposal | None, logits: Tensor) -> ScoredNodes:
+def _score_nodes(program: Program, rows: RowState, proposal: Proposal | None, logits: Tensor) -> ScoredNodes:
     """Return the target's distributions and the random numbers that the acceptance rule needs."""
     sampling, vocab_size = program.sampling, logits.shape[-1]
     node_ids, ancestors = _verified_nodes(rows, proposal)
@@ -368,7 +368,7 @@ def _score_nodes(program: Program, rows: SlotState, proposal: Proposal | None, l
 
 
 def move(state: SessionState) -> SessionState:
-    """Move keys of the accepted path to their final slots in the cache, which rounds wait with."""
+    """Move keys of the accepted path to their final slots now; a fused round leaves this to its next pass."""
     moves = state.rows.moves
     assert moves is not None
     state.cache.move(moves)

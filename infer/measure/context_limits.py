@@ -59,11 +59,11 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
     return len(longest.ids)
 
 
-def check_context(target: Target, tokens: int) -> None:
-    """Check that the target has positions for that many tokens; raise UserError otherwise."""
+def check_context(target: Target, tokens: int, *, key: str = "evaluation.max_new_tokens") -> None:
+    """Check that the target has positions for that many tokens; raise UserError, with the `key` to lower, otherwise."""
     context = getattr(target.config, "max_position_embeddings", None)
     require(
         context is None or tokens <= context,
-        f"evaluation.max_new_tokens: prompt and answer must fit in the {context} positions of "
+        f"{key}: prompt and answer must fit in the {context} positions of "
         f"{target.name}, got {tokens}; lower it or shorten the prompts",
     )

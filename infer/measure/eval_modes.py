@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.config import EvaluationConf, Verification
+from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from infer.measure.context_limits import check_context
 from infer.results.records import AUTOREGRESSIVE
 from infer.verify.base import AcceptanceRule
+from infer.verify.config import Verification
 from infer.verify.greedy_and_coupled import TypicalRule
 from infer.verify.rules import build_acceptance_rule
 from models.drafts.base import Draft

@@ -15,7 +15,7 @@ from data.eval_prompts.contamination import check_contamination
 from data.eval_prompts.held_out_files import read_longest_row
 from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
 from infer.config import EvaluationConf
-from infer.engine.generate import generate_answers
+from infer.engine.answers import generate_answers
 from infer.engine.graph_plan import list_graphs
 from infer.engine.row_tensors import tensor_bytes
 from infer.measure.batched import build_decoders, measure_batch_size

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from infer.config import Verification
 from infer.results.intervals import Estimate
 from infer.results.schema import Verdict
+from infer.verify.config import Verification
 from models.io.console import build_aligned_table
 from models.io.pages import render_markdown_table
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.config import Verification
 from infer.engine.requests import Generation
 from infer.results.schema import LosslessVerdict, Mismatch, PromptFigures, RoundSplit, Verdict
+from infer.verify.config import Verification
 
 AUTOREGRESSIVE = "autoregressive"  # the mode of the target alone
 LOSSY_RULES = tuple(rule.value for rule in Verification if not rule.is_lossless)

@@ -36,7 +36,7 @@ PURPOSES = {  # of functions, as progress lines name them; docs/graphs.md descri
     "optimizer_step": "a whole training step",
     "allocate_optimizer_states": "memory of the optimizer",
     "allocate_slots": "memory of prompts and answers",
-    "open_slots": "a row takes a prompt",
+    "start_rows": "a row takes a prompt",
     "empty_like": "rows are emptied",
     "scatter_rows": "prompts join the batch",
 }

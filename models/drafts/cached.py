@@ -2,6 +2,10 @@
 
     slots:  [ known tokens 0 .. length-1 | nodes expanded while growing ... | garbage ]
 
+A known token has one entry for each input that was read. A language model reads tokens, so that its
+`lengths` count the root, the last emitted token. An EAGLE draft reads pairs, the target's feature of a
+token with the token after it, so that its `lengths` and positions are one less.
+
 `advance` reads the emitted tokens and `propose` grows a tree below the last of them. The nodes are
 written after the known tokens and last for one round: the next `advance` overwrites them.
 

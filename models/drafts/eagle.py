@@ -24,11 +24,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models.drafts.base import Batch, DraftState, Extras, Loss
+from models.batch import Batch
+from models.drafts.base import DraftState, Extras, Loss
 from models.drafts.cached import CachedDecoding, attend_cached, new_layer_state
 from models.drafts.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
-from models.layers import DecoderLayer, draw_kept_inputs, drop_inputs, init_normal
+from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
 from models.losses.config import LossConf
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
@@ -83,11 +84,11 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         embedded: Float[Tensor, "b t h"],
         hidden: Float[Tensor, "b t h"],
         rope: tuple[Tensor, Tensor],
-        kept: Bool[Tensor, "b t inputs"] | None = None,
+        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the residual stream that enters the layer, and its queries, keys and values.
 
-        `kept` are the inputs that dropout keeps, embedding and feature side by side.
+        `dropout_mask` has the inputs that dropout keeps, embedding and feature side by side.
         """
         raise NotImplementedError
 
@@ -102,21 +103,21 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         if not self.conf.dropout:
             return {}
         shape = (batch.input_ids.shape[1], 2 * self.config.hidden_size)
-        return {"kept": draw_kept_inputs(generators, shape, dropout=self.conf.dropout)}
+        return {"dropout_mask": draw_dropout_mask(generators, shape, dropout=self.conf.dropout)}
 
     def unroll_steps(
-        self, batch: Batch, hidden: Float[Tensor, "b t h"], kept: Bool[Tensor, "b t inputs"] | None = None
+        self, batch: Batch, hidden: Float[Tensor, "b t h"], dropout_mask: Bool[Tensor, "b t inputs"] | None = None
     ) -> list[Float[Tensor, "b t h"]]:
         """Return the layer's output at each of the steps that decoding performs.
 
         Each step reads the output of the step before, and the keys and values of all earlier
-        steps, through which gradients always flow. `kept` are the inputs that dropout keeps.
+        steps, through which gradients always flow. `dropout_mask` has the inputs that dropout keeps.
         """
         embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
         for i in range(self.trained_depth):
             stream, query, key, value = self.project_inputs(
-                shift_left(embedded, 1 + i), hidden, self.rotary(hidden, batch.positions + i), kept
+                shift_left(embedded, 1 + i), hidden, self.rotary(hidden, batch.positions + i), dropout_mask
             )
             keys.append(key)
             values.append(value)
@@ -201,11 +202,11 @@ class Eagle1Draft(EagleDraft):
         embedded: Float[Tensor, "b t h"],
         hidden: Float[Tensor, "b t h"],
         rope: tuple[Tensor, Tensor],
-        kept: Bool[Tensor, "b t inputs"] | None = None,
+        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Project embedding and feature to the residual stream, then to queries, keys, values."""
         inputs = torch.cat([embedded, hidden], -1)
-        stream = self.fc(drop_inputs(inputs, kept, dropout=self.conf.dropout))
+        stream = self.fc(drop_inputs(inputs, dropout_mask, dropout=self.conf.dropout))
         return stream, *self.layer.project_qkv(stream, rope)
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
@@ -237,14 +238,14 @@ class Eagle1Draft(EagleDraft):
         batch: Batch,
         target_output: TargetOutput,
         noise: Float[Tensor, "b t h"] | None = None,
-        kept: Bool[Tensor, "b t inputs"] | None = None,
+        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
     ) -> Loss:
         """Return the weighted sum of the feature loss (smooth L1) and the token distillation loss.
 
         `noise` is added to the features that the draft reads, not to those that it predicts.
         """
         features = self.target_features(target_output)
-        outputs = self.unroll_steps(batch, features if noise is None else features + noise, kept)
+        outputs = self.unroll_steps(batch, features if noise is None else features + noise, dropout_mask)
         head = full_tensor(self.head.weight)
         # In evaluations no autocast brings fp32 outputs to the dtype of the target's head.
         token_loss = self.distill([output.to(head.dtype) for output in outputs], batch, target_output, heads=[head])

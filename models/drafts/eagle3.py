@@ -4,7 +4,9 @@
     step i:      its own last output, embedding of token t+1+i             ->  token t+2+i
 
 Training unrolls the steps that decoding performs (training-time test), so that the layer is trained
-on its own output. The recurrence carries the layer's output before the final norm, and the
+on its own output: `loss` calls `unroll_steps` (eagle.py, attention in unrolled_attention.py), then
+`distill` (feature.py, losses/chunked.py). Decoding calls `advance` and `propose` of cached.py, which
+call `forward_step` (eagle.py). The recurrence carries the layer's output before the final norm, and the
 concatenation puts the embedding first, as vLLM and vLLM Neuron expect of `Eagle3LlamaForCausalLM`.
 
 Axes: B rows, T tokens, H hidden.
@@ -17,7 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models.drafts.base import Batch, Loss, Needs
+from models.batch import Batch
+from models.drafts.base import Loss, Needs
 from models.drafts.eagle import EagleDraft
 from models.drafts.options import Eagle3Conf
 from models.layers import Eagle3Layer, RMSNorm, drop_inputs, init_normal
@@ -144,14 +147,14 @@ class Eagle3Draft(EagleDraft):
         embedded: Float[Tensor, "b t h"],
         hidden: Float[Tensor, "b t h"],
         rope: tuple[Tensor, Tensor],
-        kept: Bool[Tensor, "b t inputs"] | None = None,
+        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the feature as the residual stream, and queries, keys and values.
 
         Attention reads the embedding and the feature side by side.
         """
         stream, pair = self.midlayer.norm_pair(embedded, hidden)
-        inputs = drop_inputs(pair, kept, dropout=self.conf.dropout)
+        inputs = drop_inputs(pair, dropout_mask, dropout=self.conf.dropout)
         return stream, *self.midlayer.self_attn.project_qkv(inputs, rope)
 
     def finish(self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]) -> Float[Tensor, "b t h"]:
@@ -167,9 +170,11 @@ class Eagle3Draft(EagleDraft):
         """Apply the final norm and the head."""
         return self.lm_head(self.head_inputs(hidden))
 
-    def loss(self, batch: Batch, target_output: TargetOutput, kept: Bool[Tensor, "b t inputs"] | None = None) -> Loss:
+    def loss(
+        self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t inputs"] | None = None
+    ) -> Loss:
         """Return the loss of `trained_depth` drafting steps at every supervised position."""
-        outputs = self.unroll_steps(batch, self.target_features(target_output), kept)
+        outputs = self.unroll_steps(batch, self.target_features(target_output), dropout_mask)
         return self.distill(
             [self.head_inputs(output) for output in outputs], batch, target_output, heads=[self.lm_head.weight]
         )

@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from models.batch import Batch
 from models.checkpoints import checkpoint, checkpoint_files
-from models.drafts.base import Batch, Draft, DraftState, Loss, Needs
+from models.drafts.base import Draft, DraftState, Loss, Needs
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.losses.chunked import chunked_distillation_loss

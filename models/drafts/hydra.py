@@ -21,11 +21,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models.drafts.base import Batch, DraftState, Extras, Loss, with_last_hidden
+from models.batch import Batch
+from models.drafts.base import DraftState, Extras, Loss, with_last_hidden
 from models.drafts.cached import CachedDecoding, attend_cached, new_layer_state
 from models.drafts.feature import HeadsDraft
 from models.drafts.options import HydraConf
-from models.layers import DecoderLayer, RMSNorm, attend, draw_kept_inputs, drop_inputs, init_normal
+from models.layers import DecoderLayer, RMSNorm, attend, draw_dropout_mask, drop_inputs, init_normal
 from models.losses.config import LossConf
 from models.losses.loss_weights import shift_left
 from models.targets.language_model import TargetOutput
@@ -143,12 +144,14 @@ class HydraDraft(CachedDecoding, HeadsDraft):
             return {}
         columns = (1 + self.max_depth + self.config.hydra_num_layers) * self.config.hidden_size
         shape = (batch.input_ids.shape[1], columns)
-        return {"kept": draw_kept_inputs(generators, shape, dropout=self.conf.dropout)}
+        return {"dropout_mask": draw_dropout_mask(generators, shape, dropout=self.conf.dropout)}
 
-    def loss(self, batch: Batch, target_output: TargetOutput, kept: Bool[Tensor, "b t columns"] | None = None) -> Loss:
+    def loss(
+        self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t columns"] | None = None
+    ) -> Loss:
         """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i.
 
-        `kept` is what `prepare_batch` drew.
+        `dropout_mask` is what `prepare_batch` drew.
         """
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:
@@ -158,18 +161,18 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         embedded, outputs = self.embed(batch.input_ids), []
         for i, blocks in enumerate(self.hydra_mlp):
             hidden = torch.cat([hidden, shift_left(embedded, 1 + i)], -1)
-            outputs.append(self.run_blocks(cast(nn.Sequential, blocks), hidden, kept))
+            outputs.append(self.run_blocks(cast(nn.Sequential, blocks), hidden, dropout_mask))
         return self.distill(outputs, batch, target_output, heads=[head.weight for head in self.heads])
 
     def run_blocks(
-        self, blocks: nn.Sequential, x: Float[Tensor, "b t width"], kept: Bool[Tensor, "b t columns"] | None
+        self, blocks: nn.Sequential, x: Float[Tensor, "b t width"], dropout_mask: Bool[Tensor, "b t columns"] | None
     ) -> Float[Tensor, "b t h"]:
         """Return what a head's vocabulary matrix reads, with dropout before each block and it."""
         size = self.config.hidden_size
         longest = (1 + self.max_depth) * size  # columns of the first block of the last head
         starts = [0, *range(longest, longest + len(blocks) * size, size)]
         for start, block in zip(starts, [*blocks, nn.Identity()], strict=True):
-            part = None if kept is None else kept[..., start : start + x.shape[-1]]
+            part = None if dropout_mask is None else dropout_mask[..., start : start + x.shape[-1]]
             x = block(drop_inputs(x, part, dropout=self.conf.dropout))
         return x
 

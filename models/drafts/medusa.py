@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from models.drafts.base import Batch, DraftState, Loss, with_last_hidden
+from models.batch import Batch
+from models.drafts.base import DraftState, Loss, with_last_hidden
 from models.drafts.feature import HeadsDraft
 from models.drafts.options import MedusaConf
 from models.losses.config import LossConf

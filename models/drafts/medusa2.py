@@ -23,10 +23,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from models.batch import Batch
 from models.checkpoints import checkpoint, checkpoint_files
 from models.checkpoints.fingerprints import hash_tensors
 from models.checkpoints.tokenizer_files import save_tokenizer
-from models.drafts.base import Batch, Draft, Extras, Loss
+from models.drafts.base import Draft, Extras, Loss
 from models.drafts.medusa import MedusaConfig, MedusaDraft
 from models.drafts.options import Medusa2Conf
 from models.io.files import atomic_directory, report_disk_errors

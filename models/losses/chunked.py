@@ -1,7 +1,7 @@
 """The distillation loss of many tokens, computed in chunks together with its gradient.
 
 `chunked_distillation_loss` applies the output heads and never holds [tokens, vocab] for more than
-one chunk. `losses` defines the losses, `config` their options.
+one chunk. `token_losses` defines the losses, `config` their options.
 """
 
 from collections.abc import Callable, Iterator, Sequence

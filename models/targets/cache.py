@@ -28,13 +28,13 @@ LayerArgs = tuple[Tensor, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class CacheMoves:
-    """The slots of the path that a round accepted, and those that it moves to: the tree's depth.
+    """The slots of the nodes that a round accepted, and the slots that they move to.
 
-    Rows with fewer moves move garbage to garbage.
+    There are `Tree.max_path_length` moves a row; rows with fewer move garbage to garbage.
     """
 
-    source: Int[Tensor, "batch path"]
-    destination: Int[Tensor, "batch path"]
+    source: Int[Tensor, "batch moves"]
+    destination: Int[Tensor, "batch moves"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 A tree grows level by level from the root, the last known token, into the shape of a `Tree`.
 
+A node's number does not count the root, which is -1 as a parent. In passes that verify the root comes
+first: there a node's index is its number + 1, the root's 0, and the axis is named "verified".
+
 Axes: B rows, N nodes (root not counted), W nodes expanded at once, V vocabulary.
 """
 
@@ -22,7 +25,7 @@ ExpandFn = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def ancestor_mask(parents_BN: Int[Tensor, "batch nodes"]) -> Bool[Tensor, "batch verified verified"]:
-    """Return the nodes that each node attends to: itself and its ancestors; the root is node 0.
+    """Return the nodes that each node attends to: itself and its ancestors, the root first.
 
     >>> ancestor_mask(torch.tensor([[-1, -1, 0]])).int()[0]  # root, two children, one grandchild
     tensor([[1, 0, 0, 0],
@@ -41,7 +44,7 @@ def ancestor_mask(parents_BN: Int[Tensor, "batch nodes"]) -> Bool[Tensor, "batch
     return ancestors
 
 
-def node_depths(ancestors: Bool[Tensor, "batch nodes nodes"]) -> Int[Tensor, "batch nodes"]:
+def node_depths(ancestors: Bool[Tensor, "batch verified verified"]) -> Int[Tensor, "batch verified"]:
     """Return the depth of each node from its ancestors, the root having depth 0."""
     return ancestors.sum(-1) - 1
 

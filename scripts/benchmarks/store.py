@@ -121,7 +121,7 @@ def epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:
     order = RowOrder(num_rows=len(rows), rows_per_step=at_a_time, seed=0)
     began = time.perf_counter()
     for step in range(len(rows) // at_a_time):
-        store.read_target_output(rows.pieces(order.batch_rows(step)), rows.length)
+        store.read_target_output(rows.pieces(order.step_rows(step)), rows.length)
     share = len(rows) // at_a_time * at_a_time / len(rows)
     return (time.perf_counter() - began) / share
 

@@ -122,7 +122,7 @@ def measure(draft: str, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hid
             began, cpu_began = time.perf_counter(), time.process_time()
             order = RowOrder(num_rows=len(rows), rows_per_step=1, seed=0)
             for step in range(len(rows)):
-                store.read_target_output(rows.pieces(order.batch_rows(step)), LENGTH)
+                store.read_target_output(rows.pieces(order.step_rows(step)), LENGTH)
             seconds.append(time.perf_counter() - began)
             cpu_seconds.append(time.process_time() - cpu_began)
     kind = f"{TOP_K} likeliest" if teacher is TeacherKind.topk else "hidden state"

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from infer.report.tables import Table
+from models.batch import Batch
 from models.drafts import feature
-from models.drafts.base import Batch, Draft, Loss
+from models.drafts.base import Draft, Loss
 from models.drafts.registry import build_draft
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target

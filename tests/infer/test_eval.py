@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.config import EvaluationConf, Verification
+from infer.config import EvaluationConf
 from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.eval import main
@@ -21,6 +21,7 @@ from infer.measure.evaluate import evaluate_drafts, plan_evaluation
 from infer.report.mode_tables import summary_table
 from infer.report.prose import list_absences
 from infer.results.schema import AdaptedTarget, DraftMemory
+from infer.verify.config import Verification
 from models.checkpoints import checkpoint, checkpoint_files
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device

@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from infer.config import Verification
 from infer.engine import steps
 from infer.engine.decode import Decoder
+from infer.verify.config import Verification
 from infer.verify.rules import build_acceptance_rule
 from models.trees.sampling import warp_logits
 from models.trees.sampling_config import SamplingConf

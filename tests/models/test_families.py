@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infer.engine.decode import Decoder
-from models.drafts.base import Batch
+from models.batch import Batch
 from models.drafts.options import MedusaConf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf

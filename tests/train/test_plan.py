@@ -129,8 +129,8 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
     rows = [f"optim.rows_per_step={2 * micro_batches}", "optim.micro_batch_size=2"]
     run = build_conf(*KINDS[kind], *rows)
     loop = build_trainer(run, device, tmp_path)
-    loop._train_step()  # creates the moments
-    taken = measure_peak_bytes(loop._train_step)
+    loop._take_step()  # creates the moments
+    taken = measure_peak_bytes(loop._take_step)
 
     target = model_outline(device)
     phases = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)

@@ -61,8 +61,8 @@ def build_conf(method: str) -> TrainConf:
 class RecordingTrainer(Trainer):
     """A trainer that records the first gradient, and the number of graphs behind the first step."""
 
-    def _train_step(self) -> None:
-        super()._train_step()
+    def _take_step(self) -> None:
+        super()._take_step()
         if not self.state.progress.step:
             decay = self.conf.optim.betas[0]  # the first average is the gradient times 1 - decay
             optimizer = self.training_state.optimizers[0]

@@ -82,7 +82,7 @@ def check_heads(conf: ParallelConf, config: Any) -> None:
 
 
 def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -> Parallel:
-    """Build the processes of the device's route; raise UserError if it cannot train."""
+    """Connect the processes that were started, by the device's route; raise UserError if it cannot train."""
     parallel_class = Parallel
     if device.name == "xla":
         parallel_class = XlaParallel

@@ -17,8 +17,9 @@ from data.config import TeacherKind
 from data.features.schema import FeatureSchema
 from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
+from models.batch import Batch
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
-from models.drafts.base import Batch, Draft, Extras, Needs
+from models.drafts.base import Draft, Extras, Needs
 from models.losses.chunked import map_chunks_by
 from models.losses.distributions import TopKLogits
 from models.meta_model import MetaTarget, collect_models

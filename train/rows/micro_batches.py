@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from data.packing.sampler import RowOrder
-from models.drafts.base import Batch, Draft, Extras
+from models.batch import Batch
+from models.drafts.base import Draft, Extras
 from models.parallel.dtensor import full_params
 from models.targets.language_model import TargetOutput
 from train.config.run import TrainConf
@@ -76,7 +77,7 @@ class MicroBatchBuilder:
 
     def build_step(self, step: int) -> list[MicroBatch]:
         """Return this process's micro-batches of a step, of equal sizes."""
-        row_numbers = self.order.batch_rows(step, self.parallel.data_rank, self.parallel.num_data_ranks)
+        row_numbers = self.order.step_rows(step, self.parallel.data_rank, self.parallel.num_data_ranks)
         drafted = [False] * len(row_numbers)  # the rows to use as the draft has written them
         if self.on_policy is not None:
             drafted = self.on_policy.select_rows(step)

@@ -14,8 +14,8 @@ import torch
 from data.config import OnPolicyConf
 from data.packing.documents import Packed
 from data.packing.sampler import RowOrder
-from infer.engine.generate import generate_answers
-from models.drafts.base import Batch
+from infer.engine.answers import generate_answers
+from models.batch import Batch
 from models.targets.language_model import LanguageModel
 from models.trees.sampling_config import SamplingConf
 
@@ -48,7 +48,7 @@ class OnPolicy:
                 number
                 for later_step in range(step, step + self.conf.interval - step % self.conf.interval)
                 for number, is_drafted in zip(
-                    self.order.batch_rows(later_step, self.rank, self.world_size),
+                    self.order.step_rows(later_step, self.rank, self.world_size),
                     self.select_rows(later_step),
                     strict=True,
                 )

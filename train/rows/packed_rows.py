@@ -14,7 +14,7 @@ from data.eval_prompts.held_out_files import HeldOutPrompts
 from data.features.reader import FeatureStore
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
-from infer.engine.generate import generate_answers
+from infer.engine.answers import generate_answers
 from models.drafts.base import Draft
 from models.io.console import track_progress
 from models.io.files import PARTIAL_SUFFIX, write_text_atomically

@@ -43,9 +43,9 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     ignore_frozen_params=True,
     strict=False,  # frozen weights may be missing; dcp.load reports any other
 )
-# Keys that may differ when a run is continued: they change its outputs and logs, not its weights,
+# Beginnings of keys that may differ when a run is continued: they change its outputs and logs, not its weights,
 # or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
-CHANGEABLE_KEYS = (
+CHANGEABLE_PREFIXES = (
     "log.",
     "interval.log",
     "data.license",
@@ -148,7 +148,7 @@ class RunState:
         for key in sorted(saved_config.keys() | self.config.keys()):
             before, now = saved_config.get(key), self.config.get(key)
             require(
-                before == now or key.startswith(CHANGEABLE_KEYS) or key in STEP_KEYS,
+                before == now or key.startswith(CHANGEABLE_PREFIXES) or key in STEP_KEYS,
                 f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false",
             )
         self.progress = RunProgress(**saved["progress"])

@@ -8,7 +8,7 @@ from data.answers.answering import AnswersReport, answer_rows
 from data.answers.dialogue import ANSWER_CUT, PROMPT_TOO_LONG, Answer, UnansweredError, derive_answer_seed
 from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
-from infer.engine.generate import generate_answers
+from infer.engine.answers import generate_answers
 from models.io.errors import UserError
 from tests.support.data.chat import ASSISTANT, asked, chat_target, conf
 

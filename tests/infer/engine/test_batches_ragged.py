@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Request
+from infer.verify.config import Verification
 from infer.verify.rules import build_acceptance_rule
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.agreeing import METHODS, SHAPES, WORDS

@@ -7,8 +7,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from infer.engine.admission import prefill_prompts
+from infer.engine.answers import generate_answers
 from infer.engine.decode import Decoder
-from infer.engine.generate import generate_answers
 from infer.verify.greedy_and_coupled import walk_choices
 from models.drafts.ngram import NgramDraft, graft_chain
 from models.trees.growth import Proposal

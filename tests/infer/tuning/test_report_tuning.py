@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from infer.config import EvaluationConf, Verification
+from infer.config import EvaluationConf
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import TunedDecoding, build_eval_modes
 from infer.measure.evaluate import evaluate_drafts
@@ -27,6 +27,7 @@ from infer.tuning.report_tuning import (
 )
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
+from infer.verify.config import Verification
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from infer.config import EvaluationConf, Verification
+from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from infer.measure.eval_modes import build_evaluation_rule
 from infer.verify.base import ScoredTree
+from infer.verify.config import Verification
 from infer.verify.greedy_and_coupled import TypicalRule
 from models.io.errors import UserError
 from models.trees.growth import Proposal

@@ -209,8 +209,8 @@ def test_dropout_zeroes_inputs_in_training_only_and_keeps_their_mean(target):
     """The numbers belong to the rows: every order and split of a batch draws the same numbers."""
     draft = new_draft(target, dropout=0.25)
     batch = batch_of([list(range(1, 13)), list(range(3, 15))])
-    mask = draft.prepare_batch(batch, step=0, generators=build_generators(0, 1))["kept"]
-    backwards = draft.prepare_batch(batch, step=0, generators=build_generators(1, 0))["kept"]
+    mask = draft.prepare_batch(batch, step=0, generators=build_generators(0, 1))["dropout_mask"]
+    backwards = draft.prepare_batch(batch, step=0, generators=build_generators(1, 0))["dropout_mask"]
     assert torch.equal(backwards, mask.flip(0))
     inputs = torch.randn(mask.shape).exp()
     dropped = drop_inputs(inputs, mask, dropout=0.25)

@@ -116,7 +116,7 @@ def test_hydras_dropout_is_before_every_block_and_head_and_not_in_decoding(targe
     conf = HydraConf(heads=2, num_layers=3, dropout=0.25)
     draft, batch = build(conf, target), build_batch(target)
     generators = [np.random.default_rng(row) for row in range(4)]
-    mask = draft.prepare_batch(batch, step=0, generators=generators)["kept"]
+    mask = draft.prepare_batch(batch, step=0, generators=generators)["dropout_mask"]
     # The second head reads a hidden state and two embeddings; later blocks and the head read a single state.
     assert mask.shape == (*batch.input_ids.shape, (3 + 2 + 1) * SIZE)
     assert mask.float().mean() == pytest.approx(0.75, abs=0.01)
@@ -129,7 +129,7 @@ def test_hydras_dropout_is_before_every_block_and_head_and_not_in_decoding(targe
     for part in range(6):
         dropped = everything.clone()
         dropped[..., part * SIZE : (part + 1) * SIZE] = False
-        assert total(kept=dropped) != total(kept=everything)
+        assert total(dropout_mask=dropped) != total(dropout_mask=everything)
     draft.save(tmp_path, target)
     build(HydraConf(heads=2, num_layers=3), target).save(tmp_path / "plain", target)
     assert read_shapes(tmp_path) == read_shapes(tmp_path / "plain")

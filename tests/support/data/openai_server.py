@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
-from infer.engine.generate import generate_answers
+from infer.engine.answers import generate_answers
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.trees.sampling_config import SamplingConf

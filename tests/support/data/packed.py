@@ -4,7 +4,7 @@ import numpy as np
 
 from data.packing.documents import Documents, Packed
 from data.sources.rows import TokenizedDocument
-from models.drafts.base import Batch
+from models.batch import Batch
 
 
 def packed_of(batch: Batch) -> Packed:

@@ -8,7 +8,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data.vocabulary.draft_vocab import choose_kept_ids
 from infer.engine.decode import Decoder
-from models.drafts.base import Batch, Draft
+from models.batch import Batch
+from models.drafts.base import Draft
 from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf, Eagle3Conf, MedusaConf
 from models.drafts.registry import build_draft

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from infer.engine.decode import Decoder
+from models.batch import Batch
 from models.device.device import Device
-from models.drafts.base import Batch
 from models.drafts.eagle3 import Eagle3Draft
 from models.drafts.options import Eagle3Conf
 from models.drafts.registry import build_draft

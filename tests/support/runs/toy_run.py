@@ -19,10 +19,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from conf.entry import exit_with_error
 from data.config import DataConf
 from data.packing.documents import Packed
+from models.batch import Batch
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
-from models.drafts.base import Batch, Draft, Extras, Loss, Needs
+from models.drafts.base import Draft, Extras, Loss, Needs
 from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
@@ -166,14 +167,14 @@ def toy_run(
         evaluate=toy_length,
     )
     if interrupt_at is not None:
-        learn = loop._train_step
+        learn = loop._take_step
 
         def interrupted() -> None:
             if state.progress.step == interrupt_at:
                 raise KeyboardInterrupt
             learn()
 
-        loop._train_step = interrupted
+        loop._take_step = interrupted
     with report_full_disk(folder):
         return draft, loop.run()
 

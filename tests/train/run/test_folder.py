@@ -113,7 +113,7 @@ def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
     tokens, answers = 0, 0
     lines = {int(line["step"]): line for line in metrics(tmp_path)}
     for step in range(12):
-        batch = rows.batch(order.batch_rows(step))
+        batch = rows.batch(order.step_rows(step))
         tokens += int((batch.document_ids >= 0).sum())
         answers += int((batch.answer_mask & (batch.document_ids >= 0)).sum())
         if line := lines.get(step + 1):
