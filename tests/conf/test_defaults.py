@@ -49,8 +49,8 @@ PUBLISHED = {
 OPTIONS = sorted(path for path in ROOT.glob("*/*.yaml") if path.parent.name not in NO_DEFAULTS)
 
 
-def defaults_of(conf: Any) -> dict[str, Any]:
-    """The value of each field: of a configuration, or without one of its class."""
+def list_defaults(conf: Any) -> dict[str, Any]:
+    """Return the value of each field of a configuration, or of its class."""
     if not isinstance(conf, type):
         return vars(conf)
     fields = dataclasses.fields(conf)
@@ -60,22 +60,22 @@ def defaults_of(conf: Any) -> dict[str, Any]:
     }
 
 
-def repeated_keys(content: dict[str, Any], conf: Any, prefix: str = "") -> Iterator[str]:
-    """The keys of a YAML's content that have the value of the configuration without them."""
-    defaults = defaults_of(conf)
+def find_repeated_keys(content: dict[str, Any], conf: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the keys of a YAML's content that have the value of the configuration without them."""
+    defaults = list_defaults(conf)
     kinds = {field.name: field.type for field in dataclasses.fields(conf)}
     for name, value in content.items():
         key, default, kind = prefix + name, defaults[name], kinds[name]
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-            yield from repeated_keys(value, kind if default is dataclasses.MISSING else default, f"{key}.")
+            yield from find_repeated_keys(value, kind if default is dataclasses.MISSING else default, f"{key}.")
         elif get_origin(kind) is dict and dataclasses.is_dataclass(item := get_args(kind)[1]):
             for part, below in value.items():
-                yield from repeated_keys(below, item, f"{key}.{part}.")
+                yield from find_repeated_keys(below, item, f"{key}.{part}.")
         elif value == (default.name if isinstance(default, enum.Enum) else default):
             yield key
 
 
-def content_of(path: Path) -> dict[str, Any]:
+def read_content(path: Path) -> dict[str, Any]:
     content = yaml.safe_load(path.read_text())
     return {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
 
@@ -83,16 +83,16 @@ def content_of(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_an_option_repeats_no_default(path):
     """Only the key that it is named after may, and one whose default differs among the commands with this group."""
-    group, content = path.parent.name, content_of(path)
-    with_group = [schema for schema in COMMANDS.values() if group in defaults_of(schema)]
-    repeated = [set(repeated_keys({group: content}, schema)) for schema in with_group]
+    group, content = path.parent.name, read_content(path)
+    with_group = [schema for schema in COMMANDS.values() if group in list_defaults(schema)]
+    repeated = [set(find_repeated_keys({group: content}, schema)) for schema in with_group]
     named_after = {f"{group}.{key}" for key, value in content.items() if value == path.stem}
     assert set.intersection(*repeated) <= named_after
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_repeats_no_default(name):
-    assert list(repeated_keys(content_of(ROOT / f"{name}.yaml"), COMMANDS[name])) == []
+    assert list(find_repeated_keys(read_content(ROOT / f"{name}.yaml"), COMMANDS[name])) == []
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -100,11 +100,14 @@ def test_a_draft_repeats_no_default_beyond_its_published_recipe(name):
     entry = DRAFTS[name]
     recipe = {key: choice for key, choice in entry["recipe"].items() if not isinstance(choice, str)}
     options = {key: value for key, value in entry.items() if key not in ("method", "recipe")}
-    repeated = {*repeated_keys(recipe, TrainConf), *repeated_keys(options, METHODS[entry["method"]], "draft.")}
+    repeated = {
+        *find_repeated_keys(recipe, TrainConf),
+        *find_repeated_keys(options, METHODS[entry["method"]], "draft."),
+    }
     assert repeated <= PUBLISHED.get(name, set())
 
 
 def test_a_repeated_default_is_found():
     content = {"optim": {"lr": 1e-3, "steps": 4, "schedule": "cosine"}, "seed": 0, "tune": False}
-    assert list(repeated_keys(content, TrainConf)) == ["optim.lr", "optim.schedule", "seed"]
-    assert list(repeated_keys({"betas": [0.9, 0.95]}, OptimConf)) == ["betas"]
+    assert list(find_repeated_keys(content, TrainConf)) == ["optim.lr", "optim.schedule", "seed"]
+    assert list(find_repeated_keys({"betas": [0.9, 0.95]}, OptimConf)) == ["betas"]
