@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data.config import DataConf, OnPolicyConf
@@ -105,3 +106,4 @@ def train_all(folder: Path, *, at_a_time: int) -> None:
 
 if __name__ == "__main__":
     train_all(Path(sys.argv[1]), at_a_time=int(sys.argv[2]))
+    PartialState().destroy_process_group()  # a thread of gloo that is left at the exit aborts the process

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -143,3 +144,4 @@ def count_held(module: nn.Module) -> int:
 if __name__ == "__main__":
     for arguments in json.loads(sys.argv[2]):
         run(Path(sys.argv[1]), **arguments)
+    PartialState().destroy_process_group()  # a thread of gloo that is left at the exit aborts the process
