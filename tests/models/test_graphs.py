@@ -341,7 +341,7 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
         compile_training_graphs(conf, parallel, tmp_path / "scratch")
     lines = [record.getMessage() for record in caplog.records]
     training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))
-    assert lines[training].removesuffix("announced") == "graphs: 2 (features 1, loss 1) "
+    assert lines[training].removesuffix("announced") == "graphs: 2 (loss 1, run_target 1) "
     for first in (training, judging):
         announced = lines[first].removesuffix("announced")
         assert f"{announced}compiled" in lines[first:]

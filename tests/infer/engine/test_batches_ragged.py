@@ -148,7 +148,7 @@ def test_a_fused_round_emits_what_its_parts_emit(small, drafts, requests, rule, 
 
     def run(*, fused):
         session = build_decoder(small, draft, rule, shape, batch)
-        timer = None if fused else PhaseTimer(synchronize=session.synchronize)
+        timer = None if fused else PhaseTimer(synchronize=session.target.device.synchronize)
         return session.decode(prompts, row_ids=list(range(4)), max_new_tokens=limits, phase_timer=timer)
 
     fused_rows, split_rows = run(fused=True), run(fused=False)
@@ -192,7 +192,7 @@ def test_the_parts_of_a_round_add_up(small, drafts, requests, rule, shape, idle,
     timed = build_decoder(small, drafts["eagle3"], rule, shape, batch)
     prompts, limits = (part[:5] for part in requests)
     with CountOperators() as work:
-        laps = PhaseTimer(synchronize=timed.synchronize, clock=lambda: work.seconds)
+        laps = PhaseTimer(synchronize=timed.target.device.synchronize, clock=lambda: work.seconds)
         answers = timed.decode(prompts, row_ids=list(range(5)), max_new_tokens=limits, phase_timer=laps)
     assert laps.rounds == count_rounds(answers) > 0
     assert sum(laps.seconds.values()) == laps.wall_s
