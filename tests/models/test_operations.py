@@ -31,7 +31,7 @@ from tests.support.runs.toy_run import toy_conf
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
 # operations that the host must read, or whose number of results depends on values; only an eager
-# CPU uses `nonzero`, to skip rows without weight (models/losses/token_losses.py): no compiled graph does
+# CPU uses `nonzero`, to skip rows without weight (models/losses/chunked.py): no compiled graph does
 DYNAMIC = ("_local_scalar_dense", "masked_select", "unique", "repeat_interleave")
 
 
