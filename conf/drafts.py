@@ -12,6 +12,9 @@ from typing import Any
 
 import yaml
 
+from models.drafts.options import METHODS
+from models.io.errors import require
+
 CONF = Path(__file__).parent
 
 
@@ -49,4 +52,21 @@ def list_options(schema: type) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 @functools.cache
 def _load_drafts() -> dict[str, Any]:
-    return yaml.safe_load((CONF / "drafts.yaml").read_text())
+    """Return the entries of conf/drafts.yaml; raise UserError for one without a method or a recipe."""
+    drafts = yaml.safe_load((CONF / "drafts.yaml").read_text())
+    for name, entry in drafts.items():
+        require(
+            entry.get("method") in METHODS,
+            f"conf/drafts.yaml: {name}.method: must be one of {', '.join(METHODS)}, got {entry.get('method')}; "
+            "a new method is listed in METHODS of models/drafts/options.py",
+        )
+        require(
+            isinstance(entry.get("recipe"), dict),
+            f"conf/drafts.yaml: {name}.recipe: must have keys, got {entry.get('recipe')}; name at least its target",
+        )
+    return drafts
+
+
+def is_draft_entry(name: str) -> bool:
+    """Return whether conf/drafts.yaml has an entry of this name."""
+    return name in _load_drafts()

@@ -34,7 +34,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from conf.drafts import list_options
+from conf.drafts import is_draft_entry, list_options
 from conf.error_lines import reword_message, unknown_key_message, unreadable_message
 from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
@@ -297,7 +297,12 @@ def _missing_value_message(error: MissingMandatoryValue) -> str:
 def _config_file_note(error: BaseException) -> str:
     """Return a note that names the YAML file of the error, or "" if Hydra does not name it."""
     match = re.match(r"In '([^']+)'", str(error))
-    return f" (in conf/{match[1]}.yaml)" if match else ""
+    if match is None:
+        return ""
+    group, _, name = match[1].rpartition("/")
+    if group == "draft" and is_draft_entry(name):
+        return f" (in conf/drafts.yaml, {name})"
+    return f" (in conf/{match[1]}.yaml)"
 
 
 def _is_raised_by_hydra(error: BaseException) -> bool:

@@ -18,7 +18,6 @@ PACKAGES = ("conf", "data", "infer", "models", "train")
 VAGUE_NAMES = {"found", "some", "said", "told", "given", "one"}
 MAX_LINES, MAX_FILES = 400, 12
 UNFORMATTED = "# fmt" + ":"  # in two parts, so that this file has none
-ROOM_OF_METHODS = "models/drafts"  # a file for each method
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 HARDWARE = re.compile(r"(?<![a-z])(cuda|xla|neuronx?|nccl)(?![a-z])")  # prose writes CUDA, Neuron
 MAY_NAME_HARDWARE = ("models/device/", "train/distributed/build.py", "train/distributed/xla.py")
@@ -119,9 +118,8 @@ def list_doubled_classes(modules: list[Module]) -> list[str]:
 
 
 def list_crowded_rooms(modules: list[Module]) -> list[str]:
-    """List the folders with too many files directly in them; an `__init__.py` and new methods do not count."""
+    """List the folders with too many files directly in them; an `__init__.py` does not count."""
     counts = Counter(str(Path(m.path).parent) for m in modules if Path(m.path).name != "__init__.py")
-    del counts[ROOM_OF_METHODS]
     return [f"{room}: {count}" for room, count in sorted(counts.items()) if count > MAX_FILES]
 
 

@@ -24,7 +24,7 @@ from models.batch import Batch
 from models.checkpoints.checkpoint import find_non_finite, read_origin, save_draft
 from models.checkpoints.tokenizer_files import save_tokenizer
 from models.drafts.base import Draft, DraftState, Loss, Needs
-from models.drafts.cached import CachedDecoding
+from models.drafts.bases.cached import CachedDecoding
 from models.drafts.options import CausalLMConf, InitFrom
 from models.io.errors import UserError, require
 from models.lora import add_adapters, merge_adapters

@@ -26,8 +26,8 @@ from transformers import LlamaConfig
 
 from models.batch import Batch
 from models.drafts.base import DraftState, Extras, Loss
-from models.drafts.cached import CachedDecoding, attend_cached, new_layer_state
-from models.drafts.feature import FeatureDraft
+from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_state
+from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
 from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
 from models.losses.config import LossConf

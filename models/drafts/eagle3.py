@@ -5,7 +5,7 @@
 
 Training unrolls the steps that decoding performs (training-time test), so that the layer is trained
 on its own output: `loss` calls `unroll_steps` (eagle.py, attention in unrolled_attention.py), then
-`distill` (feature.py, losses/chunked.py). Decoding calls `advance` and `propose` of cached.py, which
+`distill` (bases/feature.py, losses/chunked.py). Decoding calls `advance` and `propose` of bases/cached.py, which
 call `forward_step` (eagle.py). The recurrence carries the layer's output before the final norm, and the
 concatenation puts the embedding first, as vLLM and vLLM Neuron expect of `Eagle3LlamaForCausalLM`.
 

@@ -23,8 +23,8 @@ from transformers import LlamaConfig
 
 from models.batch import Batch
 from models.drafts.base import DraftState, Extras, Loss, with_last_hidden
-from models.drafts.cached import CachedDecoding, attend_cached, new_layer_state
-from models.drafts.feature import HeadsDraft
+from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_state
+from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import HydraConf
 from models.layers import DecoderLayer, RMSNorm, attend, draw_dropout_mask, drop_inputs, init_normal
 from models.losses.config import LossConf

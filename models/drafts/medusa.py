@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from models.batch import Batch
 from models.drafts.base import DraftState, Loss, with_last_hidden
-from models.drafts.feature import HeadsDraft
+from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import MedusaConf
 from models.losses.config import LossConf
 from models.targets.language_model import TargetOutput

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from infer.report.tables import Table
 from models.batch import Batch
-from models.drafts import feature
 from models.drafts.base import Draft, Loss
+from models.drafts.bases import feature
 from models.drafts.registry import build_draft
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target

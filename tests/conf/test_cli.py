@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
+from conf import drafts
 from conf.drafts import list_options
 from conf.entry import CONF_DIR, USER_ERRORS, compose, entry_point, error_to_line
 from conf.typed_text import quote_typed_text
@@ -157,6 +159,35 @@ def test_an_unknown_key_in_a_file_names_the_file(command, capsys, tmp_path):
         command("--config-dir", "mine", "draft=wrong")
     expected = "draft.ttt_step: no such key; did you mean draft.ttt_steps?"
     assert capsys.readouterr().err == f"error: {expected} (in conf/draft/wrong.yaml)\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("bare: {method: eagle3}", "bare.recipe: must have keys, got None; name at least its target"),
+        (
+            "bare: {recipe: {target: demo}}",
+            "bare.method: must be one of .*, got None; a new method is listed in METHODS",
+        ),
+        ("bare: {method: eagle, recipe: {target: demo}}", "bare.method: must be one of .*, got eagle; a new method"),
+        ("bare: {method: eagle3, ttt_step: 3, recipe: {target: demo}}", r"ttt_steps\? \(in conf/drafts.yaml, bare\)"),
+    ],
+)
+def test_a_mistake_in_an_entry_of_a_draft_names_the_entry(command, capsys, tmp_path, monkeypatch, entry, message):
+    shipped = (Path(CONF_DIR) / "drafts.yaml").read_text()
+    (tmp_path / "drafts.yaml").write_text(f"{shipped}\n{entry}\n")
+    monkeypatch.setattr(drafts, "CONF", tmp_path)
+    store = ConfigStore.instance()
+    monkeypatch.setattr(
+        store, "repo", store.repo | {"draft": dict(store.repo["draft"])}
+    )  # forgets the entry afterwards
+    drafts._load_drafts.cache_clear()
+    try:
+        with pytest.raises(SystemExit):
+            command("draft=bare")
+    finally:
+        drafts._load_drafts.cache_clear()
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_an_unknown_key_of_a_source_is_refused_even_if_it_is_added():

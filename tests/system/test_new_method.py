@@ -18,6 +18,10 @@ class BigramConf(DraftConf):
     draft_class: ClassVar[str] = "models.drafts.bigram:BigramDraft"
     max_depth: int = 8
 
+    @property
+    def needs_context(self) -> bool:
+        return False
+
 
 METHODS["bigram"] = BigramConf
 """
@@ -28,7 +32,7 @@ import torch
 from torch import nn
 
 from models.drafts.base import Needs
-from models.drafts.feature import FeatureDraft
+from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import BigramConf
 from models.losses.loss_weights import shift_left
 from models.trees.growth import grow
