@@ -24,7 +24,7 @@ def list_graphs(session: Session, prompt_lengths: Iterable[int], *, in_parts: bo
     With `in_parts` rounds are also run in parts.
     """
     program, batch, slots = session.program, session.batch, session.cache_slots
-    draft, tree, sampling, rule = (program.draft, program.tree, program.sampling, program.acceptance_rule)
+    draft, tree, sampling, rule = program.draft, program.tree, program.sampling, program.acceptance_rule
     target_key = (program.target.graph_key, *program.layers, slots)
     policy_key = (*program.layers, slots, tree, rule, sampling.graph_key)
     draft_key = (None if draft is None else graph_key_of(draft), *policy_key)

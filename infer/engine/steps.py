@@ -45,7 +45,7 @@ class Program:
     tree: Tree
     sampling: SamplingConf
     acceptance_rule: AcceptanceRule
-    vocab_size: int  # of the target, which steps of the draft must not read
+    vocab_size: int  # of the target; steps of the draft do not read `target`
 
     @property
     def lookahead(self) -> int:
