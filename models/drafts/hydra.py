@@ -98,9 +98,9 @@ class HydraDraft(CachedDecoding, HeadsDraft):
             nn.Sequential(ConditionedBlock(size, 1 + i), *(ConditionedBlock(size) for _ in range(blocks - 1)))
             for i in range(self.max_depth)
         )
-        self.hydra_lm_head = nn.ModuleList(
-            nn.Linear(size, self.config.vocab_size, bias=False) for _ in range(self.max_depth)
-        )
+        heads = self.max_depth if conf.separate_lm_heads else 1  # the target's, frozen
+        self.hydra_lm_head = nn.ModuleList(nn.Linear(size, self.config.vocab_size, bias=False) for _ in range(heads))
+        self.hydra_lm_head.requires_grad_(conf.separate_lm_heads)
         # the authors' spelling, in the names of tensors
         self.prefix_embeding_layer = PrefixLayer(config) if conf.prefix else None
         self.rotary = build_rotary(config)
@@ -112,6 +112,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
             conf,
             target,
             hydra_head_arch=HEAD_ARCH_PREFIX if conf.prefix else HEAD_ARCH_PLAIN,
+            original_lm_head=not conf.separate_lm_heads,
             base_model_name_or_path=target.name,
             **overrides,
         )
@@ -124,7 +125,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
 
     @property
     def heads(self) -> list[nn.Linear]:
-        """Return the vocabulary heads, one for each depth."""
+        """Return the vocabulary heads: a shared one, or one for each depth."""
         return cast("list[nn.Linear]", list(self.hydra_lm_head))
 
     def embed(self, input_ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n h"]:
@@ -239,7 +240,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         known = torch.cat([state["hidden"], self.embed(state["token"][:, None])[:, 0]], -1)[:, None]
 
         def logits(level: int) -> Float[Tensor, "b w v"]:
-            return self.heads[level](self.hydra_mlp[level](known))
+            return self.head_of(level)(self.hydra_mlp[level](known))
 
         def expand(tokens: Tensor, parent_index: Tensor, level: int) -> Tensor:
             nonlocal known

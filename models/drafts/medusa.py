@@ -95,12 +95,6 @@ class MedusaDraft(HeadsDraft):
             **overrides,
         )
 
-    @classmethod
-    def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the options that `engine_config` wrote to config.json."""
-        separate = not config.original_lm_head
-        return super().fields_from_config(config) | {"separate_lm_heads": separate}
-
     @property
     def heads(self) -> list[nn.Linear]:
         """Return the vocabulary heads: a shared one, or one for each depth."""
@@ -140,7 +134,7 @@ class MedusaDraft(HeadsDraft):
         """Grow a tree and return it; all nodes of a level have the same logits, of one head."""
 
         def logits(level: int) -> Float[Tensor, "b v"]:
-            return self.heads[min(level, len(self.heads) - 1)](self.blocks[level](state["hidden"]))
+            return self.head_of(level)(self.blocks[level](state["hidden"]))
 
         def expand(_tokens: Tensor, _parent_index: Tensor, level: int) -> Float[Tensor, "b 1 v"]:
             return logits(level)[:, None]  # the same logits for all nodes

@@ -201,6 +201,7 @@ class HeadsConf(DraftConf):
 
     heads: int = 5  # one for each token of a proposal
     num_layers: int = 1  # residual blocks of each head
+    separate_lm_heads: bool = True  # each head has a vocabulary head; False: all share the target's
 
     def __post_init__(self) -> None:
         check_values(self, "draft", heads=at_least(1), num_layers=at_least(1))
@@ -237,8 +238,6 @@ class MedusaConf(HeadsConf):
     vllm_method: ClassVar[str | None] = "medusa"
     architecture: ClassVar[str] = "MedusaModel"
     draft_class: ClassVar[str] = "models.drafts.medusa:MedusaDraft"
-
-    separate_lm_heads: bool = True  # each head has a vocabulary head; False: all share the target's
 
     def describe_engine_limits(self) -> str | None:
         """Return which releases of vLLM read the checkpoint."""

@@ -23,6 +23,7 @@ SHOWS_BARS = CONSOLE.is_terminal and IS_MAIN_PROCESS
 # Never breaks or colors a long line; the console of the bars, so that lines appear above them.
 print_line = partial(CONSOLE.print, soft_wrap=True, highlight=False)
 LOG_INTERVAL_S = 10.0  # between lines about the progress of long work, where no bar is shown
+MIN_SHARE_TIMED = 0.01  # fewer items tell no pace: the first of a batch waits for all of it
 PLAIN_WIDTH = 1000  # characters of a table's line that is not printed on a terminal
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def log_progress(items: Iterable[Item], description: str, total: int | None) -> 
             count = f"{done:,}"
             if total is not None:
                 left = timedelta(seconds=round((total - done) * (now - start) / done))
-                count += f"/{total:,}  {left} left"
+                count += f"/{total:,}" + (f"  {left} left" if done >= MIN_SHARE_TIMED * total else "")
             log.info("%s %s", description, count)
         yield item
 

@@ -1,7 +1,7 @@
 """Compare all drafts of a target with other engines, by category of its prompts.
 
-    python -m scripts.engines.groups --target DIR --prompts judged.jsonl --results race.jsonl \\
-        --drafts outputs/train/A/checkpoint outputs/train/B/checkpoint [KEY=VALUE ...]
+    python -m scripts.engines.groups [KEY=VALUE ...] --target DIR --prompts judged.jsonl --results race.jsonl \\
+        --drafts outputs/train/A/checkpoint outputs/train/B/checkpoint
 
 All contenders continue a prompt before the next prompt begins. Each prompt adds a line to the file
 of results, and a repeated command goes on after the last line. `--write` updates docs/smollm2.md.

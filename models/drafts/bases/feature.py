@@ -188,10 +188,20 @@ class FeatureDraft(Draft):
 class HeadsDraft(FeatureDraft):
     """A draft with vocabulary heads, which start as the target's head."""
 
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the options that `engine_config` wrote to config.json; publishers leave one out."""
+        separate = not getattr(config, "original_lm_head", False)
+        return super().fields_from_config(config) | {"separate_lm_heads": separate}
+
     @property
     def heads(self) -> list[nn.Linear]:
         """Return the vocabulary heads: a shared one, or one for each depth."""
         raise NotImplementedError
+
+    def head_of(self, level: int) -> nn.Linear:
+        """Return the vocabulary head of a level of the tree, counted from 0."""
+        return self.heads[min(level, len(self.heads) - 1)]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -81,10 +81,15 @@ def test_no_two_blocks_share_weights(target):
         assert not any(torch.equal(a, b) for i, a in enumerate(square) for b in square[:i])
 
 
-def test_a_shared_head_stays_that_of_the_target(target):
-    draft = build(MedusaConf(heads=3, separate_lm_heads=False), target)
+@pytest.mark.parametrize("conf_class", [MedusaConf, HydraConf])
+def test_a_shared_head_stays_that_of_the_target(target, tmp_path, conf_class):
+    draft = build(conf_class(heads=3, separate_lm_heads=False), target)
     learn(draft, target, build_batch(target), steps=5)
-    assert torch.equal(draft.lm_head.weight, target.head.weight)
+    draft.save(tmp_path, target)
+    loaded = load_draft(tmp_path, target)
+    assert loaded.conf.separate_lm_heads is False
+    (head,) = loaded.heads
+    assert torch.equal(head.weight, target.head.weight)
 
 
 @pytest.mark.parametrize("prefix", [False, True])

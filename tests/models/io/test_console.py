@@ -16,6 +16,17 @@ def test_work_without_a_terminal_prints_a_line_with_the_time_left(monkeypatch, c
     assert lines == ["prompts 2/4  0:00:12 left"]
 
 
+def test_the_first_item_of_a_batch_gives_no_time_left(monkeypatch, caplog):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(console, "SHOWS_BARS", False)
+    caplog.set_level("INFO")
+    for item in console.track_progress(range(200), "answers"):
+        now += 11.0 if item in (0, 99) else 0.0
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["answers 1/200", "answers 100/200  0:00:22 left"]
+
+
 def test_work_of_unknown_length_passes_unchanged(monkeypatch):
     monkeypatch.setattr(console, "SHOWS_BARS", False)
     assert [*console.track_progress(iter("ab"), "prompts")] == ["a", "b"]
