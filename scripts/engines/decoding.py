@@ -42,6 +42,7 @@ class Contender:
     run: Run
     seconds: list[float] = field(default_factory=list)
     answers: list[list[int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)  # draft tokens of each round of our decoder's last answer
     late_graphs: int = 0  # compiled during timing; must be 0 for a fair figure
 
     @property
@@ -111,9 +112,11 @@ def decoding(
 
     def run(prompt: Prompt, count: int) -> list[int]:
         (generation,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=count)
+        contender.accepted = generation.accepted
         return generation.ids
 
-    return Contender(settings=settings, run=run)
+    contender = Contender(settings=settings, run=run)
+    return contender
 
 
 def models(path: str | Path, device: Device) -> dict[str, nn.Module]:

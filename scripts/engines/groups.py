@@ -56,6 +56,7 @@ class Run:
     contender: str
     seconds: float
     ids: list[int]
+    accepted: list[int]  # draft tokens of each round, [] without a draft of ours
 
 
 def build_groups(
@@ -102,7 +103,10 @@ def hold_race(groups: list[Group], target: Target, prompts: list[EvalPrompt], re
         warm_up(contenders, ids, new_tokens=new_tokens)
         for number, prompt in track_progress(waiting, "prompts"):
             take_turns(contenders, prompt.ids, number=number, new_tokens=new_tokens)
-            runs = [{"settings": c.settings, "seconds": c.seconds[-1], "ids": c.answers[-1]} for c in contenders]
+            runs = [
+                {"settings": c.settings, "seconds": c.seconds[-1], "ids": c.answers[-1], "accepted": c.accepted}
+                for c in contenders
+            ]
             line = {"prompt": prompt.id, "category": prompt.category, "runs": runs}
             with results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -120,7 +124,13 @@ def read_lines(results: Path) -> list[str]:
 def read_runs(results: Path) -> list[Run]:
     """Return all runs of the file of results, prompt by prompt."""
     return [
-        Run(category=line["category"], contender=" | ".join(run["settings"]), seconds=run["seconds"], ids=run["ids"])
+        Run(
+            category=line["category"],
+            contender=" | ".join(run["settings"]),
+            seconds=run["seconds"],
+            ids=run["ids"],
+            accepted=run["accepted"],
+        )
         for line in map(json.loads, read_lines(results))
         for run in line["runs"]
     ]
@@ -184,6 +194,37 @@ def margin_table(runs: list[Run], ours: list[str]) -> Table:
     )
 
 
+def tau_table(runs: list[Run], ours: list[str]) -> Table:
+    """Build the table of the tokens that `ours` emit a round, and of how often each position is accepted."""
+    rows = []
+    for category, part in split_by_category(runs).items():
+        counts = [
+            np.array([[sum(run.accepted) + len(run.accepted), len(run.accepted)] for run in part[n]]) for n in ours
+        ]
+        taus = [format_estimate(bootstrap_t(count, support=(1.0, np.inf))) for count in counts]
+        rows.append([category, *taus, *(accepted_by_position(part[name]) for name in ours if "chain" in name)])
+    names = [name.replace(" | ", ", ") for name in ours]
+    return Table(
+        title="Tokens a round",
+        columns=["category", *names, *(f"{name}: accepted, by position" for name in names if "chain" in name)],
+        rows=rows,
+        note="Tokens a round with their 95 % interval over prompts; of the rounds of a chain, the share in percent "
+        "that accepted its first token, its first two, and so on.",
+        label_columns=1,
+    )
+
+
+def accepted_by_position(runs: list[Run]) -> str:
+    """Return the share of rounds that accepted each length of a chain, in percent.
+
+    >>> run = Run(category="qa", contender="ours, chain", seconds=1.0, ids=[], accepted=[2, 0, 1, 1])
+    >>> accepted_by_position([run])
+    '75 25'
+    """
+    accepted = np.array([count for run in runs for count in run.accepted])
+    return " ".join(f"{100 * np.mean(accepted >= depth):.0f}" for depth in range(1, accepted.max() + 1))
+
+
 def seconds_of(theirs: list[Run], ours: list[Run]) -> np.ndarray:
     return np.array([[t.seconds, o.seconds] for t, o in zip(theirs, ours, strict=True)])
 
@@ -213,8 +254,8 @@ def main() -> None:
         hold_race(groups, target, prompts, args.results, args.new_tokens)
         setting = machine(device)
     runs = read_runs(args.results)
-    ours = [" | ".join(c.settings) for group in groups[2:] for c in group.ours]
-    tables = [speed_table(runs), *([margin_table(runs, ours)] if ours else [])]
+    lookup, *ours = [" | ".join(c.settings) for group in groups[1:] for c in group.ours]
+    tables = [speed_table(runs), *([margin_table(runs, ours)] if ours else []), tau_table(runs, [lookup, *ours])]
     for table in tables:
         show(table)
     if args.write:

@@ -8,7 +8,7 @@ import pytest
 from data.eval_prompts.prompts import EvalPrompt
 from models.drafts.ngram import NgramDraft
 from scripts.engines import comparison, decoding
-from scripts.engines.groups import Run, hold_race, margin_table, read_runs, speed_table
+from scripts.engines.groups import Run, hold_race, margin_table, read_runs, speed_table, tau_table
 from tests.support.models.tiny import chain
 
 NEW = 6
@@ -57,10 +57,27 @@ def test_a_repeated_command_times_only_the_prompts_that_have_no_line(target, gro
     assert table.columns == ["draft", "decoding", "proposed", "qa", "rag", "all", "same answers"]
     assert [row[:3] for row in table.rows] == [c.settings for c in list_contenders(groups)]
     assert {row[-1] for row in table.rows} == {"3 of 3"}
+    tokens = tau_table(read_runs(results), ["n-gram | ours, chain | 4"])
+    assert [row[0] for row in tokens.rows] == ["qa", "rag", "all"]
 
 
 def build_run(category, contender, seconds):
-    return Run(category=category, contender=contender, seconds=seconds, ids=[1, 2])
+    return Run(category=category, contender=contender, seconds=seconds, ids=[1, 2], accepted=[])
+
+
+def test_tokens_a_round_are_those_of_all_rounds_and_positions_count_accepted_prefixes():
+    rounds = {"qa": [[4, 0], [2]], "rag": [[1, 1, 1]]}
+    runs = [
+        Run(category=category, contender="ours, chain", seconds=1.0, ids=[], accepted=accepted)
+        for category, prompts in rounds.items()
+        for accepted in prompts
+    ]
+    table = tau_table(runs, ["ours, chain"])
+    assert [[row[0], row[1][:4], row[2]] for row in table.rows] == [
+        ["qa", "3.00", "67 67 33 33"],
+        ["rag", "2.00", "100"],
+        ["all", "2.50", "83 33 17 17"],
+    ]
 
 
 def test_ours_is_compared_with_the_fastest_other_of_each_category():
