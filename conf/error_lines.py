@@ -14,7 +14,7 @@ MESSAGE_REWRITES = {
     r"Value ('.*') of type '\w+' could not be converted to Integer": r"must be an integer, got \1",
     r"Value ('.*') is not a valid bool": r"must be true or false, got \1",
     r"Invalid value ('.*'), expected one of \[(.*)\]": r"must be one of \2, got \1",
-    r"field '.*' is not Optional": "must be set, got null",
+    r"field '.*' is not Optional": "must be set, got null; leave the key out for its default",
     r"Invalid value assigned: (\w+) is not a ListConfig": r"must be a list, got one \1",
     r"Invalid type assigned: \w+ is not a subclass of \w+\. value: ([^\n]*)": r"must be keys with values, got \1",
     r"Cannot assign (\w+) to Dict": r"must be keys with values, got one \1",

@@ -42,7 +42,7 @@ MISTAKES = {
     "data.template.thinking=1": "data.template.thinking: no such key; to add it write +data.template.thinking=VALUE",
     "optim.lr=fast": "optim.lr: must be a number, got 'fast'",
     "optim.steps=1.5": "optim.steps: must be an integer, got '1.5'",
-    "optim.lr=null": "optim.lr: must be set, got null",
+    "optim.lr=null": "optim.lr: must be set, got null; leave the key out for its default",
     "resume=maybe": "resume: must be true or false, got 'maybe'",
     "draft.layers=5": "draft.layers: must be a list, got one int",
     "device.name=gpu": "device.name: must be one of auto, cpu, cuda, neuron, xla, got 'gpu'",
