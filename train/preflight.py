@@ -1,4 +1,4 @@
-"""Everything that is checked of a run before a model is loaded, in order, each thing once."""
+"""The order of a run's checks before a model is loaded; its folder is checked in run/folder.py."""
 
 from typing import TYPE_CHECKING
 

@@ -162,8 +162,8 @@ class Trainer:
         return MetricBuffer(steps=self.conf.interval.log)
 
     @cached_property
-    def _compiled_step(self) -> Callable[[dict[int, MicroBatch]], None]:
-        return self.parallel.device.compile_if_lazy(self.optimizer_step)
+    def _train_step_graph(self) -> Callable[[dict[int, MicroBatch]], None]:
+        return self.parallel.device.compile_if_lazy(self.train_step)
 
     def run(self) -> RunProgress:
         """Train to the last step, and return the run's progress.
@@ -204,11 +204,12 @@ class Trainer:
     def _resume(self) -> Iterator[None]:
         """Load the newest state, if there is one, for the steps of the block.
 
-        Metrics of later steps are dropped, and features to keep are computed. Graphs that are
-        compiled from here to the end of the block are checked against those announced.
+        The parts are built in this order: module, optimizers, their wrappers, features, the optimizers'
+        memory, the state. Metrics of later steps are dropped. Graphs that are compiled from here to the
+        end of the block are checked against those announced.
         """
         device, optimizers = self.parallel.device, self.training_state.optimizers
-        # Wrapped while their states are empty: Accelerate loads them anew, into groups of its own.
+        # Accelerate replaces the groups of an optimizer that it wraps, and would copy loaded moments.
         _ = self.wrapped
         needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
         with device.expect_graphs(needed, log.info), closing(self.micro_batches):
@@ -226,12 +227,12 @@ class Trainer:
         micro_batches = next(self.micro_batches)
         self.wait_seconds += time.perf_counter() - began
         # In a dict, because a lazy device tells graphs apart by its tensors, not by a list's.
-        self._compiled_step({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
+        self._train_step_graph({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
         _, schedules = self.wrapped
         for schedule in schedules:
             schedule.step()
 
-    def optimizer_step(self, micro_batches: dict[int, MicroBatch]) -> None:
+    def train_step(self, micro_batches: dict[int, MicroBatch]) -> None:
         """Update the weights by the gradient of the step's loss, and buffer its metrics.
 
         The loss of a step is its sum over all rows of all processes, divided by its summed weight.
@@ -271,14 +272,14 @@ class Trainer:
             optimizer.zero_grad()
 
     def _sum_term_weights(self, micro_batches: list[MicroBatch]) -> Extras:
-        """Return the weights of the loss's terms as `step_weights`, summed over the step's rows.
+        """Return the weights of the loss's terms as `term_weight_sums`, summed over the step's rows.
 
         A loss without terms has none: return {}.
         """
         weights = [m.term_weights for m in micro_batches if m.term_weights is not None]
         if not weights:
             return {}
-        return {"step_weights": self.parallel.all_reduce_sum(torch.stack(weights).sum(0))}
+        return {"term_weight_sums": self.parallel.all_reduce_sum(torch.stack(weights).sum(0))}
 
     def _log_metrics(self, bar: ProgressBar, should_evaluate: bool) -> None:
         """Write a line of metrics, of the steps since the last one and of the draft; collective."""
@@ -316,7 +317,7 @@ class Trainer:
             "data_wait": self.wait_seconds / seconds,
         }
         if (tau := chain_acceptance_length(values)) is not None:
-            values["tau"] = tau
+            values["teacher_forced_tau"] = tau
         if (graph_budget := self.parallel.device.ledger.budget) is not None:
             values["graphs_unannounced"] = graph_budget.unannounced
         return values
@@ -343,7 +344,8 @@ class Trainer:
 
     def _save_if_best(self, delivered: float) -> None:
         progress = self.state.progress
-        # An adapted target that repeats itself has the most tokens per round: keep its last draft.
+        # Medusa-2 changes the target too. One that collapses to repetition is the easiest to draft
+        # for, so tokens per round cannot choose: its last draft is kept.
         is_adapted = self.draft.get_adapted_target(self.target) is not None
         if progress.best is None or delivered > progress.best or is_adapted:
             progress.best, progress.best_step = delivered, progress.step

@@ -113,14 +113,14 @@ def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list
             input_ids = torch.zeros(conf.batch, bucket_length(conf.prompt_tokens), dtype=torch.int64)
             lengths = torch.full((conf.batch,), conf.prompt_tokens)
             # any row_ids will do
-            state, _, _ = decoder.session.prefill(input_ids, lengths, lengths)
+            state, _, _ = decoder.session.start_prompts(input_ids, lengths, lengths)
         with tracer.trace_phase(ONE_TOKEN) as one_token:
-            steps.score(program, replace(state, proposal=None))
+            steps.verify(program, replace(state, proposal=None))
         with tracer.trace_phase(VERIFY) as verify:
-            target_output, logits = steps.score(program, state)
+            target_output, logits = steps.verify(program, state)
         state, output = steps.accept(program, state, target_output, logits)
         with tracer.trace_phase(PROPOSE) as propose:
-            steps.draft_next(program, state, output)
+            steps.draft(program, state, output)
     return [prompt, one_token, verify, propose]
 
 

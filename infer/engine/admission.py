@@ -58,23 +58,23 @@ def split_by_length(requests: list[Request]) -> list[list[Request]]:
     return groups[::-1]
 
 
-def prefill_prompts(
+def pad_and_start(
     session: Session, prompts: list[list[int]], row_ids: list[int], buffers: Buffers | None = None
 ) -> tuple[SessionState, Tensor, Tensor]:
     """Prefill prompts into the first rows; return the state, and first tokens' logits and scores.
 
     The prompts are padded to one length, and the batch is filled with empty prompts. With `buffers`
-    the rows are those of the buffers, as in `Session.prefill`.
+    the rows are those of the buffers, as in `Session.start_prompts`.
     """
-    batch = len(buffers[0].positions) if buffers else session.batch
+    batch = buffers[0].batch if buffers else session.batch
     device = session.device
     length = min(pad_length(max(map(len, prompts)), device), session.slots)
     padding = batch - len(prompts)
     input_ids = torch.tensor([ids + [0] * (length - len(ids)) for ids in prompts] + [[0] * length] * padding)
     lengths = torch.tensor([*map(len, prompts), *[0] * padding])
-    keys = torch.tensor(row_ids + [0] * padding)
-    return session.prefill(
-        *(tensor.to(session.device.torch_device) for tensor in (input_ids, lengths, keys)),
+    padded_row_ids = torch.tensor(row_ids + [0] * padding)
+    return session.start_prompts(
+        *(tensor.to(session.device.torch_device) for tensor in (input_ids, lengths, padded_row_ids)),
         buffers=buffers,
         # Graphs that take a view of a cache were tried on CPUs alone.
         num_slots=length if device.name == "cpu" or not device.has_static_shapes else None,
@@ -116,11 +116,11 @@ def _admit_group(
     rows = [row for row in range(session.batch) if row not in running][: len(requests)]
     prompts, row_ids = [r.ids for r in requests], [r.row_id for r in requests]
     if overwrites:
-        state, _, _ = prefill_prompts(session, prompts, row_ids)
+        state, _, _ = pad_and_start(session, prompts, row_ids)
         first_tokens = state.rows.root.tolist()
     else:
         buffers = session.side_buffers(len(prompts))
-        prefilled, _, _ = prefill_prompts(session, prompts, row_ids, buffers)
+        prefilled, _, _ = pad_and_start(session, prompts, row_ids, buffers)
         row_numbers = torch.tensor(rows, device=session.device.torch_device)
         state = session.insert(state, prefilled, row_numbers)
         first_tokens = prefilled.rows.root.tolist()

@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from infer.engine.admission import admit_requests, count_admissible, prefill_prompts
+from infer.engine.admission import admit_requests, count_admissible, pad_and_start
 from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Generation, Request, StopCriteria
 from infer.engine.session import Session
@@ -158,10 +158,11 @@ class Decoder:
                 [row in running for row in range(self.batch)], device=session.device.torch_device
             )
             state, output = session.run_round(state, phase_timer and phase_timer.end_phase)
-            host_rows = output.host_copy.tolist()  # the only read of the round
+            host_rows = output.ids_and_count.tolist()  # the only read of the round
             round_s = time.perf_counter() - start
-            if logits_out is not None:  # the last number of a row counts its emitted tokens
-                logits_out.append(output.logits[0].cpu()[: host_rows[0][-1]])
+            if logits_out is not None:
+                *_, count = host_rows[0]
+                logits_out.append(output.logits[0].cpu()[:count])
             advanced = self._distribute_tokens(host_rows, round_s, running, criteria)
             if phase_timer is not None:
                 phase_timer.end_phase("host")
@@ -171,14 +172,14 @@ class Decoder:
             yield from (request for request in advanced if request.finished)
 
     @torch.no_grad()
-    def score_tokens(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def force_tokens(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the target's logits and scores for each of `ids`, decoded one token at a time.
 
         Scores are the warped logits, plus noise if the target samples; their argmax is the token
         that the target chooses. The decoder must have one row and no draft.
         """
         (request,) = self._make_requests([prompt], [row_id], len(ids))
-        state, logits, scores = prefill_prompts(self.session, [request.ids], [request.row_id])
+        state, logits, scores = pad_and_start(self.session, [request.ids], [request.row_id])
         yield logits[0], scores[0]
         for token in ids[:-1]:
             state.rows.root = torch.full_like(state.rows.root, token)

@@ -1,9 +1,9 @@
 """List the graphs that decoding needs, from a session and the lengths of its prompts.
 
-    prefill    one per padded prompt length
-    begin      one per padded prompt length, draft and tree
-    fused      a whole round; one per decoder
-    score, accept, move, draft_next                        the parts of a round, which are timed
+    prefill         one per padded prompt length
+    begin           one per padded prompt length, draft and tree
+    fused           a whole round; one per decoder
+    verify, accept, cache_move, draft                      the parts of a round, which are timed
     allocate_slots, start_rows, empty_like, scatter_rows   the code between them, on lazy devices
                                                            (Device.compile_if_lazy)
 
@@ -37,12 +37,12 @@ def list_graphs(session: Session, prompt_lengths: Iterable[int], *, in_parts: bo
     rows_key = (batch, *moves_key, sampling.has_penalties)
     proposal_key = (tree.size, rule.needs_drawn_tokens(tree))
     if in_parts:
-        yield Graph("score", (*target_key, *rows_key, *proposal_key))
+        yield Graph("verify", (*target_key, *rows_key, *proposal_key))
         yield Graph("accept", (*policy_key, batch))
         if program.max_moves:
-            yield Graph("move", rows_key)
+            yield Graph("cache_move", rows_key)
         if draft is not None:
-            yield Graph(f"draft_next{KIND_SEPARATOR}{session.kind}", (*draft_key, batch))
+            yield Graph(f"draft{KIND_SEPARATOR}{session.kind}", (*draft_key, batch))
     if session.device.lazy:
         buffers_key = (*target_key, draft_key[0])
         yield from (Graph("allocate_slots", (*buffers_key, rows)) for rows in {1, batch})

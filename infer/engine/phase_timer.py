@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+# in the order in which they run; steps.py has a function for each but the last
 PHASES = ("verify", "accept", "cache_move", "draft", "host")
 
 

@@ -1,10 +1,10 @@
 """A decoding session: a program over fixed rows, its buffers and its compiled steps.
 
-    prefill, begin    read the prompts; the draft makes its first proposals
-    score             the target scores a proposal          }
-    accept            one path of it is emitted             }  a round, which `run_round` fuses
-    move              its keys move to their final slots    }  into one graph unless its parts
-    draft_next        the draft makes the next proposal     }  are timed
+    prefill, start_rows, begin         the draft makes its first proposals
+    verify                             the target scores a proposal          }
+    accept                             one path of it is emitted             }  a round, which `run_round`
+    cache_move                         its keys move to their final slots    }  fuses into one graph unless
+    draft                              the draft makes the next proposal     }  its parts are timed
 
 The steps are functions of tensors (infer/engine/steps.py), so that sessions of equal shapes share
 graphs.
@@ -26,8 +26,8 @@ from models.targets.target import Target
 NO_DRAFT = "alone"  # the kind of rounds without a draft
 MIN_SCRATCH_SLOTS = 32  # least number of slots kept for a round: see SLOT_ALIGNMENT
 SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees share graphs
-# Arguments of target passes whose guards dynamo may skip: two other arguments identify them and are
-# checked, the target's fingerprint and the cache's number of slots.
+# Arguments of target passes whose guards dynamo may skip: it checks what identifies them, the target's
+# fingerprint (see the assert in Target.forward_hidden) and the cache's number of slots.
 FROZEN_PREFIXES = (
     "program.target.decoder.",
     "cache.keys[",
@@ -38,8 +38,9 @@ FROZEN_PREFIXES = (
 # Parts of the arguments that steps do not read, so that their graphs do not depend on them.
 UNREAD_POLICY = ("program.tree", "program.acceptance_rule")
 UNREAD_BY_PREFILL = ("program.draft", *UNREAD_POLICY)
-UNREAD_BY_SCORE = ("program.draft", *UNREAD_POLICY, "program.sampling", "state.draft_state")
+UNREAD_BY_VERIFY = ("program.draft", *UNREAD_POLICY, "program.sampling", "state.draft_state")
 UNREAD_BY_ACCEPT = ("program.target", "program.draft", "state.draft_state")
+UNREAD_BY_MOVE = ("state.draft_state", "state.proposal")
 UNREAD_BY_DRAFT = ("program.target", "state.cache")
 
 Buffers = tuple[StaticCache, DraftState]
@@ -66,10 +67,10 @@ class Session:
         self._prefill = device.compile(steps.prefill, frozen_names=frozen, unread=UNREAD_BY_PREFILL)
         self._begin = device.compile(steps.begin, kind=kind, unread=UNREAD_BY_DRAFT)
         self._fused = device.compile(steps.fused, frozen_names=frozen, kind=kind)
-        self._score = device.compile(steps.score, frozen_names=frozen, unread=UNREAD_BY_SCORE)
+        self._verify = device.compile(steps.verify, frozen_names=frozen, unread=UNREAD_BY_VERIFY)
         self._accept = device.compile(steps.accept, unread=UNREAD_BY_ACCEPT)
-        self._move = device.compile(steps.move, unread=("state.draft_state", "state.proposal"))
-        self._draft_next = device.compile(steps.draft_next, kind=kind, unread=UNREAD_BY_DRAFT)
+        self._cache_move = device.compile(steps.cache_move, unread=UNREAD_BY_MOVE)
+        self._draft = device.compile(steps.draft, kind=kind, unread=UNREAD_BY_DRAFT)
         self._side_buffers: Buffers | None = None
 
     @property
@@ -97,11 +98,11 @@ class Session:
 
         They are reused until a different `batch` is needed.
         """
-        if self._side_buffers is None or len(self._side_buffers[0].positions) != batch:
+        if self._side_buffers is None or self._side_buffers[0].batch != batch:
             self._side_buffers = self._allocate(batch)
         return self._side_buffers
 
-    def prefill(
+    def start_prompts(
         self,
         input_ids: Int[Tensor, "batch prompt"],
         lengths: Int[Tensor, " batch"],
@@ -157,14 +158,14 @@ class Session:
         """
         if end_phase is None:
             return self._fused(self.program, state)
-        target_output, logits = self._score(self.program, state)
+        target_output, logits = self._verify(self.program, state)
         end_phase("verify")
         state, output = self._accept(self.program, state, target_output, logits)
         end_phase("accept")
         if self.program.max_moves:
-            state = self._move(state)
+            state = self._cache_move(state)
         end_phase("cache_move")
         if self.program.draft is not None:
-            state = self._draft_next(self.program, state, output)
+            state = self._draft(self.program, state, output)
         end_phase("draft")
         return state, output

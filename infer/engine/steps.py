@@ -1,7 +1,7 @@
 """The steps of a decoding round, as functions of tensors of fixed shapes, each one compiled graph.
 
-    fused      one graph:    score the tree, accept a path, advance the draft, take its proposal
-    unfused    four graphs:  score | accept | move | draft_next; the reference, with timed parts
+    fused      one graph:           verify the tree, accept a path, advance the draft, take its proposal
+    unfused    up to four graphs:   verify | accept | cache_move | draft; the reference, with timed parts
 
 The fused round leaves the keys of the accepted tokens in the tree's slots; the next pass moves them
 layer by layer (models/targets/cache.py). The unfused round moves them at once. Both emit the same
@@ -57,9 +57,7 @@ class Program:
     @property
     def max_moves(self) -> int:
         """Return how many tokens a round may have to move: 0 for a chain, which is in place."""
-        # A chain has one node per level; a dynamic tree has no levels.
-        is_chain = sum(map(len, self.tree.levels)) == self.tree.depth
-        return 0 if is_chain and not self.tree.ngram_tokens else self.tree.max_path_length
+        return 0 if self.tree.is_in_place else self.tree.max_path_length
 
 
 @dataclass(kw_only=True)
@@ -72,10 +70,10 @@ class RowState:
     row_ids: Int[Tensor, " batch"]  # from the data, not indices into the batch: they key the noise
     lengths: Int[Tensor, " batch"]  # committed tokens, without the root
     root: Int[Tensor, " batch"]
-    active: Bool[Tensor, " batch"]
+    active: Bool[Tensor, " batch"]  # has a running request; the host sets it before each round
     noise: Float[Tensor, "batch lookahead vocab"] | None  # of the positions after the root
     history: History | None  # of the tokens before the root; None without penalties
-    moves: CacheMoves | None  # of the last round's path, for the next pass; None if it is in place
+    moves: CacheMoves | None  # of the last round's path, for the next pass; None if no round moves any
 
 
 @dataclass(kw_only=True)
@@ -97,7 +95,7 @@ class RoundOutput:
     target_output: TargetOutput  # of the path's nodes
     logits: Float[Tensor, "batch path vocab"]  # after each node of the path
     scores: Float[Tensor, "batch path vocab"]  # the target's token is their argmax
-    host_copy: Int[Tensor, "batch path_and_count"]  # `ids` and `count` in one tensor, for the host
+    ids_and_count: Int[Tensor, "batch path_and_count"]  # in one tensor, which the host reads at once
 
 
 # tree_map enters these.
@@ -129,12 +127,12 @@ def _keyed_noise(
     use: int,
     vocab_size: int,
     row_ids: Int[Tensor, " batch"],
-    turn: int | Int[Tensor, " batch"],
-    positions: Int[Tensor, "batch positions"],
-) -> Float[Tensor, "batch positions vocab"]:
-    """Return the Gumbel noise of all tokens at positions, for one use of random numbers."""
-    tokens = torch.arange(vocab_size, device=positions.device)
-    return gumbel_noise(derive_seed(sampling, use), row_ids, turn, positions, tokens)
+    round_start: int | Int[Tensor, " batch"],
+    places: Int[Tensor, "batch places"],
+) -> Float[Tensor, "batch places vocab"]:
+    """Return the Gumbel noise of all tokens at some places, for one use of random numbers."""
+    tokens = torch.arange(vocab_size, device=places.device)
+    return gumbel_noise(derive_seed(sampling, use), row_ids, round_start, places, tokens)
 
 
 def prefill(
@@ -150,12 +148,12 @@ def prefill(
     here depends on the tree, so all decoders share these graphs, one per padded length.
     """
     target, sampling = program.target, program.sampling
-    num_positions, num_slots = input_ids.shape[1], cache.garbage_slot + 1
+    num_positions = input_ids.shape[1]
     positions = torch.arange(num_positions, device=input_ids.device).expand_as(input_ids)
     target_output = target.forward_hidden(
         input_ids,
         positions=positions,
-        mask=prompt_mask(lengths, num_positions, num_slots),
+        mask=prompt_mask(lengths, num_positions, cache.num_slots),
         layers=program.layers,
         cache=cache,
         write=CacheWrite.at(positions),
@@ -220,7 +218,7 @@ def begin(
     return _propose(program, state, draft_state)
 
 
-def draft_next(program: Program, state: SessionState, output: RoundOutput) -> SessionState:
+def draft(program: Program, state: SessionState, output: RoundOutput) -> SessionState:
     """Advance the draft by the emitted tokens; it makes its next proposal."""
     assert program.draft is not None
     draft_state = program.draft.advance(
@@ -242,24 +240,24 @@ def _make_sampler(program: Program, rows: RowState) -> Sampler:
     sampling, tree = program.sampling, program.tree
     history = rows.history and rows.history.add(rows.root[:, None], torch.ones_like(rows.root))
     if not program.acceptance_rule.needs_drawn_tokens(tree):
-        # This is the noise of coupled sampling. It is None in a ratio test, whose dynamic tree is
-        # built without noise.
+        # The noise of coupled sampling, or None: a greedy draft has none, and a dynamic tree of a
+        # ratio test is built without.
         return Sampler(rule=sampling, noise=rows.noise, history=history)
-    positions = torch.arange(tree.depth, device=rows.root.device).expand(len(rows.root), -1)
-    noise = _keyed_noise(sampling, DRAFT_NOISE, program.vocab_size, rows.row_ids, rows.lengths, positions)
+    levels = torch.arange(tree.depth, device=rows.root.device).expand(len(rows.root), -1)
+    noise = _keyed_noise(sampling, DRAFT_NOISE, program.vocab_size, rows.row_ids, rows.lengths, levels)
     return Sampler(rule=sampling, noise=noise, history=history, draws=True)
 
 
 def fused(program: Program, state: SessionState) -> tuple[SessionState, RoundOutput]:
     """Run a whole round in one graph; return the next state and the emitted tokens."""
-    target_output, logits = score(program, state)
+    target_output, logits = verify(program, state)
     state, output = accept(program, state, target_output, logits)
     if program.draft is not None:
-        state = draft_next(program, state, output)
+        state = draft(program, state, output)
     return state, output
 
 
-def score(program: Program, state: SessionState) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
+def verify(program: Program, state: SessionState) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
     """Run the target once over root and nodes; return its output and the logits after each.
 
     The cache is changed in place: keys of the last round's path are moved, those of root and nodes
@@ -267,12 +265,11 @@ def score(program: Program, state: SessionState) -> tuple[TargetOutput, Float[Te
     """
     rows, cache, target = state.rows, state.cache, program.target
     input_ids, ancestors = _verified_nodes(rows, state.proposal)
-    num_nodes, num_slots = input_ids.shape[1], cache.garbage_slot + 1
-    slots = rows.lengths[:, None] + torch.arange(num_nodes, device=input_ids.device)
+    slots = rows.lengths[:, None] + torch.arange(input_ids.shape[1], device=input_ids.device)
     target_output = target.forward_hidden(
         input_ids,
         positions=rows.lengths[:, None] + node_depths(ancestors),
-        mask=tree_mask(rows.lengths, ancestors, num_slots),
+        mask=tree_mask(rows.lengths, ancestors, cache.num_slots),
         layers=program.layers,
         cache=cache,
         write=CacheWrite(slots=torch.where(rows.active[:, None], slots, cache.garbage_slot), moves=rows.moves),
@@ -295,7 +292,7 @@ def accept(
 ) -> tuple[SessionState, RoundOutput]:
     """Accept one path of the tree; return the state after the round, and the emitted tokens."""
     rows, proposal = state.rows, state.proposal
-    scored = _score_nodes(program, rows, proposal, logits)
+    scored = _warp_nodes(program, rows, proposal, logits)
     if proposal is None:
         path = accept_root(scored)
     else:
@@ -311,6 +308,7 @@ def accept(
         active=rows.active,
         root=torch.where(rows.active, last, rows.root),
         noise=lookahead_noise(program.sampling, program.lookahead, logits.shape[-1], rows.row_ids, lengths + 1),
+        # The root joins the history only now; the token after the path is the new root.
         history=rows.history and rows.history.add(torch.cat([rows.root[:, None], path.ids], 1)[:, :-1], count),
         moves=rows.moves and _moves_of_path(rows.lengths, path.nodes[:, 1:], count, state.cache.garbage_slot),
     )
@@ -320,7 +318,7 @@ def accept(
         target_output=target_output.map_tensors(lambda values: _on_path(values, path.nodes)),
         logits=_on_path(logits, path.nodes),
         scores=_on_path(scored.scores, path.nodes),
-        host_copy=torch.cat([path.ids, count[:, None]], 1),
+        ids_and_count=torch.cat([path.ids, count[:, None]], 1),
     )
     next_rows, output = make_contiguous((next_rows, output))
     return replace(state, rows=next_rows), output
@@ -346,7 +344,7 @@ def _on_path(
     return values.gather(1, path[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
-def _score_nodes(program: Program, rows: RowState, proposal: Proposal | None, logits: Tensor) -> ScoredNodes:
+def _warp_nodes(program: Program, rows: RowState, proposal: Proposal | None, logits: Tensor) -> ScoredNodes:
     """Return the target's distributions and the random numbers that the acceptance rule needs."""
     sampling, vocab_size = program.sampling, logits.shape[-1]
     node_ids, ancestors = _verified_nodes(rows, proposal)
@@ -359,15 +357,15 @@ def _score_nodes(program: Program, rows: RowState, proposal: Proposal | None, lo
         return ScoredNodes(warped_logits=warped, noise=rows.noise.gather(1, depth))
     node = torch.arange(warped.shape[1], device=warped.device).expand(len(warped), -1)
     # No two rounds of a row start at the same length, so the length identifies the round.
-    row_ids, turn = rows.row_ids, rows.lengths
+    row_ids, round_start = rows.row_ids, rows.lengths
     return ScoredNodes(
         warped_logits=warped,
-        noise=_keyed_noise(sampling, RESIDUAL_NOISE, vocab_size, row_ids, turn, node),
-        uniforms=proposal and uniform_noise(derive_seed(sampling, COIN_NOISE), row_ids, turn, node[:, 1:]),
+        noise=_keyed_noise(sampling, RESIDUAL_NOISE, vocab_size, row_ids, round_start, node),
+        uniforms=proposal and uniform_noise(derive_seed(sampling, COIN_NOISE), row_ids, round_start, node[:, 1:]),
     )
 
 
-def move(state: SessionState) -> SessionState:
+def cache_move(state: SessionState) -> SessionState:
     """Move keys of the accepted path to their final slots now; a fused round leaves this to its next pass."""
     moves = state.rows.moves
     assert moves is not None

@@ -162,7 +162,7 @@ def _find_mismatches(
     rule = decoder.program.sampling
     mismatches = [
         (position, min(logit_shortfall(rule, logits, prompt, ids, position), UNEXPLAINED_GAP))
-        for position, (logits, scores) in enumerate(decoder.score_tokens(prompt.ids, prompt.row_id, ids))
+        for position, (logits, scores) in enumerate(decoder.force_tokens(prompt.ids, prompt.row_id, ids))
         if int(scores.argmax()) != ids[position]
     ]
     if mismatches:

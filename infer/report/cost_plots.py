@@ -9,12 +9,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from infer.report.cost_tables import ROUND_PARTS
+from infer.engine.phase_timer import PHASES
 from infer.report.views import GRAY, INK, PAPER, ModeView, assign_draft_colors, list_modes
 from infer.results.records import AUTOREGRESSIVE
 from infer.results.schema import Mode, Report
 
-PART_COLORS = dict(zip(ROUND_PARTS, ["#0072b2", "#56b4e9", "#cc79a7", "#e69f00", GRAY], strict=True))
+PART_COLORS = dict(zip(PHASES, ["#0072b2", "#56b4e9", "#cc79a7", "#e69f00", GRAY], strict=True))
 TAU_STYLE: dict[str, Any] = {"marker": "D", "ms": 6, "mfc": PAPER, "mec": INK}
 FUSED_STYLE: dict[str, Any] = {"marker": "|", "ms": 16, "mew": 2.5, "color": INK}
 CHAIN_STYLE: dict[str, Any] = {"marker": "o", "ms": 7, "mfc": PAPER, "mew": 1.6}
@@ -34,8 +34,8 @@ def plot_round_split(axes: Axes, report: Report) -> None:
         assert split is not None
         # Autoregressive decoding has no costs of its own.
         step = costs.autoregressive_step if costs else split.plain_step
-        widths = [max(0.0, getattr(split, part)) / step for part in ROUND_PARTS]
-        for part, width, end in zip(ROUND_PARTS, widths, accumulate(widths), strict=True):
+        widths = [max(0.0, getattr(split, part)) / step for part in PHASES]
+        for part, width, end in zip(PHASES, widths, accumulate(widths), strict=True):
             axes.barh(row, width, left=end - width, height=0.55, color=PART_COLORS[part], label=part.replace("_", " "))
         if split.fused_round:
             axes.plot(split.fused_round / step, row, ls="", label="fused round", **FUSED_STYLE)

@@ -1,12 +1,11 @@
 """Tables of the costs of decoding: parts of a round, predicted speed-up, batches."""
 
+from infer.engine.phase_timer import PHASES
 from infer.report.definitions import format_definitions
 from infer.report.number_format import ABSENT, Table, format_estimate, format_lossless, format_mean, format_number
 from infer.report.prose import describe_bottlenecks
 from infer.report.views import find_baseline, list_modes
 from infer.results.schema import Report
-
-ROUND_PARTS = ("verify", "accept", "cache_move", "draft", "host")  # in the order in which they run
 
 
 def efficiency_table(report: Report) -> Table:
@@ -36,8 +35,8 @@ def split_table(report: Report) -> Table:
     records = (
         {
             "mode": view.label,
-            **{part.replace("_", " "): format_number(getattr(split, part)) for part in ROUND_PARTS},
-            "sum": format_number(sum(getattr(split, part) for part in ROUND_PARTS)),
+            **{part.replace("_", " "): format_number(getattr(split, part)) for part in PHASES},
+            "sum": format_number(sum(getattr(split, part) for part in PHASES)),
             "round": format_number(split.round),
             "fused round": format_number(split.fused_round),
         }

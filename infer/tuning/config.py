@@ -13,13 +13,13 @@ from models.io.tracking import TrackerConf
 from models.io.validation import Rule, at_least, at_most, check_values, each_at_least
 from models.targets.config import TargetConf
 from models.trees.sampling_config import SamplingConf
-from models.trees.tree import MAX_WINDOW
+from models.trees.tree import MAX_CHAIN_LENGTH
 
 MAX_RANKS = 256  # every draft vocabulary keeps the 256 bytes
 NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies no tokens")
 NGRAM_WINDOWS = Rule(
-    f"must list numbers in 1..{MAX_WINDOW}",
-    lambda windows: all(1 <= window <= MAX_WINDOW for window in windows),
+    f"must list numbers in 1..{MAX_CHAIN_LENGTH}",
+    lambda windows: all(1 <= window <= MAX_CHAIN_LENGTH for window in windows),
     "[] leaves lookup alone out",
 )
 

@@ -135,7 +135,7 @@ class Draft(nn.Module):
     def term_weights(self, batch: Batch) -> Float[Tensor, " terms"] | None:
         """Return the weights of loss terms that count different positions, from the masks only.
 
-        `loss` then receives `step_weights`, the sums of these weights over all rows of the
+        `loss` then receives `term_weight_sums`, the sums of these weights over all rows of the
         optimizer step, and scales its terms by them. With None, `Loss.weight` is the weight of the
         whole loss.
         """
@@ -144,7 +144,7 @@ class Draft(nn.Module):
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
         """Return the training loss of one batch, given the target's output on it.
 
-        The results of `prepare_batch` and `step_weights` are passed as further named arguments.
+        The results of `prepare_batch` and `term_weight_sums` are passed as further named arguments.
         """
         raise NotImplementedError
 

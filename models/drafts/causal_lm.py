@@ -164,7 +164,7 @@ class CausalLMDraft(CachedDecoding, Draft):
         }
 
     def num_slots(self, state: DraftState) -> int:
-        return state["cache"].garbage_slot + 1
+        return state["cache"].num_slots
 
     def start(
         self,

@@ -140,9 +140,9 @@ class Medusa2Draft(MedusaDraft):
         batch: Batch,
         target_output: TargetOutput,
         ramp: Tensor | float = 1.0,
-        step_weights: Float[Tensor, " terms"] | None = None,
+        term_weight_sums: Float[Tensor, " terms"] | None = None,
     ) -> Loss:
-        """Return the sum of both terms; without `step_weights` the batch is the whole step."""
+        """Return the sum of both terms; without `term_weight_sums` the batch is the whole step."""
         assert self.lm is not None
         adapted = self.lm.forward_hidden(
             batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=[]
@@ -169,7 +169,7 @@ class Medusa2Draft(MedusaDraft):
         # The loop divides by the first term's weight, so the other term is scaled by their ratio.
         # Positions that count for a head count for the first term too, so that its weight is 0 only
         # if both are.
-        keep_sum, heads_sum = self.term_weights(batch) if step_weights is None else step_weights
+        keep_sum, heads_sum = self.term_weights(batch) if term_weight_sums is None else term_weight_sums
         ratio = torch.where(heads_sum > 0, keep_sum / heads_sum, 0.0)
         return Loss(
             total=self.conf.keep_weight * keep_loss + self.conf.heads_weight * ramp * ratio * heads_loss.total,

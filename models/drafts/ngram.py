@@ -20,7 +20,7 @@ from models.drafts.base import Draft, DraftState, Needs
 from models.targets.language_model import TargetOutput
 from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
-from models.trees.tree import MAX_WINDOW, Tree, TreeKind
+from models.trees.tree import MAX_CHAIN_LENGTH, Tree, TreeKind
 
 
 class NgramDraft(Draft):
@@ -28,7 +28,7 @@ class NgramDraft(Draft):
 
     method = "ngram"
 
-    def __init__(self, *, max_match_length: int = 3, max_depth: int = MAX_WINDOW):
+    def __init__(self, *, max_match_length: int = 3, max_depth: int = MAX_CHAIN_LENGTH):
         super().__init__()
         self.max_match_length = max_match_length
         self.needs = Needs(layers=[], hidden=False, context=False)
@@ -85,8 +85,8 @@ class NgramDraft(Draft):
         # A copy that reaches the last known token starts over, so that a period repeats.
         period = (lengths - start).clamp_min(1)[:, None]
         # step // period: a remainder of integers is beyond some compilers.
-        turns = (period[:, :, None] * (step + 1) <= step[:, None]).sum(-1)
-        ids = token_ids.gather(1, start[:, None] + step - turns * period)
+        wraps = (period[:, :, None] * (step + 1) <= step[:, None]).sum(-1)
+        ids = token_ids.gather(1, start[:, None] + step - wraps * period)
         return Proposal(ids=ids, parents=(step - 1).repeat(len(ids), 1))
 
     def _find_match(

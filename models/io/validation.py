@@ -10,41 +10,41 @@ from models.io.errors import require
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on one value, the text that states it, and a remedy if the text is not enough."""
+    """A condition on one value, the text that states it, and the remedy for a value that breaks it."""
 
     text: str
     holds: Callable[[Any], bool]
-    remedy: str = ""
+    remedy: str
 
     def describe(self, key: str, value: Any) -> str:
         """Return the sentence for a value that breaks the rule."""
-        return f"{key}: {self.text}, got {value}" + (f"; {self.remedy}" if self.remedy else "")
+        return f"{key}: {self.text}, got {value}; {self.remedy}"
 
 
-def at_least(minimum: int | float, remedy: str = "") -> Rule:
+def at_least(minimum: int | float, remedy: str = "raise it") -> Rule:
     return Rule(f"must be at least {minimum}", lambda value: value >= minimum, remedy)
 
 
-def at_most(maximum: int | float, remedy: str = "") -> Rule:
+def at_most(maximum: int | float, remedy: str = "lower it") -> Rule:
     return Rule(f"must be at most {maximum}", lambda value: value <= maximum, remedy)
 
 
-def each_at_least(minimum: int | float, remedy: str = "") -> Rule:
+def each_at_least(minimum: int | float, remedy: str = "such as [8]") -> Rule:
     """Return the rule that a list is not empty and that none of its numbers is below `minimum`."""
     return Rule(
         f"must list numbers of at least {minimum}", lambda values: bool(values) and min(values) >= minimum, remedy
     )
 
 
-POSITIVE = Rule("must be positive", lambda value: value > 0)
-BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
-SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48)  # see derive_seed
+POSITIVE = Rule("must be positive", lambda value: value > 0, "raise it")
+BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1, "such as 0.1")
+SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48, "such as 0")  # see derive_seed
 FOLDER_NAME = Rule(
     "must name a folder below output_dir",
     lambda name: bool(parts := Path(name).parts) and parts[0] != "/" and ".." not in parts,
     "to write elsewhere set output_dir",
 )
-SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1)
+SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1, "such as 0.1")
 
 
 def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:

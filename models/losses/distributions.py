@@ -64,11 +64,11 @@ class TargetDistribution:
     soft: Float[Tensor, "tokens columns"]  # renormalized over the draft's vocabulary
     log_soft: Float[Tensor, "tokens columns"]
     # The likeliest token of the target's vocabulary, a target id.
-    top_token: Int[Tensor, " num_token_columns"]
+    top_token: Int[Tensor, " tokens"]
     # The text's token, a draft id; 0 if not covered.
-    label: Int[Tensor, " num_token_columns"] | None
+    label: Int[Tensor, " tokens"] | None
     # Whether the draft's vocabulary has the token that the loss supervises.
-    covered: Bool[Tensor, " num_token_columns"]
+    covered: Bool[Tensor, " tokens"]
     # If coarse, the draft ids of the columns; draft_vocab for a token that the draft lacks.
     column_ids: Int[Tensor, "tokens k"] | None = None
 

@@ -71,8 +71,18 @@ class StaticCache:
         shape = (batch, heads, slots + 1, head_size)  # the last is the garbage slot
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        # of the tokens in the slots; only targets with sliding windows record and read them
         self.positions = torch.zeros((batch, slots + 1), dtype=torch.int64, device=device)
         self.garbage_slot = slots
+
+    @property
+    def batch(self) -> int:
+        return len(self.positions)
+
+    @property
+    def num_slots(self) -> int:
+        """Return the slots of a row, the garbage slot included."""
+        return self.garbage_slot + 1
 
     @property
     def graph_key(self) -> str:
@@ -83,7 +93,7 @@ class StaticCache:
     def record_positions(self, positions: Int[Tensor, "batch new"], write: CacheWrite) -> Int[Tensor, "batch slots"]:
         """Record the positions of new tokens and return those of all slots.
 
-        Call it once per pass, with the `write` of its keys. Positions of empty slots are arbitrary.
+        Call it once per pass of a target with windows, with the `write` of its keys. Positions of empty slots are arbitrary.
         """
         row = torch.arange(len(positions), device=positions.device)[:, None]
         if write.moves is not None:

@@ -109,14 +109,14 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
     expanded = [0]  # indices in the level above of the nodes whose children are drafted
     ids, parents = [], []
     offset = -1  # number of the first node of the level above; -1 is the root
-    drawn_from: dict[int, Tensor] = {}  # by node; 0 is the root
+    drawn_from: dict[int, Tensor] = {}  # by the number of the parent
     for depth, level in enumerate(tree.levels):
         ranks = max(rank for _, rank in level) + 1
         warped, scores = scorer.score_candidates(logits, depth)
         top = topk_rows(scores, ranks)[1].expand(-1, len(expanded), -1)
         if scorer.sampler.draws:
             log_probs = scorer.target_log_probs(warped).expand(-1, len(expanded), -1)
-            drawn_from |= {offset + 1 + p: log_probs[:, i] for i, p in enumerate(expanded)}
+            drawn_from |= {offset + p: log_probs[:, i] for i, p in enumerate(expanded)}
         tokens = scorer.target_ids(torch.stack([top[:, expanded.index(p), rank] for p, rank in level], 1))
         ids.append(tokens)
         parents += [p + offset if depth else -1 for p, _ in level]
@@ -128,8 +128,8 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
             logits = expand(tokens[:, expanded], parent_index_W.expand(len(tokens), -1), depth + 1)
     child_log_probs = None
     if scorer.sampler.draws:
-        leaf = torch.full_like(drawn_from[0], -torch.inf)
-        child_log_probs = torch.stack([drawn_from.get(i, leaf) for i in range(len(parents) + 1)], 1)
+        leaf = torch.full_like(drawn_from[-1], -torch.inf)
+        child_log_probs = torch.stack([drawn_from.get(i, leaf) for i in range(-1, len(parents))], 1)
     return Proposal(
         ids=torch.cat(ids, 1),
         parents=torch.tensor(parents, device=logits.device).repeat(len(logits), 1),
@@ -138,14 +138,14 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
 
 
 def _grow_dynamic(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn) -> Proposal:
-    def children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
+    def rank_children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
         _, scores = scorer.score_candidates(logits, level)
         # Values above 0, which rounding may cause, would let a child outrank its parent.
-        log_probs = scores.float().log_softmax(-1).clamp_max(0.0)
-        logp, token = topk_rows(log_probs, tree.children)
+        log_scores = scores.float().log_softmax(-1).clamp_max(0.0)
+        logp, token = topk_rows(log_scores, tree.children)
         return logp, scorer.target_ids(token)
 
-    logp, token = (part[:, 0] for part in children(logits, 0))
+    logp, token = (part[:, 0] for part in rank_children(logits, 0))
     pool = [(logp, token, torch.full_like(token, -1))]  # the candidates of each level
     size = 0  # candidates before this level
     parent_index = torch.zeros_like(token)
@@ -153,7 +153,7 @@ def _grow_dynamic(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: 
         width = min(tree.beam_width, token.shape[1])
         beam_logp, beam = stable_topk(logp, width)
         logits = expand(token.gather(1, beam), parent_index.gather(1, beam), level)
-        child_logp, child = (part.expand(-1, width, -1) for part in children(logits, level))
+        child_logp, child = (part.expand(-1, width, -1) for part in rank_children(logits, level))
         # index of the parent among all candidates
         parent = (beam + size)[:, :, None].expand_as(child).flatten(1)
         size += token.shape[1]

@@ -1,7 +1,9 @@
 """Sampling of tokens: target and draft share one rule and one source of noise.
 
 A token is the argmax of the warped logits plus Gumbel noise, which samples their softmax exactly.
-The noise is a function of (seed, row id, turn, position, token) only. Target and draft add the same
+The noise is a function of (seed, row id, round start, place, token) only: the place is the token's
+position, and the round start 0, where all rounds share the noise, else the place is a level or a node
+and the start the row's length. Target and draft add the same
 noise, so they tend to choose the same token, and the output depends on the target and on the
 arguments of that function but not on the proposals: https://arxiv.org/abs/2408.07978.
 """
@@ -146,7 +148,7 @@ class Sampler:
     """
 
     rule: SamplingConf
-    noise: Float[Tensor, "batch ahead vocab"] | None = None  # of the positions after the root
+    noise: Float[Tensor, "batch lookahead vocab"] | None = None  # of the positions after the root
     history: History | None = None  # of each row up to its root
     draws: bool = False
 
@@ -174,33 +176,35 @@ class Sampler:
 def gumbel_noise(
     seed: int,
     row_ids: Int[Tensor, " batch"],
-    turn: int | Int[Tensor, " batch"],
-    positions: Int[Tensor, "batch positions"],
+    round_start: int | Int[Tensor, " batch"],
+    places: Int[Tensor, "batch places"],
     vocab_ids: Int[Tensor, " vocab"],
-) -> Float[Tensor, "batch positions vocab"]:
-    """Return standard Gumbel noise of tokens at positions, from a hash without state.
+) -> Float[Tensor, "batch places vocab"]:
+    """Return standard Gumbel noise of tokens at places, from a hash without state.
 
     `vocab_ids` are target ids, so that a reduced draft vocabulary gets the target's noise.
     """
     # The largest values decide the sample. There `upper_tail` is small, where fp32 is precise.
-    upper_tail = _hash_uniform(seed, row_ids, turn, positions, vocab_ids)
+    upper_tail = _hash_uniform(seed, row_ids, round_start, places, vocab_ids)
     return -torch.log(-torch.log1p(-upper_tail))
 
 
 def uniform_noise(
     seed: int,
     row_ids: Int[Tensor, " batch"],
-    turn: int | Int[Tensor, " batch"],
-    positions: Int[Tensor, "batch positions"],
-) -> Float[Tensor, "batch positions"]:
+    round_start: int | Int[Tensor, " batch"],
+    places: Int[Tensor, "batch places"],
+) -> Float[Tensor, "batch places"]:
     """Return uniform numbers in (0, 1), a function of the arguments like `gumbel_noise`."""
-    return _hash_uniform(seed, row_ids, turn, positions, torch.zeros_like(positions[0, :1]))[..., 0]
+    return _hash_uniform(seed, row_ids, round_start, places, torch.zeros_like(places[0, :1]))[..., 0]
 
 
 def _hash_uniform(
-    seed: int, row_ids: Tensor, turn: int | Tensor, positions: Tensor, vocab_ids: Tensor
-) -> Float[Tensor, "batch positions vocab"]:
-    outer, inner = (_hash_key(start, seed, row_ids, turn, positions)[..., None] for start in (0x9E3779B9, 0x85EBCA6B))
+    seed: int, row_ids: Tensor, round_start: int | Tensor, places: Tensor, vocab_ids: Tensor
+) -> Float[Tensor, "batch places vocab"]:
+    outer, inner = (
+        _hash_key(start, seed, row_ids, round_start, places)[..., None] for start in (0x9E3779B9, 0x85EBCA6B)
+    )
     # Two keys of 32 bits avoid collisions.
     bits = _mix_bits(outer ^ _mix_bits(inner ^ (vocab_ids & UINT32_MASK)))
     # The middles of 2^32 equal intervals; fp32 rounds the last ones to 1, so the clamp takes the
@@ -209,12 +213,12 @@ def _hash_uniform(
 
 
 def _hash_key(
-    start: int, seed: int, row_ids: Tensor, turn: int | Tensor, positions: Tensor
-) -> Int[Tensor, "batch positions"]:
+    start: int, seed: int, row_ids: Tensor, round_start: int | Tensor, places: Tensor
+) -> Int[Tensor, "batch places"]:
     key = torch.full_like(row_ids, start ^ (seed & UINT32_MASK))
-    for word in (seed >> 32, row_ids, row_ids >> 32, turn):
+    for word in (seed >> 32, row_ids, row_ids >> 32, round_start):
         key = _mix_bits(key) + word & UINT32_MASK
-    return _mix_bits(_mix_bits(key)[:, None] + positions & UINT32_MASK)
+    return _mix_bits(_mix_bits(key)[:, None] + places & UINT32_MASK)
 
 
 def _mix_bits(bits: Tensor) -> Tensor:

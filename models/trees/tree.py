@@ -9,7 +9,7 @@ from enum import Enum
 
 from models.io.errors import require
 
-MAX_WINDOW = 64  # tokens that n-gram lookup copies in a round, at most
+MAX_CHAIN_LENGTH = 64  # tokens that a chain proposes, at most: one of n-gram lookup, or one that the tuner tries
 
 
 class TreeKind(Enum):
@@ -44,6 +44,14 @@ class Tree:
     def max_path_length(self) -> int:
         """Return the number of draft tokens that one round can accept at most."""
         return max(self.depth, self.ngram_tokens)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether an accepted path stands where its keys belong: that of a chain alone.
+
+        A chain has one node a level; a dynamic tree has no levels.
+        """
+        return sum(map(len, self.levels)) == self.depth and not self.ngram_tokens
 
     @property
     def size(self) -> int:

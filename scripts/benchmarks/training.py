@@ -42,7 +42,7 @@ class Learner:
 def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     """Build the table: tokens/s of each configuration, and the first one's speed over it."""
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
-    number = conf.optim.rows_per_pass(conf.optim.rows_per_step)
+    number = conf.optim.micro_batch_rows(conf.optim.rows_per_step)
     batch = rows(target, number=number, length=conf.data.row_length)
     compile_ = target.device.compile
     learners = [Learner(compiled=False, plain=False, loss=draft.loss)]

@@ -55,7 +55,7 @@ def test_a_loss_draws_no_numbers_reads_no_values_and_has_shapes_that_no_value_ch
     extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
     weights = draft.term_weights(batch)
     if weights is not None:
-        extras["step_weights"] = 2 * weights
+        extras["term_weight_sums"] = 2 * weights
     with Operations() as operations:
         draft.loss(batch, seen, **extras).total.backward()
     assert "mul" in operations.names

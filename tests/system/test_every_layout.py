@@ -58,5 +58,5 @@ def test_the_split_of_a_step_changes_no_weight_and_no_figure(folder, name, split
     expected_metrics, actual_metrics = metrics(folder / "8x1" / name), metrics(folder / split / name)
     for expected_line, actual_line in zip(expected_metrics, actual_metrics, strict=True):
         for key in expected_line.keys() - {"train/tokens_per_s", "train/data_wait"}:
-            bound = NEAR_TIE_BOUND if "hit" in key or key == "train/tau" else 1e-4
+            bound = NEAR_TIE_BOUND if "hit" in key or key == "train/teacher_forced_tau" else 1e-4
             assert actual_line[key] == pytest.approx(expected_line[key], abs=bound), key

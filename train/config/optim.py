@@ -32,10 +32,16 @@ class Schedule(Enum):
 
 
 AUTO = "auto"
-AUTO_OR_ROWS = Rule("must be at least 1, or auto", lambda rows: rows == AUTO or (type(rows) is int and rows >= 1))
+AUTO_OR_ROWS = Rule(
+    "must be at least 1, or auto",
+    lambda rows: rows == AUTO or (type(rows) is int and rows >= 1),
+    "auto takes what fits",
+)
 DEFAULT_STEPS = 300  # if neither optim.steps nor optim.epochs is set
 MOMENT_DECAYS = Rule(
-    "must be two numbers in [0, 1)", lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+    "must be two numbers in [0, 1)",
+    lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+    "such as [0.9, 0.95]",
 )
 
 
@@ -90,7 +96,7 @@ class OptimConf:
     rows_per_step: int = 8  # over all processes; passes accumulate their gradients
     micro_batch_size: int | str = 8  # most rows of one pass of a process; auto: what fits
     max_grad_norm: float = 1.0  # maximum norm of the whole gradient
-    compile_loss: bool = True  # takes a minute, more than a short run saves
+    compile_loss: bool = True  # and the target's pass: takes a minute, more than a short run saves
 
     def __post_init__(self) -> None:
         check_values(
@@ -104,6 +110,8 @@ class OptimConf:
             decay_ratio=SHARE,
             min_lr_ratio=SHARE,
             lr=POSITIVE,
+            muon_lr=replace(POSITIVE, remedy="null takes ten times optim.lr"),
+            weight_decay=at_least(0, "0 turns it off"),
             max_grad_norm=POSITIVE,
             betas=MOMENT_DECAYS,
         )
@@ -127,10 +135,12 @@ class OptimConf:
         muon_lr = None if self.muon_lr is None else factor * self.muon_lr
         return replace(self, lr=factor * self.lr, muon_lr=muon_lr)
 
-    def rows_per_pass(self, share: int) -> int:
-        """Return the rows per pass of a process that has `share` rows of a step; all for auto.
+    def micro_batch_rows(self, share: int) -> int:
+        """Return the rows of each micro-batch of a process that has `share` rows of a step.
 
-        >>> OptimConf(micro_batch_size=4).rows_per_pass(6)  # not 4 + 2: equal sizes share a graph
+        It is the largest divisor of `share` that is at most `micro_batch_size`; all rows for auto.
+
+        >>> OptimConf(micro_batch_size=4).micro_batch_rows(6)  # not 4 + 2: equal sizes share a graph
         3
         """
         most = share if isinstance(self.micro_batch_size, str) else self.micro_batch_size

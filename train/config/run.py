@@ -83,12 +83,14 @@ class TrainConf:
     data: DataConf = field(default_factory=DataConf)
     loss: LossConf = field(default_factory=LossConf)
     optim: OptimConf = field(default_factory=OptimConf)
-    seed: int = 0
+    seed: int = 0  # of weights and noise; `data.seed` orders the rows
     held_out: HeldOutConf = field(default_factory=HeldOutConf)
     interval: IntervalConf = field(default_factory=IntervalConf)
     tree: TreeConf = field(default_factory=TreeConf)
     tune: bool = True  # the report also measures the decoding that is fastest here, beside `tree`
-    evaluation: EvaluationConf = field(default_factory=EvaluationConf)  # of the finished draft
+    evaluation: EvaluationConf = field(
+        default_factory=EvaluationConf
+    )  # of the finished draft; its sampling also chooses the checkpoint
     parallel: ParallelConf = field(default_factory=ParallelConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     log: TrackerConf = field(default_factory=TrackerConf)

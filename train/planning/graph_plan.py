@@ -3,7 +3,7 @@
     loss       the draft's loss of a micro-batch, and its gradient
     features   the target's pass over rows: a micro-batch, or a group to keep; not with a store
 
-On a lazy device, which records operations, both are part of one graph, `optimizer_step`;
+On a lazy device, which records operations, both are part of one graph, `train_step`;
 `allocate_optimizer_states` allocates the moments before it, and `compute_features` is the pass over rows whose
 features are kept.
 
@@ -24,9 +24,11 @@ def compiles_features(conf: TrainConf) -> bool:
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     """Return the graphs that train/trainer.py calls on each process; `lazy` is Device.lazy."""
-    micro_batch_size = conf.optim.rows_per_pass(conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor))
+    micro_batch_size = conf.optim.micro_batch_rows(
+        conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
+    )
     if lazy:
-        names = {"allocate_optimizer_states", "optimizer_step"}
+        names = {"allocate_optimizer_states", "train_step"}
         return {Graph(name) for name in names | ({"compute_features"} if conf.data.keep_features else set())}
     graphs = {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile_loss else set()
     if compiles_features(conf) and conf.data.source is not DataSource.captured:

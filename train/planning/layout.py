@@ -96,7 +96,7 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
     """Build the layout with the most groups that fit the cores and share a step's rows evenly."""
     rows, groups = conf.optim.rows_per_step, machine.total_cores // tensor
     data = max(n for n in range(1, groups + 1) if rows % n == 0)
-    micro_rows = conf.optim.rows_per_pass(rows // data)
+    micro_rows = conf.optim.micro_batch_rows(rows // data)
     return ProcessLayout(
         tensor=tensor,
         data=data,

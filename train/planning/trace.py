@@ -54,7 +54,7 @@ def trace_run(
     models = [target.model, *collect_models(draft)]
     with chunked, fake_model(models, vocab=widths) as tracer, map_chunks_by(tracer.map_chunks):
         optimizers = _build_optimizers(tracer, conf, target, draft.eval())
-        rows = conf.optim.rows_per_pass(conf.optim.rows_per_step)
+        rows = conf.optim.micro_batch_rows(conf.optim.rows_per_step)
         batch = fullest_batch(rows, conf.data.row_length)
         extras = {  # a number without dimensions, or drawn by row and position
             name: torch.empty(batch.input_ids.shape[: extra.ndim] + extra.shape[2:], dtype=extra.dtype)

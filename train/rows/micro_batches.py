@@ -45,7 +45,7 @@ class MicroBatchBuilder:
         self.seed, self.parallel, self.draft, self.features = conf.seed, parallel, draft, features
         # The order is that of whole steps, so how a step is split changes nothing.
         self.order = RowOrder(seed=conf.data.seed, num_rows=len(features.rows), rows_per_step=conf.optim.rows_per_step)
-        self.size = conf.optim.rows_per_pass(conf.optim.rows_per_step // parallel.num_data_ranks)
+        self.size = conf.optim.micro_batch_rows(conf.optim.rows_per_step // parallel.num_data_ranks)
         language_model = draft.as_language_model() if conf.data.on_policy.share else None
         self.on_policy = (
             None

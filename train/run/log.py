@@ -25,7 +25,7 @@ from train.distributed.parallel import Parallel
 from train.run.state import RunState
 
 # The others are plotted, not printed.
-PROGRESS_METRICS = ("rows", "epochs", "tokens", "loss", "tau", "lr", "tokens_per_s", "data_wait")
+PROGRESS_METRICS = ("rows", "epochs", "tokens", "loss", "teacher_forced_tau", "lr", "tokens_per_s", "data_wait")
 log = logging.getLogger(__name__)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from infer.engine.admission import prefill_prompts
+from infer.engine.admission import pad_and_start
 from infer.engine.answers import generate_answers
 from infer.engine.decode import Decoder
 from infer.verify.greedy_and_coupled import walk_choices
@@ -139,7 +139,7 @@ def test_every_tensor_of_a_rounds_state_is_contiguous(target, shape):
     draft = {"none": None, "n-gram": NgramDraft()}.get(shape, new_draft(target))
     grown = {"none": NO_TREE, "n-gram": chain(4)}.get(shape, SHAPES.get(shape))
     decoder = Decoder(target, draft, grown, sampling=GREEDY, slots=64, batch=2)
-    state, _, _ = prefill_prompts(decoder.session, [[3, 4, 5], [6, 7]], [0, 1])
+    state, _, _ = pad_and_start(decoder.session, [[3, 4, 5], [6, 7]], [0, 1])
     with torch.no_grad():
         for _ in range(2):
             state, output = decoder.session.run_round(state)

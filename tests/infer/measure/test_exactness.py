@@ -121,14 +121,14 @@ def show_siblings(honest):
 def drop_cache_moves(honest):
     """Leave the keys that a round accepts in the slots of the tree."""
 
-    def score(program, state):
+    def verify(program, state):
         if state.rows.moves is not None:
             nowhere = torch.full_like(state.rows.moves.source, state.cache.garbage_slot)
             moves = CacheMoves(source=nowhere, destination=nowhere)
             state = replace(state, rows=replace(state.rows, moves=moves))
-        return honest.score(program, state)
+        return honest.verify(program, state)
 
-    return "score", score
+    return "verify", verify
 
 
 def share_mask_of_first_row(honest):

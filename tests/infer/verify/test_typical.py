@@ -143,7 +143,7 @@ def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
         for row, generation in enumerate(decode_each(decoder, prompts)):
             logits = target.model(torch.tensor([prompts[row] + generation.ids])).logits[0]
             warped = warp_logits(sampling, logits[len(prompts[row]) - 1 :])
-            for position, (_, scores) in enumerate(plain.score_tokens(prompts[row], row, generation.ids)):
+            for position, (_, scores) in enumerate(plain.force_tokens(prompts[row], row, generation.ids)):
                 if int(scores.argmax()) != generation.ids[position]:
                     assert is_typical(warped[position].tolist(), generation.ids[position], MEDUSA)
                     not_own += 1
