@@ -97,6 +97,7 @@ class MixtureConf:
             min_chars=Rule(
                 f"must be at most max_chars={self.max_chars}",
                 lambda chars: self.max_chars is None or chars <= self.max_chars,
+                "raise max_chars",
             ),
         )
 

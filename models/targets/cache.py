@@ -93,7 +93,8 @@ class StaticCache:
     def record_positions(self, positions: Int[Tensor, "batch new"], write: CacheWrite) -> Int[Tensor, "batch slots"]:
         """Record the positions of new tokens and return those of all slots.
 
-        Call it once per pass of a target with windows, with the `write` of its keys. Positions of empty slots are arbitrary.
+        Call it once per pass of a target with windows, with the `write` of its keys. Positions of
+        empty slots are arbitrary.
         """
         row = torch.arange(len(positions), device=positions.device)[:, None]
         if write.moves is not None:
