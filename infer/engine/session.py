@@ -27,7 +27,7 @@ NO_DRAFT = "alone"  # the kind of rounds without a draft
 MIN_SCRATCH_SLOTS = 32  # least number of slots kept for a round: see SLOT_ALIGNMENT
 SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees share graphs
 # Arguments of target passes whose guards dynamo may skip: it checks what identifies them, the target's
-# fingerprint (see the assert in Target.forward_hidden) and the cache's number of slots.
+# fingerprint (see the assert in Target.forward_hidden) and the cache's numbers of slots (see steps.prefill).
 FROZEN_PREFIXES = (
     "program.target.decoder.",
     "cache.keys[",

@@ -148,6 +148,8 @@ def prefill(
     here depends on the tree, so all decoders share these graphs, one per padded length.
     """
     target, sampling = program.target, program.sampling
+    # Reads what tells views of two caches apart, so that their graphs do: see FROZEN_PREFIXES of session.py.
+    assert cache.num_slots <= cache.allocated_slots
     num_positions = input_ids.shape[1]
     positions = torch.arange(num_positions, device=input_ids.device).expand_as(input_ids)
     target_output = target.forward_hidden(

@@ -74,6 +74,7 @@ class StaticCache:
         # of the tokens in the slots; only targets with sliding windows record and read them
         self.positions = torch.zeros((batch, slots + 1), dtype=torch.int64, device=device)
         self.garbage_slot = slots
+        self.allocated_slots = slots + 1  # also of a view of the first slots, whose strides depend on it
 
     @property
     def batch(self) -> int:

@@ -15,7 +15,7 @@ from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
-from tests.support.models.tiny import chain, mixed, new_draft, static, tree
+from tests.support.models.tiny import CPU, chain, mixed, new_draft, static, tiny_target, tree
 
 GREEDY = SamplingConf()
 SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}
@@ -152,3 +152,14 @@ def test_ngram_lookup_reads_nothing_out_of_bounds_for_a_row_without_work():
     state = NgramDraft().new_state(2, 12)  # a batch with free rows is proposed for as a whole
     proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY))
     assert proposal.ids.tolist() == [[-1] * 3] * 2
+
+
+@torch.no_grad()
+def test_each_size_of_the_cache_has_graphs_of_its_own(fresh_compiler):
+    """A prompt is read into a view of the first slots, which is as long in every cache, with other strides."""
+    target = tiny_target(seed=0, device=replace(CPU, compiles=True, backend="eager"))
+    before = target.device.count_graphs()
+    for slots, graphs in [(100, 2), (200, 4), (100, 4)]:  # prompt and round
+        decoder = Decoder(target, None, NO_TREE, sampling=SamplingConf(), slots=slots)
+        decoder.decode([[5, 9, 2]], row_ids=[0], max_new_tokens=4)
+        assert target.device.count_graphs() - before == graphs
