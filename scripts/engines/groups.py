@@ -5,6 +5,7 @@
 
 All contenders continue a prompt before the next prompt begins. Each prompt adds a line to the file
 of results, and a repeated command goes on after the last line. `--write` updates docs/smollm2.md.
+`--batch 32` decodes with ours alone, 32 prompts at a time: tokens a round, without a time.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import torch
 
 from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from infer.engine.decode import Decoder
 from infer.report.number_format import Table, format_estimate
 from infer.results.intervals import bootstrap_t
 from models.drafts.ngram import NgramDraft
@@ -28,7 +30,8 @@ from models.targets.loading import load_target
 from models.targets.precision import build_device
 from models.targets.target import Target
 from models.trees.config import TreeConf
-from models.trees.tree import TreeKind
+from models.trees.sampling_config import SamplingConf
+from models.trees.tree import Tree, TreeKind
 from scripts.benchmarks.tables import machine, show, write
 from scripts.engines.comparison import DRAFTED, MISSING, Group, vllm, with_draft, without_draft
 from scripts.engines.decoding import (
@@ -87,6 +90,28 @@ def build_groups(
         draft = load_draft(folder, target)
         groups.append(with_draft(target, model, folder, draft, conf.tree.build(), prompts, new_tokens=new_tokens))
     return groups
+
+
+def decode_in_batches(
+    target: Target, drafts: list[Path], tree: Tree, prompts: list[EvalPrompt], new_tokens: int, batch: int
+) -> list[Run]:
+    """Decode all prompts with lookup and with the chain and the tree of each draft."""
+    chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
+    cases = [(NgramDraft(), "n-gram", [chain])]
+    cases += [(draft, draft.method, [chain, tree]) for draft in (load_draft(folder, target) for folder in drafts)]
+    ids, runs = [prompt.ids for prompt in prompts], []
+    for draft, name, shapes in cases:
+        for shape in shapes:
+            slots = slots_of(ids, new_tokens)
+            decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=slots, batch=batch)
+            answers = decoder.decode(ids, row_ids=range(len(ids)), max_new_tokens=new_tokens)
+            contender = f"{name} | ours, {'chain' if shape is chain else 'tree'} | {shape.size}"
+            runs += [
+                Run(category=prompt.category, contender=contender, seconds=0.0, ids=a.ids, accepted=a.accepted)
+                for prompt, a in zip(prompts, answers, strict=True)
+            ]
+            print(contender, flush=True)
+    return runs
 
 
 def hold_race(groups: list[Group], target: Target, prompts: list[EvalPrompt], results: Path, new_tokens: int) -> None:
@@ -233,7 +258,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, help="folder of a model")
     parser.add_argument("--prompts", required=True, help="a file as for evaluation.prompts")
-    parser.add_argument("--results", type=Path, required=True, help="JSONL, made or continued")
+    parser.add_argument("--results", type=Path, help="JSONL, made or continued")
+    parser.add_argument("--batch", type=int, help="prompts at a time, in place of a race")
     parser.add_argument("--drafts", type=Path, nargs="*", default=[], help="checkpoints")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--limit", type=int, help="prompts per category")
@@ -246,6 +272,10 @@ def main() -> None:
     target = load_target(conf.target, device)
     prompts = load_eval_prompts(target.tokenizer, args.prompts, limit=args.limit)
     ids = [prompt.ids for prompt in prompts]
+    if args.batch:
+        runs = decode_in_batches(target, args.drafts, conf.tree.build(), prompts, args.new_tokens, args.batch)
+        report_tables([tau_table(runs, [*dict.fromkeys(run.contender for run in runs)])], machine(device), args.write)
+        return
     with (
         torch._dynamo.config.patch(recompile_limit=64),
         device.cpu_threads_for(target.num_parameters // target.num_layers),
@@ -256,9 +286,14 @@ def main() -> None:
     runs = read_runs(args.results)
     lookup, *ours = [" | ".join(c.settings) for group in groups[1:] for c in group.ours]
     tables = [speed_table(runs), *([margin_table(runs, ours)] if ours else []), tau_table(runs, [lookup, *ours])]
+    report_tables(tables, setting, args.write)
+
+
+def report_tables(tables: list[Table], setting: str, should_write: bool) -> None:
+    """Print the tables; write them to the page if asked to."""
     for table in tables:
         show(table)
-    if args.write:
+    if should_write:
         write("groups", *tables, setting=setting, page=PAGE)
 
 

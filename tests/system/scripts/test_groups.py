@@ -8,8 +8,8 @@ import pytest
 from data.eval_prompts.prompts import EvalPrompt
 from models.drafts.ngram import NgramDraft
 from scripts.engines import comparison, decoding
-from scripts.engines.groups import Run, hold_race, margin_table, read_runs, speed_table, tau_table
-from tests.support.models.tiny import chain
+from scripts.engines.groups import Run, decode_in_batches, hold_race, margin_table, read_runs, speed_table, tau_table
+from tests.support.models.tiny import chain, mixed
 
 NEW = 6
 
@@ -63,6 +63,18 @@ def test_a_repeated_command_times_only_the_prompts_that_have_no_line(target, gro
 
 def build_run(category, contender, seconds):
     return Run(category=category, contender=contender, seconds=seconds, ids=[1, 2], accepted=[])
+
+
+def test_a_batch_emits_what_prompts_emit_alone(target, prompts, learned, tmp_path):
+    draft, _ = learned
+    draft.save(tmp_path, target)
+    alone, together = (decode_in_batches(target, [tmp_path], mixed(), prompts, NEW, batch) for batch in (1, 3))
+    assert together == alone
+    assert {run.contender for run in alone} == {
+        "n-gram | ours, chain | 4",
+        "eagle3 | ours, chain | 4",
+        "eagle3 | ours, tree | 10",
+    }
 
 
 def test_tokens_a_round_are_those_of_all_rounds_and_positions_count_accepted_prefixes():
