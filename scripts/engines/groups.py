@@ -95,10 +95,13 @@ def build_groups(
 def decode_in_batches(
     target: Target, drafts: list[Path], tree: Tree, prompts: list[EvalPrompt], new_tokens: int, batch: int
 ) -> list[Run]:
-    """Decode all prompts with lookup and with the chain and the tree of each draft."""
+    """Decode all prompts with lookup, and with a chain of each draft and `tree` if it is another shape."""
     chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
     cases = [(NgramDraft(), "n-gram", [chain])]
-    cases += [(draft, draft.method, [chain, tree]) for draft in (load_draft(folder, target) for folder in drafts)]
+    cases += [
+        (draft, draft.method, [*dict.fromkeys([chain, tree])])
+        for draft in (load_draft(folder, target) for folder in drafts)
+    ]
     ids, runs = [prompt.ids for prompt in prompts], []
     for draft, name, shapes in cases:
         for shape in shapes:
