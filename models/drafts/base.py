@@ -44,11 +44,7 @@ class Needs:
 
 
 class Draft(nn.Module):
-    """A drafting method: its training (`loss`) and its decoding (`start`, `propose`, `advance`).
-
-    `loss` configures the training, which a loaded checkpoint does not need. `seed` is that of the
-    initial weights, or None if a checkpoint does not record it.
-    """
+    """A drafting method: its training (`loss`) and its decoding (`start`, `propose`, `advance`)."""
 
     conf_class: ClassVar[Any]  # the class of its options
     conf: Any  # its options, of that class
@@ -56,10 +52,8 @@ class Draft(nn.Module):
     needs: Needs
     max_depth: int  # depth of the deepest proposal it can make
     trained_depth: int  # depth that it was trained for
-
-    def __init__(self, *, loss: LossConf | None = None, seed: int | None = None):
-        super().__init__()
-        self.loss_conf, self.seed = loss or LossConf(), seed
+    loss_conf: LossConf = LossConf()  # set by `build`; a loaded checkpoint needs none
+    seed: int | None = None  # of the initial weights; None if a checkpoint does not record it
 
     @classmethod
     def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "Draft":

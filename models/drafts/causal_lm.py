@@ -54,16 +54,8 @@ class CausalLMDraft(CachedDecoding, Draft):
 
     conf_class = CausalLMConf
 
-    def __init__(
-        self,
-        conf: CausalLMConf,
-        model: Any,
-        target: LanguageModel,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(loss=loss, seed=seed)
+    def __init__(self, conf: CausalLMConf, model: Any, target: LanguageModel):
+        super().__init__()
         self.conf, self.method = conf, conf.method
         self.needs = Needs(layers=[], hidden=False, context=conf.needs_context)
         self.max_depth = self.trained_depth = conf.max_depth
@@ -82,7 +74,9 @@ class CausalLMDraft(CachedDecoding, Draft):
             model = build_initial_model(conf, target).float()
             if conf.lora.rank:
                 add_adapters(model, rank=conf.lora.rank, alpha=conf.lora.alpha)
-        return cls(conf, model, target, loss=loss, seed=seed).to(target.head.weight.device)
+        draft = cls(conf, model, target)
+        draft.loss_conf, draft.seed = loss, seed
+        return draft.to(target.head.weight.device)
 
     @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:
@@ -96,7 +90,7 @@ class CausalLMDraft(CachedDecoding, Draft):
 
         Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
         """
-        metadata, seed = read_origin(directory, target)
+        metadata, recorded_seed = read_origin(directory, target)
         conf = CausalLMConf(path=str(directory))
         source = CheckpointSource(path=str(directory))
         check_pretrained(source)
@@ -104,8 +98,9 @@ class CausalLMDraft(CachedDecoding, Draft):
         if "start" in metadata:
             origin = json.loads(metadata["start"])
             conf = CausalLMConf(init_from=InitFrom(origin.pop("start")), **origin)
-        model = load_finite_model(source, target.device.dtype)
-        return cls(conf, model, target, seed=seed).to(target.head.weight.device)
+        draft = cls(conf, load_finite_model(source, target.device.dtype), target)
+        draft.seed = recorded_seed
+        return draft.to(target.head.weight.device)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return the draft rebuilt from its origin and seed, or why that is impossible."""

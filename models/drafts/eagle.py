@@ -30,7 +30,6 @@ from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
 from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
-from models.losses.config import LossConf
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
 from models.targets.language_model import TargetOutput
@@ -54,16 +53,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     }
     backprop_through_outputs: ClassVar[bool]  # whether gradients flow back through the features
 
-    def __init__(
-        self,
-        conf: EagleConf,
-        config: LlamaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: EagleConf, config: LlamaConfig, target: Target):
+        super().__init__(conf, config, target)
         self.trained_depth = conf.ttt_steps
         self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
         self.rotary = build_rotary(config)
@@ -173,16 +164,8 @@ class Eagle1Draft(EagleDraft):
     conf_class = Eagle1Conf
     backprop_through_outputs = False
 
-    def __init__(
-        self,
-        conf: Eagle1Conf,
-        config: LlamaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: Eagle1Conf, config: LlamaConfig, target: Target):
+        super().__init__(conf, config, target)
         self.embed_tokens.requires_grad_(False)
         # There is no bias, unlike in the authors' code, because vLLM's loader supports none.
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)

@@ -24,7 +24,6 @@ from models.drafts.base import Loss, Needs
 from models.drafts.eagle import EagleDraft
 from models.drafts.options import Eagle3Conf
 from models.layers import Eagle3Layer, RMSNorm, drop_inputs, init_normal
-from models.losses.config import LossConf
 from models.parallel.dtensor import copy_full, full_tensor
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
@@ -46,16 +45,8 @@ class Eagle3Draft(EagleDraft):
     d2t: Int[Tensor, " draft_vocab"]
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 
-    def __init__(
-        self,
-        conf: Eagle3Conf,
-        config: LlamaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: Eagle3Conf, config: LlamaConfig, target: Target):
+        super().__init__(conf, config, target)
         layers = list(self.config.eagle_aux_hidden_state_layer_ids)
         self.needs = Needs(layers=layers, hidden=False, context=True)
         size, draft_vocab_size = self.config.hidden_size, self.config.draft_vocab_size

@@ -27,7 +27,6 @@ from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import HydraConf
 from models.layers import DecoderLayer, RMSNorm, attend, draw_dropout_mask, drop_inputs, init_normal
-from models.losses.config import LossConf
 from models.losses.loss_weights import shift_left
 from models.targets.language_model import TargetOutput
 from models.targets.modeling import build_rotary
@@ -83,16 +82,8 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         "intermediate_size": "intermediate_size",
     }
 
-    def __init__(
-        self,
-        conf: HydraConf,
-        config: LlamaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: HydraConf, config: LlamaConfig, target: Target):
+        super().__init__(conf, config, target)
         size, blocks = self.config.hidden_size, self.config.hydra_num_layers
         self.hydra_mlp = nn.ModuleList(
             nn.Sequential(ConditionedBlock(size, 1 + i), *(ConditionedBlock(size) for _ in range(blocks - 1)))

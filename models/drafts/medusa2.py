@@ -49,16 +49,8 @@ class Medusa2Draft(MedusaDraft):
 
     conf_class = Medusa2Conf
 
-    def __init__(
-        self,
-        conf: Medusa2Conf,
-        config: MedusaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: Medusa2Conf, config: MedusaConfig, target: Target):
+        super().__init__(conf, config, target)
         self.needs = replace(self.needs, storable=False)  # training changes the outputs
         self.adapted_target: Target | None = None  # loaded from a checkpoint
         self.lm: LanguageModel | None = None  # the adapted target during training

@@ -42,10 +42,8 @@ class FeatureDraft(Draft):
     config_class: ClassVar[Callable[..., Any]] = LlamaConfig  # holds the content of config.json
     config_keys: ClassVar[dict[str, str]]  # for each option of a checkpoint its key in config.json
 
-    def __init__(
-        self, conf: DraftConf, config: Any, target: Target, *, loss: LossConf | None = None, seed: int | None = None
-    ):
-        super().__init__(loss=loss, seed=seed)
+    def __init__(self, conf: DraftConf, config: Any, target: Target):
+        super().__init__()
         self.conf: Any = conf
         self.method = conf.method
         self.max_depth = self.trained_depth = conf.max_proposal_depth
@@ -76,7 +74,8 @@ class FeatureDraft(Draft):
         """Build a new draft: random weights, and those that it takes over from the target."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            draft = cls(conf, cls.engine_config(conf, target), target, loss=loss, seed=seed)
+            draft = cls(conf, cls.engine_config(conf, target), target)
+        draft.loss_conf, draft.seed = loss, seed
         draft.copy_target_weights(target)
         return draft.to(target.head.weight.device)
 
@@ -86,7 +85,7 @@ class FeatureDraft(Draft):
 
         Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
         """
-        _, seed = checkpoint.read_origin(directory, target)
+        _, recorded_seed = checkpoint.read_origin(directory, target)
         config = cls.config_class(**(cls.default_keys(target) | checkpoint_files.read_config(directory)))
         require(
             config.hidden_size == target.hidden_size,
@@ -100,7 +99,8 @@ class FeatureDraft(Draft):
             f"{directory}; remove the key from config.json if this project trained the draft",
         )
         conf = cls.conf_class(**cls.fields_from_config(config))
-        draft = cls(conf, config, target, seed=seed)
+        draft = cls(conf, config, target)
+        draft.seed = recorded_seed
         draft.restore(directory, target)
         return draft.convert_weights(target)
 
