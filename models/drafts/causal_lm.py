@@ -1,10 +1,8 @@
-"""A draft model: any small causal LM with the target's tokenizer, distilled to agree with it.
+"""A draft model: any small causal LM with the target's tokenizer; see docs/draft_models.md.
 
     position t:   tokens up to t   ->   token t+1, compared with the target's distribution at t
 
-It starts as a checkpoint, as some of the target's layers, or at random. All weights or only
-adapters (LoRA) are trained, and it is saved as a plain Hugging Face directory. The losses, and
-training on text that the draft generates, are those of DistillSpec
+The losses, and training on text that the draft generates, are those of DistillSpec
 (https://arxiv.org/abs/2310.08461).
 
 Axes: B rows, T tokens, H hidden, S slots.
@@ -86,10 +84,7 @@ class CausalLMDraft(CachedDecoding, Draft):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "CausalLMDraft":
-        """Load the draft of a checkpoint.
-
-        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
-        """
+        """Load the draft of a checkpoint; raise UserError for another target or tokenizer, or a wrong layout."""
         metadata, recorded_seed = read_origin(directory, target)
         conf = CausalLMConf(path=str(directory))
         source = CheckpointSource(path=str(directory))

@@ -7,10 +7,8 @@ EAGLE-1 (https://arxiv.org/abs/2401.15077) predicts the target's next feature:
 
     position t:  fc(embedding of token t+1, H_t)  ->  decoder layer  ->  H_{t+1}  ->  token t+2
 
-H_t is the target's last hidden state after its final norm. The layer has no input norm, and its
-output goes straight to the target's head. EAGLE-2 (https://arxiv.org/abs/2406.16858) is the same
-draft decoded with a dynamic tree. With `ttt_steps` above 1 the draft is also trained on its own
-features, as in HASS (https://arxiv.org/abs/2408.15766); no gradients flow back through these.
+H_t is the target's last hidden state after its final norm. `ttt_steps` above 1 is HASS
+(https://arxiv.org/abs/2408.15766), a dynamic tree EAGLE-2; see docs/eagle3.md.
 
 Axes: B rows, T tokens, H hidden.
 """
@@ -102,7 +100,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         """Return the layer's output at each of the steps that decoding performs.
 
         Each step reads the output of the step before, and the keys and values of all earlier
-        steps, through which gradients always flow. `dropout_mask` has the inputs that dropout keeps.
+        steps, through which gradients always flow.
         """
         embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []

@@ -3,11 +3,8 @@
     position t:  fc(low, mid, high captured at t), embedding of token t+1  ->  token t+2
     step i:      its own last output, embedding of token t+1+i             ->  token t+2+i
 
-Training unrolls the steps that decoding performs (training-time test), so that the layer is trained
-on its own output: `loss` calls `unroll_steps` (eagle.py, attention in unrolled_attention.py), then
-`distill` (bases/feature.py, losses/chunked.py). Decoding calls `advance` and `propose` of bases/cached.py, which
-call `forward_step` (eagle.py). The recurrence carries the layer's output before the final norm, and the
-concatenation puts the embedding first, as vLLM and vLLM Neuron expect of `Eagle3LlamaForCausalLM`.
+`loss` unrolls the steps that decoding performs: it calls `unroll_steps` (eagle.py), then `distill`
+(bases/feature.py). Decoding is that of bases/cached.py. See docs/eagle3.md.
 
 Axes: B rows, T tokens, H hidden.
 """
@@ -140,10 +137,7 @@ class Eagle3Draft(EagleDraft):
         rope: tuple[Tensor, Tensor],
         dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the feature as the residual stream, and queries, keys and values.
-
-        Attention reads the embedding and the feature side by side.
-        """
+        """Return the feature as the residual stream, and queries, keys and values."""
         stream, pair = self.midlayer.norm_pair(embedded, hidden)
         inputs = drop_inputs(pair, dropout_mask, dropout=self.conf.dropout)
         return stream, *self.midlayer.self_attn.project_qkv(inputs, rope)
@@ -179,9 +173,8 @@ class Eagle3Draft(EagleDraft):
 def default_layers(target: Target) -> list[int]:
     """Return a low, a middle and a high layer: those that engines assume, if the target has them.
 
-    Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. For smaller
-    targets other layers are returned (fewer than three if the target has one or two), and the
-    checkpoint names them.
+    Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. A target of
+    one or two layers has fewer than three.
     """
     num_layers = target.num_layers
     return (

@@ -3,9 +3,8 @@
     head i:  blocks over H_t and the embeddings of tokens t+1 .. t+1+i, then a vocabulary head
              ->  token t+2+i
 
-Hydra++ puts one decoder layer before the heads, which attends to the target's hidden states up to t
-and returns a better H_t. The loss compares with the target's distribution. Tensors have the
-authors' names and spelling; no serving engine reads them yet.
+Hydra++ puts a decoder layer before the heads, which attends to the target's hidden states up to t
+and returns a better H_t. Tensors have the authors' names and spelling; see docs/heads.md.
 
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden.
 """
@@ -141,10 +140,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
     def loss(
         self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t columns"] | None = None
     ) -> Loss:
-        """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i.
-
-        `dropout_mask` is what `prepare_batch` drew.
-        """
+        """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:
             hidden = self.prefix_embeding_layer(

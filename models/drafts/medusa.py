@@ -2,10 +2,7 @@
 
     head i:  residual blocks over H_t, then a vocabulary head   ->   token t+2+i
 
-The heads are independent of one another: the probability of a proposed path is the product of what
-they give its tokens, and a tree takes the likeliest paths. H_t is the input of the target's own
-head, after the final norm. Blocks start as the identity and heads as the target's. Checkpoints have
-the layout that vLLM's loader reads.
+H_t is the input of the target's own head, after the final norm; see docs/heads.md.
 
 Axes: B rows, T tokens, H hidden, V vocabulary.
 """

@@ -1,29 +1,9 @@
 """Tensor parallelism of a frozen target on the XLA route, and of its plan for every machine.
 
 Elsewhere transformers splits the target itself, in train/distributed/parallel.py. Both follow the
-model's `tp_plan`, which this module applies with the caller's layer classes.
-
-The plan gives some layers a style, which sets the axis along which ranks shard their weight, and
-whether their input and output features are full or, between two sharded layers, in parts:
-
-    style                                 sharded axis      input     output
-    colwise                               output            full      a part
-    colwise_gather_output (colwise_rep)   output            full      full
-    rowwise                               input             a part    full, summed over ranks
-    rowwise_split_input (rowwise_rep)     input             full      full, summed over ranks
-    embedding_rowwise                     vocabulary        full      full, summed over ranks
-    embedding_colwise                     features          full      full
-
-Attention computes the heads of its rank. With more ranks than key-value heads, neighbors hold the
-same head: `k_proj` and `v_proj` are repeated head by head before they are sharded, so that each
-rank has the key-value head of its queries. For 4 query heads, 2 key-value heads and 4 ranks:
-
-    rank      0    1    2    3
-    queries   q0   q1   q2   q3
-    keys      k0   k0   k1   k1
-
-The classes have the signatures of Neuron's NxD. No gradients are computed: a sharded target is
-frozen.
+model's `tp_plan`, which this module applies with the caller's layer classes; these have the
+signatures of Neuron's NxD. No gradients are computed. See docs/nxd.md for the styles of a plan, and
+for the order of key-value heads that several ranks hold.
 """
 
 import re

@@ -34,10 +34,7 @@ DEFAULT_ROPE_THETA = 10_000.0  # Llama's
 
 
 class FeatureDraft(Draft):
-    """A draft that proposes several tokens from what the target computed at one position.
-
-    Its seed determines the draft before distillation.
-    """
+    """A draft that proposes several tokens from what the target computed at one position."""
 
     config_class: ClassVar[Callable[..., Any]] = LlamaConfig  # holds the content of config.json
     config_keys: ClassVar[dict[str, str]]  # for each option of a checkpoint its key in config.json
@@ -81,10 +78,7 @@ class FeatureDraft(Draft):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "FeatureDraft":
-        """Load the draft of a checkpoint.
-
-        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
-        """
+        """Load the draft of a checkpoint; raise UserError for another target or tokenizer, or a wrong layout."""
         _, recorded_seed = checkpoint.read_origin(directory, target)
         config = cls.config_class(**(cls.default_keys(target) | checkpoint_files.read_config(directory)))
         require(
@@ -176,10 +170,7 @@ class FeatureDraft(Draft):
         )
 
     def restore(self, directory: Path, target: Target) -> None:
-        """Load the tensors that `save` wrote, and move the draft to the target's device.
-
-        Raise UserError for a missing or unknown tensor.
-        """
+        """Load the tensors that `save` wrote onto the target's device; raise UserError unless all of them fit."""
         tensors = checkpoint.load_tensors(directory, self.checkpoint_tensors())
         self.load_state_dict(tensors, strict=False)  # `load_tensors` was strict already
         self.to(target.head.weight.device)
