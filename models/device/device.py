@@ -128,10 +128,7 @@ class Device:
         return replace(self, compiles=False, counts_shapes=False)
 
     def compile_region(self, function: Callable) -> Callable:
-        """Return a part that occurs many times in a graph marked, so that it is compiled only once.
-
-        With the Neuron backend it is returned unchanged.
-        """
+        """Return a part that occurs many times in a graph marked to be compiled only once, which Neuron cannot."""
         is_neuron = self.backend == "neuron"
         return function if is_neuron else torch.compiler.nested_compile_region(function)
 

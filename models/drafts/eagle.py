@@ -129,10 +129,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         first_token: Int[Tensor, " b"],
         target_output: TargetOutput,
     ) -> DraftState:
-        """Run a pass over the prompts, and return the state after them.
-
-        Position t pairs the feature of position t with the token at t+1.
-        """
+        """Run a pass over the prompts, and return the state after them."""
         last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
         tokens = torch.where(last, first_token[:, None], shift_left(input_ids, 1))
         empty = state | {"lengths": torch.zeros_like(lengths)}

@@ -106,14 +106,10 @@ class Eagle3Draft(EagleDraft):
             kept_ids = torch.arange(self.config.draft_vocab_size)
         kept_ids = kept_ids.cpu()
         self.embed_tokens.weight.copy_(full_tensor(target.model.get_input_embeddings().weight))
-        self._copy_head_rows(target, kept_ids)
+        # On the host, as a one-time operation is not worth a graph.
+        copy_full(self.lm_head.weight, full_tensor(target.head.weight).cpu()[kept_ids])
         self.d2t.copy_(kept_ids - torch.arange(len(kept_ids)))
         self.t2d.copy_(torch.zeros_like(self.t2d, device="cpu").index_fill(0, kept_ids, True))
-
-    def _copy_head_rows(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"]) -> None:
-        # On the host, as a one-time operation is not worth a graph.
-        rows = full_tensor(target.head.weight).cpu()[kept_ids.cpu()]
-        copy_full(self.lm_head.weight, rows)
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:

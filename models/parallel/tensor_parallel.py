@@ -166,10 +166,7 @@ def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "")
 
 
 def parallelize_model(model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()) -> None:
-    """Replace layers in place by sharded ones with this rank's share.
-
-    It also sets the numbers of this rank's heads, which the cache and the attention modules read.
-    """
+    """Replace layers in place by sharded ones with this rank's share, and set the numbers of its heads."""
     shards = plan_shards(model, layers.ranks, replicated=replicated)
     for name, shard in shards.items():
         layer = model.get_submodule(name)
@@ -180,7 +177,7 @@ def parallelize_model(model: Any, layers: ParallelLayers, *, replicated: Collect
         sharded = layers.build_sharded(layer, shard)
         sharded.load_state_dict(share, assign=True)
         model.set_submodule(name, sharded.train(layer.training).requires_grad_(False))
-    # The cache reads the number of this rank's heads from the model.
+    # The cache reads the number of key-value heads from the model, an attention that of its groups.
     config = model.config.get_text_config()
     for name, attention in model.named_modules():
         keys = shards.get(f"{name}.k_proj")
