@@ -93,10 +93,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A Llama layer in two parts, before and after its attention, which the caller computes.
-
-    Training and decoding attend in different ways and share the rest.
-    """
+    """A Llama layer in two parts, before and after its attention, which the caller computes."""
 
     def __init__(self, config: Any, *, width: int | None = None, input_norm: bool = True):
         super().__init__()

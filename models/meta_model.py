@@ -62,10 +62,7 @@ def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] 
 
 
 def find_head_layers(target: Target) -> list[str]:
-    """Return the names of the output head and of embeddings tied to it.
-
-    A draft's loss reads all logits, so callers keep these layers whole on each rank.
-    """
+    """Return the names of the output head and of embeddings tied to it, which losses read in full."""
     return [
         name for name, module in target.model.named_modules() if getattr(module, "weight", None) is target.head.weight
     ]
@@ -73,10 +70,7 @@ def find_head_layers(target: Target) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _MetaLayers(ParallelLayers):
-    """Parallel layers on `meta`, cut in place.
-
-    Nothing is communicated: copies of a rank's own part stand in for the parts of other ranks.
-    """
+    """Parallel layers on `meta`, cut in place; copies of a rank's own part stand in for those of other ranks."""
 
     def build_sharded(self, layer: Any, shard: LayerShard) -> nn.Module:
         """Cut the layer's parameters in place, and give inputs and outputs their sizes by hooks."""

@@ -8,11 +8,9 @@ keys have scores b_n. With L the log-sum-exp of all of them, the output is
 
     O = exp(L0 - L) O0 + sum_n exp(b_n - L) v_n
 
-The gradient of a softmax over all keys, for a gradient dO of the output, needs only O and L: with
-D = dO . O, the score of a key of share p and value v has the gradient p (dO . v - D). So the
-backward pass of step 0 is that of an ordinary attention which is given the merged O and L.
-Log-sum-exps of a kernel have no gradient of their own: merging by autograd would give wrong
-gradients for queries and keys.
+A key of share p and value v has the score gradient p (dO . v - D), with D = dO . O, so the backward
+pass of step 0 is that of an ordinary attention which is given the merged O and L. Merging by
+autograd would give wrong gradients: log-sum-exps of a kernel have none of their own.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Checkpoints on disk: safetensors and config.json, written atomically and read strictly.
 
-The hashes of the target and tokenizer that a draft was distilled for are in the metadata. Methods
-read their tensors through this module (`load_draft` in models/drafts/registry.py finds the method);
-a draft language model is read by transformers (models/drafts/causal_lm.py).
+The metadata has the hashes of the target and tokenizer that a draft was distilled for.
 """
 
 import json
@@ -66,9 +64,8 @@ def write_config(path: Path, config: dict[str, Any]) -> None:
 def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Load the tensors of a checkpoint onto the CPU, in their stored types.
 
-    `expected` gives names and shapes, and whether values are floats or integers, for example a
-    state dict on the meta device. Raise UserError if a tensor is missing or unknown, or has a
-    different shape or kind of number.
+    `expected` gives names, shapes and types, for example a state dict on the meta device. Raise UserError
+    if a tensor is missing or unknown, or has a different shape or kind of number.
     """
     file_path = directory / WEIGHTS_FILE
     with report_unreadable(file_path), safe_open(file_path, framework="pt") as file:

@@ -1,7 +1,6 @@
 """Copy a target's tokenizer as its files are.
 
-A checkpoint that has them is read wherever the target is: what transformers 5 writes in their place
-transformers 4, by which some engines read drafts, cannot read.
+Some engines read drafts by transformers 4, which cannot read what transformers 5 would write.
 """
 
 import shutil

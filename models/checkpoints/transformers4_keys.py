@@ -1,8 +1,7 @@
 """The keys of config.json under the names that transformers 4 reads.
 
-transformers 5 keeps the rotary settings in `rope_parameters` and the precision in `dtype`. Readers
-on transformers 4 (NxD Inference) and converters that expect the older names (speculators) do not
-find these settings, and silently take theta 10,000 without scaling.
+Readers on transformers 4 (NxD Inference) and converters that expect the older names (speculators) do
+not find `rope_parameters` and `dtype`, and silently take theta 10,000 without scaling.
 """
 
 from typing import Any

@@ -61,10 +61,8 @@ class Device:
         Each `kind` has graphs of its own: PyTorch checks a call against all graphs of a function,
         and fails if a module of a different class lacks an attribute that a graph has read.
 
-        Before each call PyTorch checks that everything the function has read is unchanged. Values
-        below `frozen_names` cannot change and are not checked: for the 530 weights of a deep target
-        the check would take as long as a quarter of a step. Values below `unread` are parts of the
-        arguments that the function does not read, so that no graph depends on them.
+        Values below `frozen_names` cannot change, and are not checked before each call. Values below
+        `unread` are parts of the arguments that the function does not read. See docs/decoding.md.
         """
         if not self.has_static_shapes:
             return function
@@ -90,10 +88,9 @@ class Device:
 
     @contextmanager
     def expect_graphs(self, needed: Iterable[Graph], print_line: Callable[[str], None]) -> Iterator[GraphBudget | None]:
-        """Check calls in the block against the `needed` graphs; yield None if nothing is compiled.
+        """Check calls in the block against the `needed` graphs, and print each one that is compiled.
 
-        Print how many graphs are announced, each one that is compiled with the time left, and in
-        the end how many were compiled, which are fewer if this process already had some.
+        Yield None if nothing is compiled.
         """
         if not self.has_static_shapes:
             yield None
@@ -131,10 +128,7 @@ class Device:
         return replace(self, compiles=False, counts_shapes=False)
 
     def compile_region(self, function: Callable) -> Callable:
-        """Return a part that occurs many times in a graph marked, so that it is compiled only once.
-
-        With the Neuron backend it is returned unchanged.
-        """
+        """Return a part that occurs many times in a graph marked to be compiled only once, which Neuron cannot."""
         is_neuron = self.backend == "neuron"
         return function if is_neuron else torch.compiler.nested_compile_region(function)
 
@@ -197,8 +191,7 @@ def _cpu_vector_width() -> int:
     """Return the width in bits of the vectors that Inductor computes with.
 
     As one of its options, the width is part of the key by which Inductor caches graphs. PyTorch
-    2.13 leaves it out: a cache used with two values of ATEN_CPU_CAPABILITY then returns code of the
-    other width, which does not compile or computes something else.
+    2.13 leaves it out, and then returns code of the other width; see docs/graphs.md.
     """
     from torch._inductor import cpu_vec_isa  # deferred: slow to import
 

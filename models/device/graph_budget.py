@@ -1,9 +1,7 @@
 """The graphs that a run compiles: announced before it starts, checked on every call while it runs.
 
-A graph belongs to a function and a shape: the sizes, types and strides of its tensors, and every
-argument that is not a tensor, such as a tree or the layers to capture. If a device can take an hour
-to compile a graph, its runs are strict: an unannounced graph is an error before it is compiled. On
-others it is compiled and counted, with a warning.
+If a device can take an hour to compile a graph, its runs are strict: an unannounced graph is an error
+before it is compiled. On others it is compiled and counted, with a warning. See docs/graphs.md.
 """
 
 import hashlib

@@ -108,8 +108,7 @@ class MemoryTracer(TorchDispatchMode):
         """Return the results of equal chunks, of which only the first and the last are computed.
 
         The others count like the first, and tensors without values stand for their results. All
-        earlier results exist beside the last chunk, so the peak is that of a full computation, in
-        as many operations for many chunks as for few.
+        earlier results exist beside the last chunk, so the peak is that of a full computation.
         """
         if len(chunks) < 3:
             return [compute(chunk) for chunk in chunks]

@@ -32,10 +32,7 @@ class Loss:
 
 @dataclass(kw_only=True)
 class Needs:
-    """The target outputs that a method reads: a forward pass or a feature store provides them.
-
-    They also provide the target's distributions at the supervised positions, which every loss uses.
-    """
+    """The target outputs that a method reads: a forward pass or a feature store provides them."""
 
     layers: list[int]  # captured layers: hidden_states[i], the tensor that enters layer i
     hidden: bool  # the draft reads the final hidden state; otherwise only the loss does
@@ -44,11 +41,7 @@ class Needs:
 
 
 class Draft(nn.Module):
-    """A drafting method: its training (`loss`) and its decoding (`start`, `propose`, `advance`).
-
-    `loss` configures the training, which a loaded checkpoint does not need. `seed` is that of the
-    initial weights, or None if a checkpoint does not record it.
-    """
+    """A drafting method: its training (`loss`) and its decoding (`start`, `propose`, `advance`)."""
 
     conf_class: ClassVar[Any]  # the class of its options
     conf: Any  # its options, of that class
@@ -56,10 +49,8 @@ class Draft(nn.Module):
     needs: Needs
     max_depth: int  # depth of the deepest proposal it can make
     trained_depth: int  # depth that it was trained for
-
-    def __init__(self, *, loss: LossConf | None = None, seed: int | None = None):
-        super().__init__()
-        self.loss_conf, self.seed = loss or LossConf(), seed
+    loss_conf: LossConf = LossConf()  # set by `build`; a loaded checkpoint needs none
+    seed: int | None = None  # of the initial weights; None if a checkpoint does not record it
 
     @classmethod
     def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "Draft":
@@ -73,10 +64,7 @@ class Draft(nn.Module):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "Draft":
-        """Load the draft of a checkpoint.
-
-        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
-        """
+        """Load the draft of a checkpoint; raise UserError for another target or tokenizer, or a wrong layout."""
         raise NotImplementedError
 
     def start_from_first_stage(self, directory: Path, target: Target) -> None:
@@ -84,10 +72,7 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def rebuild_untrained(self, target: Target) -> "Draft | str":
-        """Return the draft as it was before distillation, or why it cannot be rebuilt.
-
-        Like that of `load`, its weights have the target's dtype (`convert_weights`).
-        """
+        """Return the draft before distillation, in the target's dtype, or why it cannot be rebuilt."""
         raise NotImplementedError
 
     def convert_weights(self, target: Target) -> Any:  # of the same class
@@ -125,27 +110,21 @@ class Draft(nn.Module):
     def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return further arguments of `loss`: random numbers and values that change with the step.
 
-        Each row has its own generator, keyed by (seed, step, row), so that it gets the same numbers
-        in any micro-batch and process. Numbers are drawn on the host, because not every accelerator
-        can draw inside a graph, and by a thread that runs ahead of the step: an implementation must
-        not read weights or the mode of the module.
+        Each row has its own generator, so that it gets the same numbers in any micro-batch and process.
+        A thread that runs ahead of the step calls it on the host: it must not read weights or the mode
+        of the module.
         """
         return {}
 
     def term_weights(self, batch: Batch) -> Float[Tensor, " terms"] | None:
-        """Return the weights of loss terms that count different positions, from the masks only.
+        """Return the weights of loss terms that count different positions, from the masks only; else None.
 
-        `loss` then receives `term_weight_sums`, the sums of these weights over all rows of the
-        optimizer step, and scales its terms by them. With None, `Loss.weight` is the weight of the
-        whole loss.
+        `loss` receives their sums over all rows of the optimizer step as `term_weight_sums`.
         """
         return None
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Return the training loss of one batch, given the target's output on it.
-
-        The results of `prepare_batch` and `term_weight_sums` are passed as further named arguments.
-        """
+        """Return the training loss of one batch, given the target's output on it."""
         raise NotImplementedError
 
     def new_state(self, batch: int, slots: int) -> DraftState:

@@ -1,10 +1,8 @@
-"""A draft model: any small causal LM with the target's tokenizer, distilled to agree with it.
+"""A draft model: any small causal LM with the target's tokenizer; see docs/draft_models.md.
 
     position t:   tokens up to t   ->   token t+1, compared with the target's distribution at t
 
-It starts as a checkpoint, as some of the target's layers, or at random. All weights or only
-adapters (LoRA) are trained, and it is saved as a plain Hugging Face directory. The losses, and
-training on text that the draft generates, are those of DistillSpec
+The losses, and training on text that the draft generates, are those of DistillSpec
 (https://arxiv.org/abs/2310.08461).
 
 Axes: B rows, T tokens, H hidden, S slots.
@@ -54,16 +52,8 @@ class CausalLMDraft(CachedDecoding, Draft):
 
     conf_class = CausalLMConf
 
-    def __init__(
-        self,
-        conf: CausalLMConf,
-        model: Any,
-        target: LanguageModel,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(loss=loss, seed=seed)
+    def __init__(self, conf: CausalLMConf, model: Any, target: LanguageModel):
+        super().__init__()
         self.conf, self.method = conf, conf.method
         self.needs = Needs(layers=[], hidden=False, context=conf.needs_context)
         self.max_depth = self.trained_depth = conf.max_depth
@@ -82,7 +72,9 @@ class CausalLMDraft(CachedDecoding, Draft):
             model = build_initial_model(conf, target).float()
             if conf.lora.rank:
                 add_adapters(model, rank=conf.lora.rank, alpha=conf.lora.alpha)
-        return cls(conf, model, target, loss=loss, seed=seed).to(target.head.weight.device)
+        draft = cls(conf, model, target)
+        draft.loss_conf, draft.seed = loss, seed
+        return draft.to(target.head.weight.device)
 
     @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:
@@ -92,11 +84,8 @@ class CausalLMDraft(CachedDecoding, Draft):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "CausalLMDraft":
-        """Load the draft of a checkpoint.
-
-        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
-        """
-        metadata, seed = read_origin(directory, target)
+        """Load the draft of a checkpoint; raise UserError for another target or tokenizer, or a wrong layout."""
+        metadata, recorded_seed = read_origin(directory, target)
         conf = CausalLMConf(path=str(directory))
         source = CheckpointSource(path=str(directory))
         check_pretrained(source)
@@ -104,8 +93,9 @@ class CausalLMDraft(CachedDecoding, Draft):
         if "start" in metadata:
             origin = json.loads(metadata["start"])
             conf = CausalLMConf(init_from=InitFrom(origin.pop("start")), **origin)
-        model = load_finite_model(source, target.device.dtype)
-        return cls(conf, model, target, seed=seed).to(target.head.weight.device)
+        draft = cls(conf, load_finite_model(source, target.device.dtype), target)
+        draft.seed = recorded_seed
+        return draft.to(target.head.weight.device)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return the draft rebuilt from its origin and seed, or why that is impossible."""

@@ -7,10 +7,8 @@ EAGLE-1 (https://arxiv.org/abs/2401.15077) predicts the target's next feature:
 
     position t:  fc(embedding of token t+1, H_t)  ->  decoder layer  ->  H_{t+1}  ->  token t+2
 
-H_t is the target's last hidden state after its final norm. The layer has no input norm, and its
-output goes straight to the target's head. EAGLE-2 (https://arxiv.org/abs/2406.16858) is the same
-draft decoded with a dynamic tree. With `ttt_steps` above 1 the draft is also trained on its own
-features, as in HASS (https://arxiv.org/abs/2408.15766); no gradients flow back through these.
+H_t is the target's last hidden state after its final norm. `ttt_steps` above 1 is HASS
+(https://arxiv.org/abs/2408.15766), a dynamic tree EAGLE-2; see docs/eagle3.md.
 
 Axes: B rows, T tokens, H hidden.
 """
@@ -30,7 +28,6 @@ from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
 from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
-from models.losses.config import LossConf
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
 from models.targets.language_model import TargetOutput
@@ -54,16 +51,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     }
     backprop_through_outputs: ClassVar[bool]  # whether gradients flow back through the features
 
-    def __init__(
-        self,
-        conf: EagleConf,
-        config: LlamaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: EagleConf, config: LlamaConfig, target: Target):
+        super().__init__(conf, config, target)
         self.trained_depth = conf.ttt_steps
         self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
         self.rotary = build_rotary(config)
@@ -111,7 +100,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         """Return the layer's output at each of the steps that decoding performs.
 
         Each step reads the output of the step before, and the keys and values of all earlier
-        steps, through which gradients always flow. `dropout_mask` has the inputs that dropout keeps.
+        steps, through which gradients always flow.
         """
         embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
@@ -140,10 +129,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         first_token: Int[Tensor, " b"],
         target_output: TargetOutput,
     ) -> DraftState:
-        """Run a pass over the prompts, and return the state after them.
-
-        Position t pairs the feature of position t with the token at t+1.
-        """
+        """Run a pass over the prompts, and return the state after them."""
         last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
         tokens = torch.where(last, first_token[:, None], shift_left(input_ids, 1))
         empty = state | {"lengths": torch.zeros_like(lengths)}
@@ -173,16 +159,8 @@ class Eagle1Draft(EagleDraft):
     conf_class = Eagle1Conf
     backprop_through_outputs = False
 
-    def __init__(
-        self,
-        conf: Eagle1Conf,
-        config: LlamaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: Eagle1Conf, config: LlamaConfig, target: Target):
+        super().__init__(conf, config, target)
         self.embed_tokens.requires_grad_(False)
         # There is no bias, unlike in the authors' code, because vLLM's loader supports none.
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)

@@ -3,11 +3,8 @@
     position t:  fc(low, mid, high captured at t), embedding of token t+1  ->  token t+2
     step i:      its own last output, embedding of token t+1+i             ->  token t+2+i
 
-Training unrolls the steps that decoding performs (training-time test), so that the layer is trained
-on its own output: `loss` calls `unroll_steps` (eagle.py, attention in unrolled_attention.py), then
-`distill` (bases/feature.py, losses/chunked.py). Decoding calls `advance` and `propose` of bases/cached.py, which
-call `forward_step` (eagle.py). The recurrence carries the layer's output before the final norm, and the
-concatenation puts the embedding first, as vLLM and vLLM Neuron expect of `Eagle3LlamaForCausalLM`.
+`loss` unrolls the steps that decoding performs: it calls `unroll_steps` (eagle.py), then `distill`
+(bases/feature.py). Decoding is that of bases/cached.py. See docs/eagle3.md.
 
 Axes: B rows, T tokens, H hidden.
 """
@@ -24,7 +21,6 @@ from models.drafts.base import Loss, Needs
 from models.drafts.eagle import EagleDraft
 from models.drafts.options import Eagle3Conf
 from models.layers import Eagle3Layer, RMSNorm, drop_inputs, init_normal
-from models.losses.config import LossConf
 from models.parallel.dtensor import copy_full, full_tensor
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
@@ -46,16 +42,8 @@ class Eagle3Draft(EagleDraft):
     d2t: Int[Tensor, " draft_vocab"]
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 
-    def __init__(
-        self,
-        conf: Eagle3Conf,
-        config: LlamaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: Eagle3Conf, config: LlamaConfig, target: Target):
+        super().__init__(conf, config, target)
         layers = list(self.config.eagle_aux_hidden_state_layer_ids)
         self.needs = Needs(layers=layers, hidden=False, context=True)
         size, draft_vocab_size = self.config.hidden_size, self.config.draft_vocab_size
@@ -118,14 +106,10 @@ class Eagle3Draft(EagleDraft):
             kept_ids = torch.arange(self.config.draft_vocab_size)
         kept_ids = kept_ids.cpu()
         self.embed_tokens.weight.copy_(full_tensor(target.model.get_input_embeddings().weight))
-        self._copy_head_rows(target, kept_ids)
+        # On the host, as a one-time operation is not worth a graph.
+        copy_full(self.lm_head.weight, full_tensor(target.head.weight).cpu()[kept_ids])
         self.d2t.copy_(kept_ids - torch.arange(len(kept_ids)))
         self.t2d.copy_(torch.zeros_like(self.t2d, device="cpu").index_fill(0, kept_ids, True))
-
-    def _copy_head_rows(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"]) -> None:
-        # On the host, as a one-time operation is not worth a graph.
-        rows = full_tensor(target.head.weight).cpu()[kept_ids.cpu()]
-        copy_full(self.lm_head.weight, rows)
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
@@ -149,10 +133,7 @@ class Eagle3Draft(EagleDraft):
         rope: tuple[Tensor, Tensor],
         dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the feature as the residual stream, and queries, keys and values.
-
-        Attention reads the embedding and the feature side by side.
-        """
+        """Return the feature as the residual stream, and queries, keys and values."""
         stream, pair = self.midlayer.norm_pair(embedded, hidden)
         inputs = drop_inputs(pair, dropout_mask, dropout=self.conf.dropout)
         return stream, *self.midlayer.self_attn.project_qkv(inputs, rope)
@@ -188,9 +169,8 @@ class Eagle3Draft(EagleDraft):
 def default_layers(target: Target) -> list[int]:
     """Return a low, a middle and a high layer: those that engines assume, if the target has them.
 
-    Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. For smaller
-    targets other layers are returned (fewer than three if the target has one or two), and the
-    checkpoint names them.
+    Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. A target of
+    one or two layers has fewer than three.
     """
     num_layers = target.num_layers
     return (

@@ -3,9 +3,8 @@
     head i:  blocks over H_t and the embeddings of tokens t+1 .. t+1+i, then a vocabulary head
              ->  token t+2+i
 
-Hydra++ puts one decoder layer before the heads, which attends to the target's hidden states up to t
-and returns a better H_t. The loss compares with the target's distribution. Tensors have the
-authors' names and spelling; no serving engine reads them yet.
+Hydra++ puts a decoder layer before the heads, which attends to the target's hidden states up to t
+and returns a better H_t. Tensors have the authors' names and spelling; see docs/heads.md.
 
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden.
 """
@@ -27,7 +26,6 @@ from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import HydraConf
 from models.layers import DecoderLayer, RMSNorm, attend, draw_dropout_mask, drop_inputs, init_normal
-from models.losses.config import LossConf
 from models.losses.loss_weights import shift_left
 from models.targets.language_model import TargetOutput
 from models.targets.modeling import build_rotary
@@ -83,16 +81,8 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         "intermediate_size": "intermediate_size",
     }
 
-    def __init__(
-        self,
-        conf: HydraConf,
-        config: LlamaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: HydraConf, config: LlamaConfig, target: Target):
+        super().__init__(conf, config, target)
         size, blocks = self.config.hidden_size, self.config.hydra_num_layers
         self.hydra_mlp = nn.ModuleList(
             nn.Sequential(ConditionedBlock(size, 1 + i), *(ConditionedBlock(size) for _ in range(blocks - 1)))
@@ -150,10 +140,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
     def loss(
         self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t columns"] | None = None
     ) -> Loss:
-        """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i.
-
-        `dropout_mask` is what `prepare_batch` drew.
-        """
+        """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:
             hidden = self.prefix_embeding_layer(

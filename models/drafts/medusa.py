@@ -2,10 +2,7 @@
 
     head i:  residual blocks over H_t, then a vocabulary head   ->   token t+2+i
 
-The heads are independent of one another: the probability of a proposed path is the product of what
-they give its tokens, and a tree takes the likeliest paths. H_t is the input of the target's own
-head, after the final norm. Blocks start as the identity and heads as the target's. Checkpoints have
-the layout that vLLM's loader reads.
+H_t is the input of the target's own head, after the final norm; see docs/heads.md.
 
 Axes: B rows, T tokens, H hidden, V vocabulary.
 """
@@ -22,7 +19,6 @@ from models.batch import Batch
 from models.drafts.base import DraftState, Loss, with_last_hidden
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import MedusaConf
-from models.losses.config import LossConf
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 from models.trees.growth import Proposal, grow
@@ -60,16 +56,8 @@ class MedusaDraft(HeadsDraft):
     config_class: ClassVar[Callable[..., Any]] = MedusaConfig
     config_keys: ClassVar[dict[str, str]] = {"heads": "num_heads", "num_layers": "num_hidden_layers"}
 
-    def __init__(
-        self,
-        conf: MedusaConf,
-        config: MedusaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: MedusaConf, config: MedusaConfig, target: Target):
+        super().__init__(conf, config, target)
         size, vocab = config.hidden_size, config.vocab_size
         self.blocks = nn.ModuleList(ResidualBlock(size, config.num_hidden_layers) for _ in range(config.num_heads))
         if config.original_lm_head:

@@ -1,14 +1,10 @@
 """Medusa-2 (https://arxiv.org/abs/2401.10774): heads and target are trained together.
 
-The target gets low-rank adapters, so that its hidden states suit the heads better, and
-self-distillation preserves its outputs: the loss ties its distributions to the original ones.
-
-    loss = keep_weight * KL(original target || adapted target)
+    loss = keep_weight * KL(original target || target with low-rank adapters)
            + heads_weight * ramp * loss of the Medusa heads
 
 The terms count different positions, so each is a mean over its own positions of the whole optimizer
-step. The adapted target, whose outputs differ from those of the original, then verifies the draft:
-it is saved beside the heads, and reports compare with it and mention it.
+step. The adapted target then verifies the draft; see docs/heads.md.
 """
 
 import copy
@@ -49,16 +45,8 @@ class Medusa2Draft(MedusaDraft):
 
     conf_class = Medusa2Conf
 
-    def __init__(
-        self,
-        conf: Medusa2Conf,
-        config: MedusaConfig,
-        target: Target,
-        *,
-        loss: LossConf | None = None,
-        seed: int | None = None,
-    ):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf: Medusa2Conf, config: MedusaConfig, target: Target):
+        super().__init__(conf, config, target)
         self.needs = replace(self.needs, storable=False)  # training changes the outputs
         self.adapted_target: Target | None = None  # loaded from a checkpoint
         self.lm: LanguageModel | None = None  # the adapted target during training
@@ -190,10 +178,7 @@ class Medusa2Draft(MedusaDraft):
         }
 
     def save(self, directory: Path, target: Target) -> None:
-        """Write the heads and, in a subfolder, the adapted target as a Hugging Face model.
-
-        Subfolders of earlier saves are deleted.
-        """
+        """Write the heads and, in a subfolder, the adapted target as a Hugging Face model."""
         assert self.lm is not None
         tensors = {name: tensor.to(target.head.weight.dtype) for name, tensor in merge_adapters(self.lm.model).items()}
         target_folder = directory / f"target-{hash_tensors(tensors)[:12]}"

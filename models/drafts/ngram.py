@@ -1,11 +1,8 @@
 """N-gram lookup: copy the tokens that followed an earlier occurrence of the last tokens.
 
 Nothing is trained: on its own, this is the baseline that every trained draft must beat (prompt
-lookup decoding). Shapes are fixed, so all earlier positions are compared at once; the longest match
-wins, and the latest one if several are equally long.
-
-In a mixed tree a trained draft grows its tree as usual, and lookup adds a chain of
-`tree.ngram_tokens` tokens. It finds names, loops and quotations; the draft proposes the rest.
+lookup decoding). Shapes are fixed, so all earlier positions are compared at once. In a mixed tree
+lookup adds a chain to the tree of a trained draft; see docs/decoding.md.
 
 Axes: B rows, S slots, N grown nodes, D copied nodes.
 """

@@ -39,10 +39,7 @@ class DraftConf:
 
     @property
     def needs_context(self) -> bool:
-        """Return whether the draft reads the target's outputs at all positions of a document.
-
-        Such a method cannot be trained on split documents.
-        """
+        """Return whether the draft reads the target's outputs at all positions of a document."""
         return True
 
     @property

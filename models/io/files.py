@@ -1,8 +1,4 @@
-"""Files written atomically, and errors of the disk in one line.
-
-A file is written under a temporary name and renamed, so that a kill leaves the old file or the new
-one.
-"""
+"""Files written atomically (a kill leaves the old file or the new one), and errors of the disk in one line."""
 
 import os
 import shutil

@@ -1,7 +1,6 @@
 """Locks between processes: a file that one process holds and that names its holder.
 
-The operating system releases a lock when its holder ends for any reason, so that a killed run needs
-no cleanup. The file itself stays.
+The operating system releases a lock when its holder ends for any reason; the file itself stays.
 """
 
 import errno

@@ -1,7 +1,4 @@
-"""Tables in Markdown, and pages in HTML that stand alone.
-
-A page has no scripts, fonts or anything else from a network.
-"""
+"""Tables in Markdown, and pages in HTML that stand alone: without scripts, fonts or a network."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

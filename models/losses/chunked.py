@@ -44,8 +44,7 @@ def chunked_distillation_loss(
     """Return the sum of the weighted losses, and the metrics of the tokens whose weight is not 0.
 
     Token t of every step is compared with the target's distribution t, which all steps share. The
-    step axis is optional. At most `conf.logits_chunk` tokens' logits are held; the gradients of a
-    chunk are computed along with its logits, so that nothing is computed twice.
+    step axis is optional. The gradients of a chunk are computed along with its logits.
     `target_hidden_or_topk`: hidden states for the target's head, or the likeliest tokens.
     `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
     `labels`: the text's token (a target id) that the target's distribution t predicts.

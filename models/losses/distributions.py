@@ -4,11 +4,9 @@
 renormalized: it yields the true acceptance probability, and sums to less than 1 if the draft's
 vocabulary lacks tokens. All computations are in fp32.
 
-With only the target's k likeliest tokens (`TopKLogits`) both distributions are made coarse: a
-column for each of the k, and a last one, the bucket, for all other tokens together. The logit of
-the bucket is the logsumexp of the other tokens' logits, so columns can be used like logits, every
-loss is the exact divergence of the coarse distributions, and its gradient is spread from the bucket
-over the other tokens in proportion to the draft. docs/losses.md explains what a bucket hides.
+With only the target's k likeliest tokens (`TopKLogits`) both have a column for each of the k, and a
+last one, the bucket, for all other tokens, whose logit is the logsumexp of theirs. Columns can be
+used like logits; docs/losses.md explains what a bucket hides.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,11 +1,8 @@
-"""The positions that count in a draft's loss, and their weights.
+"""The positions that count in a draft's loss, and their weights; see docs/losses.md.
 
-An answer token weighs 1. With `loss.half_life` the weight halves after each `half_life` tokens of
-the answer, because early draft tokens decide more of what follows. A position has the weight of
-the token that it drafts. With `loss.on_prompts` a prompt's tokens count like those of an answer:
-there, too, the draft learns the target's distributions. When a split document's later piece repeats
-the end of the piece before as its context, those tokens weigh 0: they are trained in the piece
-before.
+An answer token weighs 1, or less with `loss.half_life`; a position has the weight of the token that
+it drafts. Where a split document's later piece repeats the end of the piece before as its context,
+those tokens weigh 0: they are trained in the piece before.
 """
 
 import torch
@@ -27,8 +24,8 @@ def position_weights(
 
     For drafts that read features: from the feature of token t and from token t+1, position t drafts
     token t+2+i at step i. It counts only if tokens t+1 .. t+2+i are all answer tokens of its
-    document, because decoding drafts only after an answer token. Tokens in `context_mask` weigh 0.
-    The divisor is the sum of the weights at step 0.
+    document (docs/eagle3.md). Tokens in `context_mask` weigh 0. The divisor is the sum of the
+    weights at step 0.
     """
     is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
     token_weight = _answer_token_weights(is_answer, document_ids, context_mask, conf)
@@ -51,9 +48,7 @@ def token_weights(
     """Return the loss weight of each position, and their sum, which divides the loss.
 
     For drafts that are language models: position t predicts token t+1, and counts if that is an
-    answer token of its document. Tokens in `context_mask` weigh 0. Decoding never drafts an
-    answer's first token (the target's prefill returns it), but it is trained too: it uses the same
-    parameters as the others, and answers of one token would otherwise count nowhere.
+    answer token of its document, the first included. Tokens in `context_mask` weigh 0.
     """
     is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
     is_counted = shift_left(is_answer, 1) & (shift_left(document_ids, 1, fill=-1) == document_ids)

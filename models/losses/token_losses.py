@@ -2,11 +2,8 @@
 
 A loss is a function of both distributions that returns a value for each token; its name is that of
 its `LossName`. Its gradient is autograd's, unless `GRADIENTS` has a function that needs fewer
-passes over the vocabulary, each of which is a pass over memory. With draft = softmax(logits),
-
-    d loss / d logits = slope - draft * sum(slope),    slope_v = draft_v * (d loss / d draft_v)
-
-where terms of the slope that are proportional to the draft cancel.
+passes over the vocabulary: slope - draft * sum(slope), with slope_v = draft_v * d loss / d draft_v
+(docs/losses.md).
 
 A token whose supervised token (the target's likeliest, for `ce` that of the text) is outside the
 draft's vocabulary is not `covered`: its loss is 0 (as in EAGLE-3), its weight stays in the
@@ -44,10 +41,7 @@ def reverse_kl(draft: DraftDistribution, target: TargetDistribution, _conf: Loss
 def jsd(draft: DraftDistribution, target: TargetDistribution, conf: LossConf) -> Tensor:
     """Return the generalized Jensen-Shannon divergence (https://arxiv.org/abs/2306.13649).
 
-    It is beta KL(target || mixed) + (1 - beta) KL(draft || mixed), with mixed = beta target +
-    (1 - beta) draft. It vanishes as beta approaches 0 or 1: divided by beta it tends to the forward
-    KL at 0, divided by 1 - beta to the reverse KL at 1. At exactly 0 and 1 the loss is these KLs,
-    undivided, as in TRL.
+    At a beta of exactly 0 and 1 it is the forward and the reverse KL, undivided, as in TRL.
     """
     beta = conf.beta
     if beta in (0, 1):
@@ -70,11 +64,9 @@ def ce(draft: DraftDistribution, _target: TargetDistribution, _conf: LossConf) -
 
 
 def lk_hybrid(draft: DraftDistribution, target: TargetDistribution, conf: LossConf) -> Tensor:
-    """Return the LK hybrid loss (https://arxiv.org/abs/2602.23881).
+    """Return the LK hybrid loss (https://arxiv.org/abs/2602.23881): a KL that turns into `tv`.
 
-    It moves from the forward KL to `tv` as the draft gets better: it is kl_weight * KL +
-    (1 - kl_weight) * (1 - alpha), with kl_weight = exp(-loss.lk_eta * alpha), which the gradient
-    treats as a constant.
+    The gradient treats the weight of the KL as a constant.
     """
     kl_weight = torch.exp(-conf.lk_eta * draft.alpha.detach())
     return kl_weight * forward_kl(draft, target, conf) + (1 - kl_weight) * (1 - draft.alpha)

@@ -36,9 +36,8 @@ def copy_full(parameter: Tensor, full: Tensor) -> None:
 def full_params(module: nn.Module) -> Iterator[None]:
     """Replace the module's sharded parameters by full, plain ones while the block runs.
 
-    Collective: enter the block on every rank that holds a shard.
-
-    The module's forward hooks stay as they are: call its submodules, not the module itself.
+    Collective: enter the block on every rank that holds a shard. The module's forward hooks stay as
+    they are: call its submodules, not the module itself.
     """
     sharded = [
         (owner, name, parameter)

@@ -1,29 +1,9 @@
 """Tensor parallelism of a frozen target on the XLA route, and of its plan for every machine.
 
 Elsewhere transformers splits the target itself, in train/distributed/parallel.py. Both follow the
-model's `tp_plan`, which this module applies with the caller's layer classes.
-
-The plan gives some layers a style, which sets the axis along which ranks shard their weight, and
-whether their input and output features are full or, between two sharded layers, in parts:
-
-    style                                 sharded axis      input     output
-    colwise                               output            full      a part
-    colwise_gather_output (colwise_rep)   output            full      full
-    rowwise                               input             a part    full, summed over ranks
-    rowwise_split_input (rowwise_rep)     input             full      full, summed over ranks
-    embedding_rowwise                     vocabulary        full      full, summed over ranks
-    embedding_colwise                     features          full      full
-
-Attention computes the heads of its rank. With more ranks than key-value heads, neighbors hold the
-same head: `k_proj` and `v_proj` are repeated head by head before they are sharded, so that each
-rank has the key-value head of its queries. For 4 query heads, 2 key-value heads and 4 ranks:
-
-    rank      0    1    2    3
-    queries   q0   q1   q2   q3
-    keys      k0   k0   k1   k1
-
-The classes have the signatures of Neuron's NxD. No gradients are computed: a sharded target is
-frozen.
+model's `tp_plan`, which this module applies with the caller's layer classes; these have the
+signatures of Neuron's NxD. No gradients are computed. See docs/nxd.md for the styles of a plan, and
+for the order of key-value heads that several ranks hold.
 """
 
 import re
@@ -186,10 +166,7 @@ def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "")
 
 
 def parallelize_model(model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()) -> None:
-    """Replace layers in place by sharded ones with this rank's share.
-
-    It also sets the numbers of this rank's heads, which the cache and the attention modules read.
-    """
+    """Replace layers in place by sharded ones with this rank's share, and set the numbers of its heads."""
     shards = plan_shards(model, layers.ranks, replicated=replicated)
     for name, shard in shards.items():
         layer = model.get_submodule(name)
@@ -200,7 +177,7 @@ def parallelize_model(model: Any, layers: ParallelLayers, *, replicated: Collect
         sharded = layers.build_sharded(layer, shard)
         sharded.load_state_dict(share, assign=True)
         model.set_submodule(name, sharded.train(layer.training).requires_grad_(False))
-    # The cache reads the number of this rank's heads from the model.
+    # The cache reads the number of key-value heads from the model, an attention that of its groups.
     config = model.config.get_text_config()
     for name, attention in model.named_modules():
         keys = shards.get(f"{name}.k_proj")

@@ -1,10 +1,8 @@
 """The attention of targets: PyTorch's own, which reads keys once for all query heads of a group.
 
-Masks are numbers that are added to the scores, here and in drafts.
-
-`transformers` copies keys and values for each query head of their group whenever a pass has a mask
-and several tokens, as every verification has, or is compiled. The copies are several times the
-cache. Here the query heads of a group are put side by side, as if they were more tokens.
+Masks are numbers that are added to the scores, here and in drafts. `transformers` copies keys and
+values for each query head in most passes; here the query heads of a group are put side by side, as
+if they were more tokens. See docs/decoding.md.
 """
 
 from typing import Any
@@ -40,9 +38,8 @@ def attend_grouped(
     """Return softmax attention with grouped heads.
 
     A mask of numbers is added to the scores, one of bools lets a query attend where it is True. The
-    mask is copied for each query head of a group. Beyond as many tokens as a head has channels,
-    as in prompts, that would cost more than copies of the keys, which transformers then makes. It
-    also takes what this form has no place for: caps, biases, dropout, masks of single heads.
+    mask is copied for each query head of a group. Beyond as many tokens as a head has channels, as
+    in prompts, that would cost more than copies of the keys, which transformers then makes.
     """
     batch, heads, tokens, _ = query.shape
     groups = heads // key.shape[1]

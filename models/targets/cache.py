@@ -2,13 +2,8 @@
 
     slots:  [ committed 0 .. length-1 | scratch length .. length+nodes | free ...  | garbage ]
 
-The root and the nodes of a tree are written after the committed tokens of each row, so a chain is
-in place already and only the accepted path of a tree moves, at the beginning of the next pass.
-A smaller `length` rolls back: slots past it are masked and then overwritten. Rows without work
-write to the garbage slot. All shapes are fixed at construction.
-
-Layers with a sliding window keep every key too, and mask those that have left the window. This is
-simple and exact, and costs the memory and the reads of masked keys.
+Layers with a sliding window keep every key too, and mask those that have left the window: this is
+simple and exact, and costs memory. See docs/decoding.md.
 
 Axes: B rows, H key-value heads, S slots, T new tokens, D head size.
 """

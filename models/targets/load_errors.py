@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from models.io.errors import UserError
+from models.io.errors import UserError, first_line
 from models.targets.config import ModelSource
 
 CONFIG_FILE, TOKENIZER_FILE, ADAPTER_FILE = ("config.json", "tokenizer.json", "adapter_config.json")
@@ -67,8 +67,8 @@ def _describe_cause(error: Exception, path: Path) -> str:
             return "an empty file"
         if start == LFS_POINTER_START:
             return "a pointer of Git LFS, not the file itself"
-    text = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    return text if text and not isinstance(error, LookupError) else f"{type(error).__name__} {text}"
+    text = first_line(error)
+    return f"{type(error).__name__} {text}" if isinstance(error, LookupError) else text
 
 
 def _find_remedy(source: ModelSource, file: str, error: Exception) -> str:

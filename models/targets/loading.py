@@ -48,10 +48,7 @@ def freeze_model(model: Any, tokenizer: Any, *, name: str, device: Device) -> Ta
 
 @torch.no_grad()
 def check_logits(target: Target) -> None:
-    """Reject models whose logits are not finite, or scaled or capped after the LM head.
-
-    `LanguageModel.logits` does not scale or cap.
-    """
+    """Reject models whose logits are not finite, or scaled or capped, as `LanguageModel.logits` does neither."""
     # Two tokens are enough to compare, and every vocabulary has the ids 0 and 1.
     input_ids = torch.arange(2, device=target.head.weight.device)[None]
     expected = target.model(input_ids=input_ids).logits

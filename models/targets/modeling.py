@@ -1,7 +1,6 @@
 """All that this project assumes about the inside of transformers' modeling files.
 
-A decoder is run with our masks, positions and cache, and each of its layers through a hook. These
-assumptions hold in TESTED_VERSIONS; `tests/models/targets/test_modeling.py` tests each of them by itself,
+This holds in TESTED_VERSIONS; `tests/models/targets/test_modeling.py` tests each assumption by itself,
 and `check_modeling` runs a thin model on `meta` before any weight is read:
 
     the decoder takes its cache as `cache` (from 5.24 on) or `past_key_values`
@@ -11,8 +10,8 @@ and `check_modeling` runs a thin model on `meta` before any weight is read:
     the attention of a loaded model can be set by its name
     masks of four dimensions are added to the scores as they are, by layer type where given so
 
-`models/parallel/tensor_parallel.py`, which stands below this room, reads `_tp_plan` of a model, and
-`head_dim`, `num_key_value_groups`, `k_proj` and `v_proj` of its attentions.
+`models/parallel/tensor_parallel.py` reads `_tp_plan` of a model, and `head_dim`,
+`num_key_value_groups`, `k_proj` and `v_proj` of its attentions.
 """
 
 import copy

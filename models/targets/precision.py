@@ -1,9 +1,7 @@
 """The precision of a target on a CPU, where the fastest one depends on the target's size.
 
 A CPU without matrix units multiplies in bf16 several times slower than in fp32. With them (Intel's
-AMX) it is the other way round once weights come from memory instead of a cache: a product of one
-row with matrices of 154 million weights is 1.2 times as fast, one of 13 rows, as in verification,
-3.1 times; for 7 million weights fp32 is up to 1.6 times as fast (scripts/benchmarks/precision.py).
+AMX) it is the other way round once weights come from memory instead of a cache: docs/benchmarks.md.
 """
 
 import logging

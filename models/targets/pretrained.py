@@ -82,10 +82,7 @@ def _find_rank_files(source: ModelSource) -> list[Path]:
 
 
 def build_planning_model(source: ModelSource, dtype: torch.dtype) -> Any:
-    """Build the model for planning, without weights, on `meta`.
-
-    Only config.json is needed, and this package has that of the models that conf/ names.
-    """
+    """Build the model for planning, without weights, on `meta`, from config.json alone."""
     shipped = SHIPPED_CONFIGS / f"{source.name}.json"
     if source.path is None and shipped.exists():
         config = AutoConfig.for_model(**json.loads(shipped.read_text()))

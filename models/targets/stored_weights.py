@@ -1,8 +1,7 @@
 """Check that stored weights are those of the model that their config.json describes.
 
-transformers fills what a checkpoint lacks with random weights, and ignores what it does not know:
-it only logs a report. `check_stored_weights` reads names and shapes alone and lets transformers
-load them without values, with all its renaming and fusing, so that nothing of size is read.
+transformers fills what a checkpoint lacks with random weights, and ignores what it does not know.
+Here it loads names and shapes without values, with all its renaming and fusing.
 """
 
 import copy

@@ -53,9 +53,9 @@ def node_depths(ancestors: Bool[Tensor, "batch verified verified"]) -> Int[Tenso
 class Proposal:
     """One token tree per row: node i is a child of node `parents[i]`; -1 is the root.
 
-    The root is the last known token and not a node. `child_log_probs`: the log-probabilities from
-    which the children of the root and of each node were drawn, without replacement and in their
-    order; entries of leaves are not used. It is None if the tree was not drawn.
+    `child_log_probs`: the log-probabilities from which the children of the root and of each node were
+    drawn, without replacement and in their order; entries of leaves are not used. It is None if the
+    tree was not drawn.
     """
 
     ids: Int[Tensor, "batch nodes"]

@@ -1,11 +1,9 @@
 """Sampling of tokens: target and draft share one rule and one source of noise.
 
 A token is the argmax of the warped logits plus Gumbel noise, which samples their softmax exactly.
-The noise is a function of (seed, row id, round start, place, token) only: the place is the token's
-position, and the round start 0, where all rounds share the noise, else the place is a level or a node
-and the start the row's length. Target and draft add the same
-noise, so they tend to choose the same token, and the output depends on the target and on the
-arguments of that function but not on the proposals: https://arxiv.org/abs/2408.07978.
+The noise is a function of (seed, row id, round start, place, token) only. Where all rounds share
+it, the place is the token's position and the round start 0; else the place is a level or a node and
+the start the row's length. See docs/exactness.md and https://arxiv.org/abs/2408.07978.
 """
 
 import math
@@ -59,9 +57,9 @@ def warp_logits(
 ) -> Float[Tensor, "*rows vocab"]:
     """Return logits after penalties, temperature, top-k, top-p and min-p, in this order.
 
-    The order is that of transformers, which has no presence penalty; this one is OpenAI's and
-    follows the repetition penalty as in vLLM. A token of logit -inf is never sampled. A greedy
-    rule applies only the penalties, because no other step changes which token is likeliest.
+    The order is that of transformers; the presence penalty, which that lacks, follows the repetition
+    penalty as in vLLM. A token of logit -inf is never sampled. A greedy rule applies only the
+    penalties, because no other step changes which token is likeliest.
     """
     scores = apply_penalties(rule, logits.float(), history)
     if rule.is_greedy:

@@ -42,8 +42,8 @@ class BigramDraft(FeatureDraft):
     conf_class = BigramConf
     config_keys = {"max_depth": "depth"}
 
-    def __init__(self, conf, config, target, *, loss=None, seed=None):
-        super().__init__(conf, config, target, loss=loss, seed=seed)
+    def __init__(self, conf, config, target):
+        super().__init__(conf, config, target)
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.trained_depth = 1
         self.guess = nn.Embedding(config.vocab_size, config.hidden_size)

@@ -1,8 +1,7 @@
 """The device of PyTorch/XLA, which records operations and computes them at the next sync.
 
-A graph is everything recorded between two syncs, and the tensors alive at its end are its results.
-A sync before a function and one after it therefore make it one graph. What would force a sync in
-between, such as reading a value or an operation that XLA lacks, raises an error with its location.
+A sync before a function and one after it make it one graph, whose results are the tensors alive at
+its end. What would force a sync in between raises an error with its location; see docs/xla.md.
 """
 
 import functools

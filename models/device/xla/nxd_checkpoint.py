@@ -1,23 +1,15 @@
-"""Import of NxD checkpoints: the shares of all tensor ranks, merged to full weights.
+"""Import of NxD checkpoints: the shares of all tensor ranks, merged to full weights; see docs/nxd.md.
 
-A model that was trained with NxD is saved in one file per rank; the model's own config.json and
-tokenizer must lie beside them. `save_checkpoint(DIR, TAG, model=...)` writes
+`save_checkpoint(DIR, TAG, model=...)` of NxD writes
 
     DIR/TAG/model/dp_rank_00_tp_rank_00_pp_rank_00.pt     weights, or references to
     DIR/TAG/model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors/tensor_0.pt ...
     DIR/TAG/done
 
-and `parallel_layers.save(..., DIR)` writes DIR/tp_rank_00_pp_rank_00/checkpoint.pt. Names are those
-of Hugging Face, but NxD's own models fuse some layers and concatenate their parts in each rank:
-
-    gate_up_proj                    gate_proj, up_proj
-    qkv_proj                        q_proj, k_proj, v_proj   (as many key-value as query heads)
-    qkv_proj.weight_q, _k, _v       q_proj, k_proj, v_proj   (fewer key-value heads)
-
-If there are more ranks than key-value heads, each head is repeated in one of two orders: neighbors
-hold the same head, or the sequence of all heads repeats. Which one follows from the keys that are
-equal. In the second, the order of query heads differs from the model's, so that each rank holds the
-keys of its queries.
+and `parallel_layers.save(..., DIR)` writes DIR/tp_rank_00_pp_rank_00/checkpoint.pt. Some layers are
+fused, and their parts concatenated in each rank: FUSED_LAYERS, or `qkv_proj.weight_q`, _k and _v with
+fewer key-value heads than query heads. With more ranks than key-value heads, neighbors hold the same
+head, or the sequence of all heads repeats and query heads follow their keys:
 
     heads k0 k1, queries q0 .. q3, 4 ranks      k0 k0 k1 k1 | q0 q1 q2 q3
                                                 k0 k1 k0 k1 | q0 q2 q1 q3

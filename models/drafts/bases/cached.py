@@ -6,9 +6,6 @@ A known token has one entry for each input that was read. A language model reads
 `lengths` count the root, the last emitted token. An EAGLE draft reads pairs, the target's feature of a
 token with the token after it, so that its `lengths` and positions are one less.
 
-`advance` reads the emitted tokens and `propose` grows a tree below the last of them. The nodes are
-written after the known tokens and last for one round: the next `advance` overwrites them.
-
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
 

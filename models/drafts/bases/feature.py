@@ -34,18 +34,13 @@ DEFAULT_ROPE_THETA = 10_000.0  # Llama's
 
 
 class FeatureDraft(Draft):
-    """A draft that proposes several tokens from what the target computed at one position.
-
-    Its seed determines the draft before distillation.
-    """
+    """A draft that proposes several tokens from what the target computed at one position."""
 
     config_class: ClassVar[Callable[..., Any]] = LlamaConfig  # holds the content of config.json
     config_keys: ClassVar[dict[str, str]]  # for each option of a checkpoint its key in config.json
 
-    def __init__(
-        self, conf: DraftConf, config: Any, target: Target, *, loss: LossConf | None = None, seed: int | None = None
-    ):
-        super().__init__(loss=loss, seed=seed)
+    def __init__(self, conf: DraftConf, config: Any, target: Target):
+        super().__init__()
         self.conf: Any = conf
         self.method = conf.method
         self.max_depth = self.trained_depth = conf.max_proposal_depth
@@ -76,17 +71,15 @@ class FeatureDraft(Draft):
         """Build a new draft: random weights, and those that it takes over from the target."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            draft = cls(conf, cls.engine_config(conf, target), target, loss=loss, seed=seed)
+            draft = cls(conf, cls.engine_config(conf, target), target)
+        draft.loss_conf, draft.seed = loss, seed
         draft.copy_target_weights(target)
         return draft.to(target.head.weight.device)
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "FeatureDraft":
-        """Load the draft of a checkpoint.
-
-        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
-        """
-        _, seed = checkpoint.read_origin(directory, target)
+        """Load the draft of a checkpoint; raise UserError for another target or tokenizer, or a wrong layout."""
+        _, recorded_seed = checkpoint.read_origin(directory, target)
         config = cls.config_class(**(cls.default_keys(target) | checkpoint_files.read_config(directory)))
         require(
             config.hidden_size == target.hidden_size,
@@ -100,7 +93,8 @@ class FeatureDraft(Draft):
             f"{directory}; remove the key from config.json if this project trained the draft",
         )
         conf = cls.conf_class(**cls.fields_from_config(config))
-        draft = cls(conf, config, target, seed=seed)
+        draft = cls(conf, config, target)
+        draft.seed = recorded_seed
         draft.restore(directory, target)
         return draft.convert_weights(target)
 
@@ -176,10 +170,7 @@ class FeatureDraft(Draft):
         )
 
     def restore(self, directory: Path, target: Target) -> None:
-        """Load the tensors that `save` wrote, and move the draft to the target's device.
-
-        Raise UserError for a missing or unknown tensor.
-        """
+        """Load the tensors that `save` wrote onto the target's device; raise UserError unless all of them fit."""
         tensors = checkpoint.load_tensors(directory, self.checkpoint_tensors())
         self.load_state_dict(tensors, strict=False)  # `load_tensors` was strict already
         self.to(target.head.weight.device)
