@@ -1,9 +1,8 @@
 r"""Take KEY=TEXT as typed, if the schema says that the key holds text.
 
-Hydra's grammar reads commas, quotes, brackets and numbers of a value in its own way, and refuses
-letters beyond ASCII. Text is therefore quoted for it, before it parses the command line. What stays
-Hydra's: `null`, a value that is quoted as a whole, `${...}` (but in prompts), and the commas of a
-list or of a sweep.
+Hydra's grammar reads commas, quotes, brackets and numbers of a value in its own way, and refuses letters beyond ASCII.
+Text is therefore quoted for it, before it parses the command line. What stays Hydra's: `null`, a value that is quoted
+as a whole, `${...}` (but in prompts), and the commas of a list or of a sweep.
 """
 
 import dataclasses
@@ -36,8 +35,7 @@ SWEEP = re.compile(r"(choice|glob|interval|range|shuffle|sort|tag)\(.*\)", re.DO
 def quote_typed_text(overrides: list[str], schema: type, *, is_sweep: bool = False) -> list[str]:
     """Return the overrides in Hydra's grammar, with the text of text keys as typed.
 
-    In a sweep commas part the texts of several runs. Raise UserError for empty text, and for a key
-    that has no effect.
+    In a sweep commas part the texts of several runs. Raise UserError for empty text, and for a key that has no effect.
     """
     for override in overrides:
         _check_effect(override, schema)

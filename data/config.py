@@ -162,10 +162,7 @@ class DataConf:
         )
 
     def check_path(self) -> None:
-        """Check that the source has its path; raise UserError otherwise.
-
-        `__post_init__` does not check this, because plans read no data and need no path.
-        """
+        """Raise UserError if the source lacks its path; plans need none, so `__post_init__` does not check it."""
         require(
             self.source is DataSource.demo or self.path is not None,
             f"data.path: must be set for data.source={self.source.value}, got null; "

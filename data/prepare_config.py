@@ -1,10 +1,4 @@
-"""Configuration of `data.prepare`: the sources of a mixture, the answers, and the command.
-
-sources:    {chat: {path, share: 0.7, license, ...}, code: {path, share: 0.3, ...}}
-rows: 1000  -> 700 rows of chat, 300 of code        rows: null -> as many as the shares allow
-
-data/mixture/select.py takes the shares.
-"""
+"""Configuration of `data.prepare`: the sources of a mixture, the answers, and the command."""
 
 import math
 import os
@@ -178,10 +172,7 @@ class AnswersConf:
         return SamplingConf(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed)
 
     def prompt_limit(self, *contexts: int | None) -> int:
-        """Return the maximum number of prompt tokens in the smallest known context.
-
-        Raises UserError if no context is known, or if it leaves no room for a prompt.
-        """
+        """Return the most tokens of a prompt in the smallest known context; raise UserError if that leaves none."""
         limits = [tokens for tokens in (self.context, *contexts) if tokens is not None]
         require(
             bool(limits),

@@ -1,11 +1,6 @@
-"""The target behind any HTTP server with OpenAI's `/v1/completions`.
+"""The target behind any HTTP server with OpenAI's `/v1/completions` (docs/regeneration.md).
 
-Prompts are sent as token ids rendered here by the target's own chat template, so neither the
-server's template nor its parsers interfere. vLLM and SGLang return ids too (`return_token_ids`);
-the text of other servers is tokenized again, and the answer is marked `retokenized`. The client
-retries transient errors (408, 409, 429, 5xx, timeouts, lost connections) with growing delays. A
-reply without an answer is retried in the same way: a server that shuts down ends its requests as
-`abort` with status 200, and proxies send pages of their own.
+The client retries transient errors itself; a reply without an answer is retried here, with the same delays.
 """
 
 import asyncio
@@ -41,8 +36,7 @@ class ServedModel:
 def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
     """Return the model under which the endpoint serves the target.
 
-    Raises UserError if the endpoint is unreachable, serves other models, has too small a context or
-    rejects a request for one token. No model and no tokenizer is loaded.
+    Raises UserError if it is unreachable, serves other models, has too small a context or rejects `_check_completion`.
     """
     client = openai.OpenAI(**_build_client_options(conf))
     try:
@@ -78,10 +72,7 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
 
 
 def _check_completion(conf: AnswersConf, served: ServedModel, client: openai.OpenAI) -> None:
-    """Request one token with all settings to check that the server accepts token ids.
-
-    Raises UserError if it does not; warns if it returns no ids.
-    """
+    """Request one token with all settings; raise UserError if it is refused, and warn if no ids come back."""
     request = _build_request(conf, served.model, [1], seed=0, max_tokens=1)
     try:
         choice = _parse_choice(client.completions.with_raw_response.create(**request))
@@ -138,10 +129,7 @@ class EndpointAnswerBackend:
 
 
 def find_end_of_turn_id(tokenizer: Any, eos_ids: Collection[int]) -> int:
-    """Return the end-of-sequence id that the chat template writes after an answer.
-
-    Without a template, or if it writes none of `eos_ids`, return the tokenizer's own.
-    """
+    """Return the end-of-sequence id that the chat template writes after an answer, else the tokenizer's own."""
     if tokenizer.chat_template is None:
         return tokenizer.eos_token_id
     messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]

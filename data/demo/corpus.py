@@ -39,10 +39,7 @@ def is_held_out(name: str) -> bool:
 
 @cache
 def library_texts(kind: str, *, held_out: bool) -> tuple[str, ...]:
-    """Return the texts of the modules and topics that are held out, or of those to train on.
-
-    `kind` is "code" or "docs".
-    """
+    """Return the texts of a kind, "code" or "docs", that are held out, or those to train on."""
     if kind == "code":
         paths = modules_by_name(LIBRARY).items()
         texts = [read_source(path) for name, path in paths if is_held_out(name) == held_out]

@@ -1,7 +1,6 @@
 """Held-out prompts that evaluate a draft: the demo's, a prompt file, or a dataset.
 
-A run writes its own prompt file (held_out_files.py), whose rows name the data that they were held
-out from.
+A run writes its own prompt file (held_out_files.py), whose rows name the data that they were held out from.
 """
 
 import hashlib
@@ -35,9 +34,8 @@ TURN_SEPARATOR = "\n\n"  # between turns without a chat template
 class EvalPrompt:
     """One prompt as token ids, with the conversation that it belongs to.
 
-    The turns of a conversation share their `question`; confidence intervals are over questions.
-    `messages` is the conversation so far if a chat template renders it, and `remaining_turns`
-    holds the user's next turns.
+    The turns of a conversation share their `question`; confidence intervals are over questions. `messages` is the
+    conversation so far if a chat template renders it, and `remaining_turns` holds the user's next turns.
     """
 
     id: str
@@ -69,8 +67,7 @@ def load_eval_prompts(
 ) -> list[EvalPrompt]:
     """Return the first turns, category by category in file order, at most `limit` of each.
 
-    `path` is as in `read_prompt_rows`, `vocab_size` the number of the target's embeddings. Raises
-    UserError for a duplicate id, and for a prompt that the target cannot read.
+    `path` is as in `read_prompt_rows`. Raises UserError for a duplicate id or a prompt that the target cannot read.
     """
     rows = read_prompt_rows(path, key=key)
     for row_id, count in Counter(row["id"] for row in rows).items():

@@ -1,7 +1,6 @@
 """The manifest of a feature store: what it was captured from, and the checksum of each file.
 
-A file is valid once a manifest has its checksum: it is written completely and renamed, then
-recorded.
+A file is valid once a manifest has its checksum: it is written completely and renamed, then recorded.
 """
 
 import hashlib
@@ -81,10 +80,7 @@ class Manifest:
         return sum(file.bytes for file in self.files.values())
 
     def resume(self, folder: Path) -> "Manifest":
-        """Return this manifest with the files that an earlier run of the capture has written.
-
-        Raises UserError if the folder holds a different capture.
-        """
+        """Return this manifest with the files that an earlier run wrote; raise UserError for another capture."""
         if not (folder / MANIFEST_FILE).exists():
             return self
         recorded = read_manifest(folder)

@@ -2,8 +2,7 @@
 
     raw row -> our column names -> row format -> checks -> columns, `sign`, `held_out`
 
-`sign` is a hash of everything that the row asks; rows with equal hashes are duplicates. `held_out`
-depends only on a hash of the first prompt, so a row never changes its split when data is added.
+`sign` is a hash of everything that the row asks; `held_out` depends only on a hash of its first prompt.
 """
 
 import json

@@ -60,10 +60,7 @@ def to_single_line(text: str, max_chars: int) -> str:
 
 
 def check_source(name: str, source: SourceConf) -> None:
-    """Check that one of the first rows can be read and has a known format.
-
-    Raises UserError otherwise.
-    """
+    """Check that one of the first rows can be read and has a known format; raise UserError otherwise."""
     first_rows = list(islice(open_source_rows(name, source), CHECKED_ROWS))
     rows = [raw.row for raw in first_rows if raw.row is not None]
     errors = [
@@ -119,10 +116,7 @@ def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
 
 
 def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> SourceReport:
-    """Write all candidate rows of the source to `file`; return the counts of its rows.
-
-    Raises UserError if no row can be used.
-    """
+    """Write all candidate rows of the source to `file` and return its counts; raise UserError if there are none."""
     report = SourceReport(path=source.path, share_asked=source.share)
     candidates = _iter_candidates(name, source, rules, report)
     with pa.ipc.new_stream(file, CANDIDATE_SCHEMA) as table:

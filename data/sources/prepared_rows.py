@@ -1,10 +1,6 @@
 """Read and write prepared rows: a prompt, the target's answers, and where the row came from.
 
-    outputs/prepare/RUN/train-00000-of-00001.parquet
-    outputs/prepare/RUN/held_out-00000-of-00001.parquet
-
-Messages, tools and the template's arguments are stored as JSON: in columns of their own, every row
-would get the keys of all rows.
+Messages, tools and the template's arguments are JSON: in columns of their own, rows would get the keys of all rows.
 """
 
 import json
@@ -168,10 +164,7 @@ def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, 
 
 
 def write_prepared_rows(path: Path, rows: Iterable[PreparedRow], build_metadata: Callable[[], dict[str, Any]]) -> None:
-    """Write a file of prepared rows atomically.
-
-    `build_metadata` is called after the last row; its result goes into the file's footer.
-    """
+    """Write a file of prepared rows atomically; its footer holds the result of `build_metadata`, called last."""
     with atomic_path(path) as partial, parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table:
         for batch in batch_records(map(row_to_columns, rows)):
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
@@ -193,10 +186,7 @@ def read_prepared_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedRow]:
-    """Yield the rows of a prepared folder, streamed file by file without a copy in a cache.
-
-    Raises UserError if the folder has no file of the split, or files of a different version.
-    """
+    """Yield the rows of a prepared folder, without a copy in a cache; raise UserError for missing or outdated files."""
     from datasets import load_dataset
 
     files = list_prepared_files(folder, split)

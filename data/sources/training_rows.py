@@ -59,10 +59,7 @@ def check_data(conf: DataConf) -> None:
 
 
 def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
-    """Check that data and models are there or on the hub, before PyTorch is imported.
-
-    Raise one UserError for all that are missing.
-    """
+    """Check that data and models are there or on the hub, before PyTorch is imported; raise one UserError for all."""
     data = partial(check_data_exists, conf, opens_cache=False)  # opening it may take minutes
     run_checks(*(partial(check_hub, source) for source in models), data)
 
