@@ -146,9 +146,8 @@ def write_missing_files(
     free = shutil.disk_usage(folder).free
     require(
         needed <= free,
-        f"output_dir: must have room for {needed / GB:.4g} GB, got {free / GB:.4g} GB free in "
-        f"{folder}; take fewer documents by data.limit, dtype=int8 or teacher=topk, or choose "
-        "another output_dir",
+        f"output_dir: must have room for {needed / GB:.4g} GB, got {free / GB:.4g} GB free in {folder}; take fewer "
+        "documents by data.limit, dtype=int8 or teacher=topk, or choose another output_dir",
     )
     target = load_target(conf.target, device)
     require(

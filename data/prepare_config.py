@@ -144,9 +144,8 @@ class AnswersConf:
         is_endpoint = self.source is AnswerSource.endpoint
         require(
             not (is_endpoint or self.url) or _is_http_url(self.url),
-            "answers.url: must be an address for answers=endpoint, such as "
-            f"http://localhost:8000/v1, got {redact(self.url or 'null')}; give the address "
-            "that the server prints",
+            "answers.url: must be an address for answers=endpoint, such as http://localhost:8000/v1, got "
+            f"{redact(self.url or 'null')}; give the address that the server prints",
         )
         require(
             not is_endpoint or (self.api_key.isascii() and self.api_key.isprintable()),

@@ -43,18 +43,16 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
         cards = _parse_model_cards(client.with_options(**PROBE_OPTIONS).models.with_raw_response.list())
     except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
-            f"answers.url: must be a reachable endpoint, got {conf.url} "
-            f"({_classify_error(error)}); start the server, or correct the URL (it should end "
-            f"in /v1) or the key in ${conf.api_key_env}"
+            f"answers.url: must be a reachable endpoint, got {conf.url} ({_classify_error(error)}); start the server, "
+            f"or correct the URL (it should end in /v1) or the key in ${conf.api_key_env}"
         ) from error
     names = {conf.model} if conf.model else {target.name, target.path or target.name}
     card = next((card for card in cards if {card["id"], card.get("root")} & names), None)
     if card is None:
         raise UserError(
-            f"answers.model: must be served by {conf.url}, got "
-            f"{' or '.join(sorted(names))}, but it serves "
-            f"{', '.join(card['id'] for card in cards) or 'no models'}; start the target there, "
-            "or set answers.model to the server's name for it"
+            f"answers.model: must be served by {conf.url}, got {' or '.join(sorted(names))}, but it serves "
+            f"{', '.join(card['id'] for card in cards) or 'no models'}; start the target there, or set answers.model "
+            "to the server's name for it"
         )
     # An adapter's card has no context length; its base model's card, named as its parent, has one.
     base = next((base for base in cards if base["id"] == card.get("parent")), card)
@@ -78,10 +76,9 @@ def _check_completion(conf: AnswersConf, served: ServedModel, client: openai.Ope
         choice = _parse_choice(client.completions.with_raw_response.create(**request))
     except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
-            f"answers.url: must accept token ids as a prompt, got "
-            f"{shorten(_redact_error(error, conf), 200)} from "
-            f"{conf.url}; check that it serves /v1/completions, and remove a field that it "
-            "rejects by ~answers.extra_body.FIELD"
+            f"answers.url: must accept token ids as a prompt, got {shorten(_redact_error(error, conf), 200)} from "
+            f"{conf.url}; check that it serves /v1/completions, and remove a field that it rejects by "
+            "~answers.extra_body.FIELD"
         ) from error
     if choice.get("token_ids") is None:
         log.warning("answers: %s returns no token ids: its text is tokenized again", conf.url)

@@ -49,9 +49,8 @@ class ChatTemplate:
     def __post_init__(self) -> None:
         require(
             bool(self.tokenizer.chat_template),
-            "data.format: conversations must meet a target with a chat template, got a "
-            "tokenizer without one; use plain text (data.format=text) or ids "
-            "(data.format=tokens)",
+            "data.format: conversations must meet a target with a chat template, got a tokenizer without one; use "
+            "plain text (data.format=text) or ids (data.format=tokens)",
         )
 
     @property
@@ -140,8 +139,7 @@ class ChatTemplate:
             header = probe.removeprefix(splits[0][0]).partition(PROBE_TEXT)[0]
             require(
                 not header.strip(),
-                "data.format: the chat template must support add_generation_prompt, got one that "
-                f"writes the header of the answer with the answer, {header!r}; mark its answers "
-                "with {% generation %}",
+                "data.format: the chat template must support add_generation_prompt, got one that writes the header of "
+                f"the answer with the answer, {header!r}; mark its answers with {{% generation %}}",
             )
         return min(splits, key=lambda split: len(split[1]), default=None)

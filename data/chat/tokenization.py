@@ -114,9 +114,8 @@ def check_row_ids(row: TokenizedDocument, vocab_size: int | None) -> None:
         require_embeddings(row.ids, vocab_size)
     except RowRejectedError as error:
         raise UserError(
-            f"data: token ids must be below the target's vocabulary of {vocab_size} and not "
-            f"negative, got {error.detail} at {row.location}; tokenize with the target's own "
-            "tokenizer"
+            f"data: token ids must be below the target's vocabulary of {vocab_size} and not negative, got "
+            f"{error.detail} at {row.location}; tokenize with the target's own tokenizer"
         ) from error
 
 

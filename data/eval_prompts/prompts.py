@@ -155,9 +155,8 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
             raise UserError(f"{key}: {error} at {location}") from error
         if row is None:
             raise UserError(
-                f"{key}: every line must have the columns of a known format, got "
-                f"{', '.join(raw) or 'no columns'} at {location}; known formats are "
-                f"{describe_prompt_formats()}"
+                f"{key}: every line must have the columns of a known format, got {', '.join(raw) or 'no columns'} at "
+                f"{location}; known formats are {describe_prompt_formats()}"
             )
         num_messages = len(row.get("messages", []))
         with _report_rejection(key, location):
@@ -210,9 +209,8 @@ def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) ->
         ids, largest = row["ids"], max(row["ids"], default=0)
         require(
             largest < len(tokenizer),
-            f"{key}: token ids must be of the target's own tokenizer, got {largest} of "
-            f"{len(tokenizer)} for id {row['id']}; evaluate with the target of the run that wrote "
-            "them",
+            f"{key}: token ids must be of the target's own tokenizer, got {largest} of {len(tokenizer)} for id "
+            f"{row['id']}; evaluate with the target of the run that wrote them",
         )
     elif messages:
         ids = _render_ids(tokenizer, messages, template_kwargs, key, row["id"])

@@ -78,9 +78,8 @@ def check_source(name: str, source: SourceConf) -> None:
     )
     require(
         any(_has_known_columns(row, source) for row in rows),
-        f"{key}.columns: must name the column of the messages, text or prompt if the format "
-        f"is unknown, got columns {to_single_line(', '.join(columns), 500)} in "
-        f"{source.path}; write columns: {{messages: COLUMN}}, or "
+        f"{key}.columns: must name the column of the messages, text or prompt if the format is unknown, got columns "
+        f"{to_single_line(', '.join(columns), 500)} in {source.path}; write columns: {{messages: COLUMN}}, or "
         f"+{key}.columns.messages=COLUMN",
     )
     if absent := ", ".join(column for column in source.columns.values() if column not in columns):

@@ -66,9 +66,8 @@ def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, in
         return quotas
     name = next(name for name, share in shares.items() if quotas[name] > available[name])
     raise UserError(
-        f"mixture.rows: {name} must give {quotas[name]:,} of {rows:,} rows, got "
-        f"{available[name]:,} that can be used; set mixture.rows={max_rows} or null, or change "
-        "shares"
+        f"mixture.rows: {name} must give {quotas[name]:,} of {rows:,} rows, got {available[name]:,} that can be used; "
+        f"set mixture.rows={max_rows} or null, or change shares"
     )
 
 

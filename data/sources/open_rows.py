@@ -160,10 +160,8 @@ def load_dataset_split(
         return select_split(tables, split or preferred, split_key)
     except (DatasetsError, OSError, ValueError) as error:
         raise UserError(
-            f"{key}: must be a dataset that can be loaded, got {source!r} "
-            f"({first_line(error.__cause__ or error)}); "
-            f"check {split_key} and the subset beside it; "
-            f"{LOCAL_REMEDY.format(key=key)}"
+            f"{key}: must be a dataset that can be loaded, got {source!r} ({first_line(error.__cause__ or error)}); "
+            f"check {split_key} and the subset beside it; {LOCAL_REMEDY.format(key=key)}"
         ) from error
 
 
