@@ -13,17 +13,8 @@ from typing import Any, get_args, get_origin
 from models.drafts.options import METHODS, DraftConf
 from models.io.errors import require
 
-PATH_KEYS = {  # the last names of keys that may hold a path, in which a leading ~ is expanded
-    "cache_dir",
-    "checkpoint",
-    "exclude",
-    "file",
-    "name",
-    "output",
-    "output_dir",
-    "path",
-    "prompts",
-}
+# The last names of keys that may hold a path, in which a leading ~ is expanded.
+PATH_KEYS = {"cache_dir", "checkpoint", "exclude", "file", "name", "output", "output_dir", "path", "prompts"}
 PROSE_KEYS = {"prompt", "stop"}  # whose ${...} is text
 OVERRIDE = re.compile(r"(\+{0,2}([\w.-]+)=)(.*)", re.DOTALL)
 QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""

@@ -43,8 +43,8 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     """
     require(
         conf.data.source not in (DataSource.demo, DataSource.captured),
-        f"data.source: must be documents, got {conf.data.source.value}; run `python -m "
-        "data.prepare` and give data=prepared data.path=outputs/prepare/RUN",
+        f"data.source: must be documents, got {conf.data.source.value}; run `python -m data.prepare` and give "
+        "data=prepared data.path=outputs/prepare/RUN",
     )
     rows = check_and_read_first_rows(
         conf.data, partial(check_pretrained, conf.target), partial(check_pretrained, conf.draft.pretrained)

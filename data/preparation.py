@@ -97,8 +97,7 @@ def check_same_settings(folder: Path, conf: PrepareConf) -> None:
     for key in recorded | ours:
         require(
             recorded.get(key) == ours.get(key) or bool(IGNORED_SETTINGS.fullmatch(key)),
-            f"{key}: must be {recorded.get(key)} as in {folder}, got {ours.get(key)}; "
-            "choose another run_name, or remove the folder",
+            f"{key}: must be {recorded.get(key)} as in {folder}, got {ours.get(key)}; choose another run_name",
         )
 
 

@@ -175,8 +175,7 @@ class AnswersConf:
         limits = [tokens for tokens in (self.context, *contexts) if tokens is not None]
         require(
             bool(limits),
-            "answers.context: must be set for a target without a known context length, got null; "
-            "give the tokens that a prompt and its answer may take together",
+            "answers.context: must be set for a target of unknown context, got null; give that of prompt and answer",
         )
         require(
             min(limits) > self.max_new_tokens,
@@ -221,13 +220,11 @@ class PrepareConf:
         )
         require(
             self.has_target or self.mixture.max_prompt_tokens is None,
-            "mixture.max_prompt_tokens: must be null without a target, got "
-            f"{self.mixture.max_prompt_tokens}; choose one by target=NAME",
+            f"mixture.max_prompt_tokens: must be null without a target, got {self.mixture.max_prompt_tokens}; add one",
         )
         require(
             self.has_target or self.answers.source is AnswerSource.none,
-            f"target: must be chosen for answers={self.answers.source.value}, got none; "
-            "add target=NAME, or answers=none to keep the data's own answers",
+            f"target: must be set for answers={self.answers.source.value}, got none; add target=NAME or answers=none",
         )
 
     @property

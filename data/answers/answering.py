@@ -211,7 +211,6 @@ class _AnswerJob:
         )
         require(
             self.conf.skip_failed and not self.is_aborted,
-            f"answers: every row must be answered, got {summary}; rerun the command to "
-            "retry only these, or set answers.skip_failed=true to leave them out",
+            f"answers: every row must be answered, got {summary}; rerun for these, or set answers.skip_failed=true",
         )
         log.warning("answers: left out %s", summary)

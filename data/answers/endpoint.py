@@ -51,8 +51,7 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
     if card is None:
         raise UserError(
             f"answers.model: must be served by {conf.url}, got {' or '.join(sorted(names))}, but it serves "
-            f"{', '.join(card['id'] for card in cards) or 'no models'}; start the target there, or set answers.model "
-            "to the server's name for it"
+            f"{', '.join(card['id'] for card in cards) or 'no models'}; start the target there, or set answers.model"
         )
     # An adapter's card has no context length; its base model's card, named as its parent, has one.
     base = next((base for base in cards if base["id"] == card.get("parent")), card)
@@ -77,8 +76,7 @@ def _check_completion(conf: AnswersConf, served: ServedModel, client: openai.Ope
     except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
             f"answers.url: must accept token ids as a prompt, got {shorten(_redact_error(error, conf), 200)} from "
-            f"{conf.url}; check that it serves /v1/completions, and remove a field that it rejects by "
-            "~answers.extra_body.FIELD"
+            f"{conf.url}; check that it serves /v1/completions, or remove a field by ~answers.extra_body.FIELD"
         ) from error
     if choice.get("token_ids") is None:
         log.warning("answers: %s returns no token ids: its text is tokenized again", conf.url)

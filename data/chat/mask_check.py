@@ -44,8 +44,7 @@ class MaskStats:
         )
         require(
             not self.documents or self.without_prompt < self.documents,
-            f"data: documents{of_category} must hold prompts too, got only answer tokens in "
-            f"{self.documents:,}; {MASK_HINT}",
+            f"data: documents{of_category} must hold prompts too, got only answers in {self.documents:,}; {MASK_HINT}",
         )
 
 
@@ -73,8 +72,7 @@ def check_mask_stats(stats: Mapping[str, MaskStats], skipped: Counter[str]) -> N
     reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.most_common(3))
     require(
         bool(stats),
-        f"data: must hold a document, got none ({reasons or 'no rows'}); "
-        "check data.path, data.limit and the chat template",
+        f"data: must hold a document, got none ({reasons or 'no rows'}); check data.path and the chat template",
     )
     for category, category_stats in stats.items():
         category_stats.check(category)

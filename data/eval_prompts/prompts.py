@@ -201,8 +201,7 @@ def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) ->
             messages = [{"role": "user", "content": text}]
     require(
         not messages or tokenizer.chat_template is not None,
-        f"{key}: `messages` need a chat template, got id {row['id']} and a target without one; "
-        "write the prompt under `text`",
+        f"{key}: `messages` need a chat template, got id {row['id']} and a target without one; give `text`",
     )
     template_kwargs = row.get("template", {}) | ({"tools": row["tools"]} if "tools" in row else {})
     if "ids" in row:

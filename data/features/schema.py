@@ -101,11 +101,7 @@ class FeatureSchema:
 
 def build_schema(conf: CaptureConf, needs: Needs, *, hidden_size: int, vocab_size: int) -> FeatureSchema:
     """Build the schema of the store; raise UserError if the features cannot be stored."""
-    require(
-        needs.storable,
-        f"draft: must leave its target as it is, got {conf.draft.method}, whose features "
-        "change during training; train it without a store",
-    )
+    require(needs.storable, f"draft: must leave its target as it is, got {conf.draft.method}; train it without a store")
     require(
         not needs.context or conf.data.overlap is None,
         f"data.overlap: must be null for {conf.draft.method}, which reads what the target "

@@ -115,8 +115,7 @@ class ShardBuilder:
         for name, (squared, _) in errors.items():
             require(
                 math.isfinite(squared),
-                "device.precision: features must be finite, got NaN or infinity at "
-                f"{name} of the target; choose another precision",
+                f"device.precision: features must be finite, got NaN or infinity at {name}; choose another precision",
             )
         return {name: {"relative": squared**0.5, "lost": lost} for name, (squared, lost) in errors.items()}
 

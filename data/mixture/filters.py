@@ -142,8 +142,7 @@ def read_first_turns(file: str) -> list[str]:
 def _extract_first_turn(row: dict[str, Any]) -> str:
     require(
         "ids" not in row,
-        f"mixture.exclude: every prompt must be text, got token ids for id {row['id']}; "
-        "give the file of texts that they came from",
+        f"mixture.exclude: every prompt must be text, got token ids for id {row['id']}; give the file of its texts",
     )
     if "messages" not in row:
         return row["text"] if "text" in row else (row["turns"] or [""])[0]

@@ -73,8 +73,7 @@ def check_source(name: str, source: SourceConf) -> None:
     require(
         bool(columns),
         f"{key}.path: must hold rows that can be read, got "
-        f"{to_single_line(next(iter(errors), f'none in {source.path}'), 300)}; give JSON lines, "
-        "a JSON array or Parquet",
+        f"{to_single_line(next(iter(errors), f'none in {source.path}'), 300)}; give JSON lines or Parquet",
     )
     require(
         any(_has_known_columns(row, source) for row in rows),
@@ -124,8 +123,7 @@ def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path)
     log.info("%s: %s", name, report)
     require(
         report.read > report.dropped.total(),
-        f"mixture.sources.{name}: must hold a row that can be used, got {report}; "
-        "remove the source, or map its columns by the source's `columns`",
+        f"mixture.sources.{name}: must hold a row that can be used, got {report}; remove it, or map its `columns`",
     )
     return report
 

@@ -67,8 +67,7 @@ def pack_documents(
     pieces, answer_tokens = pieces[answer_tokens > 0], answer_tokens[answer_tokens > 0]
     require(
         len(pieces) > 0,
-        f"data.row_length: must reach beyond the prompts, got {length}, which leaves no answer "
-        f"token in {len(numbers)} documents; raise it",
+        f"data.row_length: must reach beyond the prompts, got {length} for {len(numbers)} documents; raise it",
     )
     sizes = pieces[:, END] - pieces[:, BEGIN]
     row = best_fit(sizes, length)

@@ -5,7 +5,7 @@ Messages, tools and the template's arguments are JSON: in columns of their own, 
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -77,17 +77,9 @@ INPUT_SCHEMA = pa.schema(
     ]
 )
 _DOCUMENT_TYPE = pa.struct([("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32())))])
-_SAMPLING_TYPE = pa.struct(
-    [
-        ("turn", pa.int32()),
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("top_k", pa.int32()),
-        ("seed", pa.int64()),
-        ("finish_reason", pa.string()),
-        ("tokens", pa.int32()),
-        ("retokenized", pa.bool_()),
-    ]
+_ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int32(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+_SAMPLING_TYPE = pa.struct(  # Seeds are below 2^48.
+    [(part.name, pa.int64() if part.name == "seed" else _ARROW_TYPES[part.type]) for part in fields(SamplingInfo)]
 )
 SCHEMA = INPUT_SCHEMA.append(pa.field("documents", pa.list_(_DOCUMENT_TYPE))).append(
     pa.field("answers", pa.list_(_SAMPLING_TYPE))
