@@ -267,10 +267,7 @@ def exit_with_error(error: Exception) -> NoReturn:
 
 
 def error_to_line(error: BaseException) -> str:
-    """Format any error of this project, of Hydra or of OmegaConf as one line.
-
-    The form is `<key>: <rule>, got <value>; <remedy>`.
-    """
+    """Format any error of this project, of Hydra or of OmegaConf as one line."""
     cause = error
     while type(cause) is ConfigCompositionException:
         cause = cause.__cause__ or cause.__context__ or Exception(str(cause))
@@ -308,8 +305,7 @@ def _config_file_note(error: BaseException) -> str:
 def _is_raised_by_hydra(error: BaseException) -> bool:
     """Return whether the error was raised in the code of Hydra or OmegaConf.
 
-    Its type does not tell: for some mistakes, such as `target=null`, they raise a plain ValueError
-    or AssertionError.
+    Its type does not tell: for some mistakes, such as `target=null`, they raise a plain ValueError or AssertionError.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return frames[-1].f_globals["__name__"].startswith(("hydra.", "omegaconf."))

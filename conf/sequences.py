@@ -1,8 +1,6 @@
 """Whole sequences by one name: what each command takes of `experiment=NAME`.
 
-conf/sequences.yaml has a section for each stage that chooses options, `prepare` and `train`: a
-group and its option each. conf/entry.py makes options of the group `experiment` of it. Folders
-follow from the name alone, so that each command finds what the one before it wrote:
+Folders follow from the name alone, so that each command finds what the one before it wrote:
 
     data.prepare -> outputs/prepare/NAME -> train -> outputs/train/NAME/checkpoint -> infer.*
 """

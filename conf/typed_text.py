@@ -1,9 +1,8 @@
 r"""Take KEY=TEXT as typed, if the schema says that the key holds text.
 
-Hydra's grammar reads commas, quotes, brackets and numbers of a value in its own way, and refuses
-letters beyond ASCII. Text is therefore quoted for it, before it parses the command line. What stays
-Hydra's: `null`, a value that is quoted as a whole, `${...}` (but in prompts), and the commas of a
-list or of a sweep.
+Hydra's grammar reads commas, quotes, brackets and numbers of a value in its own way, and refuses letters beyond ASCII.
+Text is therefore quoted for it, before it parses the command line. What stays Hydra's: `null`, a value that is quoted
+as a whole, `${...}` (but in prompts), and the commas of a list or of a sweep.
 """
 
 import dataclasses
@@ -14,17 +13,8 @@ from typing import Any, get_args, get_origin
 from models.drafts.options import METHODS, DraftConf
 from models.io.errors import require
 
-PATH_KEYS = {  # the last names of keys that may hold a path, in which a leading ~ is expanded
-    "cache_dir",
-    "checkpoint",
-    "exclude",
-    "file",
-    "name",
-    "output",
-    "output_dir",
-    "path",
-    "prompts",
-}
+# The last names of keys that may hold a path, in which a leading ~ is expanded.
+PATH_KEYS = {"cache_dir", "checkpoint", "exclude", "file", "name", "output", "output_dir", "path", "prompts"}
 PROSE_KEYS = {"prompt", "stop"}  # whose ${...} is text
 OVERRIDE = re.compile(r"(\+{0,2}([\w.-]+)=)(.*)", re.DOTALL)
 QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
@@ -36,8 +26,7 @@ SWEEP = re.compile(r"(choice|glob|interval|range|shuffle|sort|tag)\(.*\)", re.DO
 def quote_typed_text(overrides: list[str], schema: type, *, is_sweep: bool = False) -> list[str]:
     """Return the overrides in Hydra's grammar, with the text of text keys as typed.
 
-    In a sweep commas part the texts of several runs. Raise UserError for empty text, and for a key
-    that has no effect.
+    In a sweep commas part the texts of several runs. Raise UserError for empty text, and for a key that has no effect.
     """
     for override in overrides:
         _check_effect(override, schema)

@@ -2,8 +2,7 @@
 
 python -m data.capture draft=NAME data=prepared data.path=outputs/prepare/RUN run_name=NAME
 
-The same command resumes a capture that was killed, and rewrites only those files that were
-damaged since. docs/features.md describes the layout and the sizes.
+The same command resumes a killed capture and rewrites damaged files. docs/features.md has the layout and the sizes.
 """
 
 import shlex

@@ -12,23 +12,10 @@ from models.targets.config import TargetConf
 
 MISSING: Any = "???"  # OmegaConf's marker for a required value
 
-CONTENT_COLUMNS = (
-    "messages",
-    "conversations",
-    "data",
-    "ids",
-    "text",
-    "prompt",
-    "instruction",
-    "input",
-    "question",
-    "turns",
-    "answer",
-    "output",
-    "response",
-    "completion",
-    "solution",
-)
+CONTENT_COLUMNS = """
+    messages conversations data ids text prompt instruction input question turns
+    answer output response completion solution
+""".split()  # noqa: SIM905 - a list would take a line for each name
 DEMO = "demo"  # stands in for a path and names the embedded demo's prompts
 
 
@@ -162,14 +149,10 @@ class DataConf:
         )
 
     def check_path(self) -> None:
-        """Check that the source has its path; raise UserError otherwise.
-
-        `__post_init__` does not check this, because plans read no data and need no path.
-        """
+        """Raise UserError if the source lacks its path; plans need none, so `__post_init__` does not check it."""
         require(
             self.source is DataSource.demo or self.path is not None,
-            f"data.path: must be set for data.source={self.source.value}, got null; "
-            "give a local path by data.path=FILE or, for dataset, a hub name",
+            f"data.path: must be set for data.source={self.source.value}, got null; give data.path=FILE or a hub name",
         )
 
     def check_target(self, target: TargetConf) -> None:
@@ -177,8 +160,7 @@ class DataConf:
         require(
             self.source is not DataSource.demo or self.demo.for_any_target or target.is_demo,
             "data.source: the demo's prompts must be for the demo's own target, got target "
-            f"{target.path or target.name}; give data=jsonl data.path=FILE or a draft that "
-            "brings its data, or set data.demo.for_any_target=true to use them anyway",
+            f"{target.path or target.name}; give data=jsonl data.path=FILE, or set data.demo.for_any_target=true",
         )
 
     def check_row_length(self, multiple: int, *, on: str | None) -> None:

@@ -1,8 +1,6 @@
-"""Read and tokenize the data, and keep its documents in a folder: it is tokenized once.
+"""Read and tokenize the data, and keep its documents in a folder: it is tokenized once (docs/packing.md).
 
-Processes and later starts map the same files into memory. A folder is named by a hash of all that
-documents depend on: the contents of the data, the options by which rows are read, tokenizer and
-template, and the code that reads them. Folders may be deleted at any time.
+A folder is named by a hash of all that documents depend on, and may be deleted at any time.
 """
 
 import json
@@ -40,10 +38,7 @@ WAIT_SECONDS = 24 * 3600.0  # for another process that tokenizes the same data
 def read_cached_documents(
     conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int, output_dir: str
 ) -> Documents:
-    """Return `read_documents`, from the folder of an earlier start if there is one.
-
-    Other processes that need the same documents wait for the first one.
-    """
+    """Return `read_documents`, from the folder of an earlier start if there is one; others wait for the first."""
     folder = Path(output_dir) / FOLDER
     path = folder / fingerprint_documents(conf, tokenizer, vocab_size)
     with report_disk_errors(folder):
@@ -66,8 +61,7 @@ def read_cached_documents(
 def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None) -> Documents:
     """Read and tokenize the configured data in `conf.processes`; report the progress.
 
-    `vocab_size` is the number of the target's embeddings; token ids beyond them are refused. Raises
-    UserError if a category's masks are all wrong: after its first 1,000 documents, or at the end.
+    Raises UserError for token ids from `vocab_size` on, and if a category's masks are all wrong.
     """
     skipped: Counter[str] = Counter()
     documents = iter_documents(

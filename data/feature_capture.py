@@ -43,8 +43,8 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     """
     require(
         conf.data.source not in (DataSource.demo, DataSource.captured),
-        f"data.source: must be documents, got {conf.data.source.value}; run `python -m "
-        "data.prepare` and give data=prepared data.path=outputs/prepare/RUN",
+        f"data.source: must be documents, got {conf.data.source.value}; run `python -m data.prepare` and give "
+        "data=prepared data.path=outputs/prepare/RUN",
     )
     rows = check_and_read_first_rows(
         conf.data, partial(check_pretrained, conf.target), partial(check_pretrained, conf.draft.pretrained)
@@ -146,9 +146,8 @@ def write_missing_files(
     free = shutil.disk_usage(folder).free
     require(
         needed <= free,
-        f"output_dir: must have room for {needed / GB:.4g} GB, got {free / GB:.4g} GB free in "
-        f"{folder}; take fewer documents by data.limit, dtype=int8 or teacher=topk, or choose "
-        "another output_dir",
+        f"output_dir: must have room for {needed / GB:.4g} GB, got {free / GB:.4g} GB free in {folder}; take fewer "
+        "documents by data.limit, dtype=int8 or teacher=topk, or choose another output_dir",
     )
     target = load_target(conf.target, device)
     require(

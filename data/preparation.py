@@ -97,8 +97,7 @@ def check_same_settings(folder: Path, conf: PrepareConf) -> None:
     for key in recorded | ours:
         require(
             recorded.get(key) == ours.get(key) or bool(IGNORED_SETTINGS.fullmatch(key)),
-            f"{key}: must be {recorded.get(key)} as in {folder}, got {ours.get(key)}; "
-            "choose another run_name, or remove the folder",
+            f"{key}: must be {recorded.get(key)} as in {folder}, got {ours.get(key)}; choose another run_name",
         )
 
 
@@ -112,10 +111,7 @@ def _flatten_keys(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def build_filter_rules(conf: PrepareConf, excluded: Iterable[str], served: ServedModel | None) -> FilterRules:
-    """Return the rules that accept or reject a row.
-
-    The target's tokenizer measures the prompts; no model is loaded.
-    """
+    """Return the rules that accept or reject a row; they load the target's tokenizer, but no model."""
     replace_answers = conf.answers.source is not AnswerSource.none
     check_prompt = None
     if conf.has_target:
@@ -139,10 +135,7 @@ def build_filter_rules(conf: PrepareConf, excluded: Iterable[str], served: Serve
 def build_splits(
     conf: PrepareConf, rules: FilterRules, candidates: Path
 ) -> tuple[dict[str, Dataset], dict[str, SourceReport]]:
-    """Return the rows of each split, and a report per source with its rejected rows.
-
-    The rows stay in files of the folder `candidates`.
-    """
+    """Return the rows of each split, in files of `candidates`, and a report per source with its rejected rows."""
     files = {name: candidates / f"{number:03d}.arrow" for number, name in enumerate(conf.mixture.sources)}
     sources = {name: ingest_source(name, source, rules, files[name]) for name, source in conf.mixture.sources.items()}
     splits, dropped = select_splits([*files.values()], conf.mixture)

@@ -1,8 +1,5 @@
 """`python -m data.prepare`: build one folder of training data from prompts of many sources.
 
-    sources -> filter the rows and count rejections -> select by share -> split by hash
-            -> generate answers with the target -> files
-
 python -m data.prepare                       the demo's prompts, answered by the demo's target
 python -m data.prepare mixture=one mixture.sources.rows.path=FILE run_name=mine
 python -m data.prepare mixture=chat workers=4 worker=0

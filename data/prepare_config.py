@@ -1,10 +1,4 @@
-"""Configuration of `data.prepare`: the sources of a mixture, the answers, and the command.
-
-sources:    {chat: {path, share: 0.7, license, ...}, code: {path, share: 0.3, ...}}
-rows: 1000  -> 700 rows of chat, 300 of code        rows: null -> as many as the shares allow
-
-data/mixture/select.py takes the shares.
-"""
+"""Configuration of `data.prepare`: the sources of a mixture, the answers, and the command."""
 
 import math
 import os
@@ -150,9 +144,8 @@ class AnswersConf:
         is_endpoint = self.source is AnswerSource.endpoint
         require(
             not (is_endpoint or self.url) or _is_http_url(self.url),
-            "answers.url: must be an address for answers=endpoint, such as "
-            f"http://localhost:8000/v1, got {redact(self.url or 'null')}; give the address "
-            "that the server prints",
+            "answers.url: must be an address for answers=endpoint, such as http://localhost:8000/v1, got "
+            f"{redact(self.url or 'null')}; give the address that the server prints",
         )
         require(
             not is_endpoint or (self.api_key.isascii() and self.api_key.isprintable()),
@@ -178,15 +171,11 @@ class AnswersConf:
         return SamplingConf(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed)
 
     def prompt_limit(self, *contexts: int | None) -> int:
-        """Return the maximum number of prompt tokens in the smallest known context.
-
-        Raises UserError if no context is known, or if it leaves no room for a prompt.
-        """
+        """Return the most tokens of a prompt in the smallest known context; raise UserError if that leaves none."""
         limits = [tokens for tokens in (self.context, *contexts) if tokens is not None]
         require(
             bool(limits),
-            "answers.context: must be set for a target without a known context length, got null; "
-            "give the tokens that a prompt and its answer may take together",
+            "answers.context: must be set for a target of unknown context, got null; give that of prompt and answer",
         )
         require(
             min(limits) > self.max_new_tokens,
@@ -231,13 +220,11 @@ class PrepareConf:
         )
         require(
             self.has_target or self.mixture.max_prompt_tokens is None,
-            "mixture.max_prompt_tokens: must be null without a target, got "
-            f"{self.mixture.max_prompt_tokens}; choose one by target=NAME",
+            f"mixture.max_prompt_tokens: must be null without a target, got {self.mixture.max_prompt_tokens}; add one",
         )
         require(
             self.has_target or self.answers.source is AnswerSource.none,
-            f"target: must be chosen for answers={self.answers.source.value}, got none; "
-            "add target=NAME, or answers=none to keep the data's own answers",
+            f"target: must be set for answers={self.answers.source.value}, got none; add target=NAME or answers=none",
         )
 
     @property

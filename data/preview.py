@@ -1,8 +1,4 @@
-"""Preview the first rows of the data before a model is loaded.
-
-The rows show the kind of data. One conversation of several turns, rendered by the target's own
-tokenizer, shows whether the chat template supports `data.turns`.
-"""
+"""Preview the first rows of the data, and whether the chat template supports `data.turns`, before a model loads."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -37,8 +33,7 @@ class Preview:
 def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> list[ParsedRow]:
     """Run the checks, then read the first rows; raise one UserError for all failed checks.
 
-    Rows are read last: a dataset is downloaded for that, which may take minutes. Return no rows for
-    a feature store, which holds documents, and for the demo, which has prompts.
+    Rows are read last, because a download may take minutes. A feature store and the demo have no rows.
     """
     run_checks(*checks, lambda: check_data_exists(conf))
     if not conf.source.reads_rows:

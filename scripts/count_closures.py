@@ -2,9 +2,8 @@
 
 python -m scripts.count_closures [--files]    # fails above the bounds
 
-A closure is a file with everything that it imports, in functions and for type checkers too. When a
-module is imported, the `__init__.py` of its package counts if it holds code. Lines are those of
-scripts/count_lines.py, without formatting.
+A closure is a file with everything that it imports, in functions and for type checkers too. When a module is imported,
+the `__init__.py` of its package counts if it holds code. Lines are those of scripts/count_lines.py, without formatting.
 """
 
 import ast

@@ -79,9 +79,8 @@ def parse_tool_calls(text: str) -> list[tuple[str, Any]]:
 def is_same_tool_call(text: str, prompt: str, rendered: str) -> bool:
     """Return whether a generated `text` makes the same tool call as the data's own message.
 
-    `rendered` is the conversation up to and including that message, `prompt` the same conversation
-    without it. Calls that can be parsed are compared by names and arguments, others by their text
-    without white space.
+    `rendered` is the conversation up to and including that message, `prompt` the same conversation without it. Calls
+    that can be parsed are compared by names and arguments, others by their text without white space.
     """
     prefix = os.path.commonprefix([prompt, rendered])  # noqa: RUF071  # compares characters
     expected = rendered[len(prefix) :]

@@ -1,8 +1,4 @@
-"""Concurrent generation of the target's answers to any number of rows, journaled row by row.
-
-A killed run resumes at the end of its journal. Every row is answered exactly once: it is complete
-in the journal, or it is requested again.
-"""
+"""Concurrent generation of the target's answers to any number of rows, journaled row by row."""
 
 import asyncio
 import json
@@ -31,8 +27,7 @@ MIN_FAILURES_TO_ABORT = 8
 class Journal:
     """An append-only file of one record per finished row, written by one process at a time.
 
-    A killed process leaves complete lines and at most one torn line at the end. Opening the journal
-    again removes the torn line, so its row is answered again.
+    Opening it removes the torn last line that a killed process may leave, so that its row is answered again.
     """
 
     def __init__(self, path: Path, file: BinaryIO):
@@ -124,9 +119,8 @@ def answer_rows(
 ) -> Iterator[PreparedRow]:
     """Answer the rows and yield them in their order; `report` is filled with the counts.
 
-    Every row is answered, and the backend closed, before the first one is yielded. Permanent
-    failures are listed in a file beside the journal. Raises UserError if there are any and
-    `conf.skip_failed` is false; the same call then retries only the failed rows.
+    Every row is answered, and the backend closed, before the first one is yielded. Raises UserError for permanent
+    failures, which a file beside the journal lists, unless `conf.skip_failed` leaves them out.
     """
     with journal.open("a+b") as file:
         records = Journal(journal, file)
@@ -160,10 +154,7 @@ class _AnswerJob:
     is_aborted: bool = False  # True after too many consecutive failures: the rest is skipped
 
     async def answer_all(self, rows: Iterable[PreparedRow], total: int) -> list[str]:
-        """Answer every row that the journal lacks, `conf.rows_in_flight` at a time.
-
-        Return the ids of all rows.
-        """
+        """Answer every row that the journal lacks, `conf.rows_in_flight` at a time; return the ids of all rows."""
         row_ids = []
         slots = asyncio.Semaphore(self.conf.rows_in_flight)
         if self.journal.offsets:
@@ -206,10 +197,7 @@ class _AnswerJob:
         self.consecutive_failures = 0
 
     def report_failures(self, file: Path) -> None:
-        """Write the permanent failures to `file`, or remove it if there are none.
-
-        Raises UserError for failures that may not be left out.
-        """
+        """Write the permanent failures, if any, to `file`; raise UserError for those that may not be left out."""
         if not self.failures:
             file.unlink(missing_ok=True)
             return
@@ -223,7 +211,6 @@ class _AnswerJob:
         )
         require(
             self.conf.skip_failed and not self.is_aborted,
-            f"answers: every row must be answered, got {summary}; rerun the command to "
-            "retry only these, or set answers.skip_failed=true to leave them out",
+            f"answers: every row must be answered, got {summary}; rerun for these, or set answers.skip_failed=true",
         )
         log.warning("answers: left out %s", summary)

@@ -1,8 +1,6 @@
 """One conversation, answered turn by turn: each prompt is the history as answered so far.
 
-Prompts and answers are recorded as token ids. Turns share a document as long as a prompt begins
-with all tokens of the document; a new document begins if a template rewrites the history (for
-example by dropping old reasoning) or text is tokenized differently.
+Prompts and answers are recorded as token ids. Turns share a document while a prompt begins with all of its tokens.
 """
 
 import hashlib
@@ -26,10 +24,7 @@ PROMPT_TAIL_CHARS = 8
 
 
 class UnansweredError(RowRejectedError):
-    """Error of a request that failed permanently: a later run may answer the row.
-
-    Failures are counted by `str(error)`.
-    """
+    """Error of a request that failed permanently, counted by `str(error)`; a later run may answer the row."""
 
 
 @dataclass(kw_only=True)
@@ -74,10 +69,7 @@ class Dialogue:
     end_reason: str = ""  # why later turns of the data were not answered
 
     async def answer_turns(self) -> PreparedRow:
-        """Return the row with the target's answers.
-
-        Raises RowRejectedError if the row cannot be answered.
-        """
+        """Return the row with the target's answers; raise RowRejectedError if the row cannot be answered."""
         messages = self.row.messages
         if messages is None:
             await self._generate_answer(self.tokenizer(self.row.text, verbose=False)["input_ids"])

@@ -1,11 +1,6 @@
-"""The target behind any HTTP server with OpenAI's `/v1/completions`.
+"""The target behind any HTTP server with OpenAI's `/v1/completions` (docs/regeneration.md).
 
-Prompts are sent as token ids rendered here by the target's own chat template, so neither the
-server's template nor its parsers interfere. vLLM and SGLang return ids too (`return_token_ids`);
-the text of other servers is tokenized again, and the answer is marked `retokenized`. The client
-retries transient errors (408, 409, 429, 5xx, timeouts, lost connections) with growing delays. A
-reply without an answer is retried in the same way: a server that shuts down ends its requests as
-`abort` with status 200, and proxies send pages of their own.
+The client retries transient errors itself; a reply without an answer is retried here, with the same delays.
 """
 
 import asyncio
@@ -41,26 +36,22 @@ class ServedModel:
 def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
     """Return the model under which the endpoint serves the target.
 
-    Raises UserError if the endpoint is unreachable, serves other models, has too small a context or
-    rejects a request for one token. No model and no tokenizer is loaded.
+    Raises UserError if it is unreachable, serves other models, has too small a context or rejects `_check_completion`.
     """
     client = openai.OpenAI(**_build_client_options(conf))
     try:
         cards = _parse_model_cards(client.with_options(**PROBE_OPTIONS).models.with_raw_response.list())
     except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
-            f"answers.url: must be a reachable endpoint, got {conf.url} "
-            f"({_classify_error(error)}); start the server, or correct the URL (it should end "
-            f"in /v1) or the key in ${conf.api_key_env}"
+            f"answers.url: must be a reachable endpoint, got {conf.url} ({_classify_error(error)}); start the server, "
+            f"or correct the URL (it should end in /v1) or the key in ${conf.api_key_env}"
         ) from error
     names = {conf.model} if conf.model else {target.name, target.path or target.name}
     card = next((card for card in cards if {card["id"], card.get("root")} & names), None)
     if card is None:
         raise UserError(
-            f"answers.model: must be served by {conf.url}, got "
-            f"{' or '.join(sorted(names))}, but it serves "
-            f"{', '.join(card['id'] for card in cards) or 'no models'}; start the target there, "
-            "or set answers.model to the server's name for it"
+            f"answers.model: must be served by {conf.url}, got {' or '.join(sorted(names))}, but it serves "
+            f"{', '.join(card['id'] for card in cards) or 'no models'}; start the target there, or set answers.model"
         )
     # An adapter's card has no context length; its base model's card, named as its parent, has one.
     base = next((base for base in cards if base["id"] == card.get("parent")), card)
@@ -78,19 +69,14 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
 
 
 def _check_completion(conf: AnswersConf, served: ServedModel, client: openai.OpenAI) -> None:
-    """Request one token with all settings to check that the server accepts token ids.
-
-    Raises UserError if it does not; warns if it returns no ids.
-    """
+    """Request one token with all settings; raise UserError if it is refused, and warn if no ids come back."""
     request = _build_request(conf, served.model, [1], seed=0, max_tokens=1)
     try:
         choice = _parse_choice(client.completions.with_raw_response.create(**request))
     except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
-            f"answers.url: must accept token ids as a prompt, got "
-            f"{shorten(_redact_error(error, conf), 200)} from "
-            f"{conf.url}; check that it serves /v1/completions, and remove a field that it "
-            "rejects by ~answers.extra_body.FIELD"
+            f"answers.url: must accept token ids as a prompt, got {shorten(_redact_error(error, conf), 200)} from "
+            f"{conf.url}; check that it serves /v1/completions, or remove a field by ~answers.extra_body.FIELD"
         ) from error
     if choice.get("token_ids") is None:
         log.warning("answers: %s returns no token ids: its text is tokenized again", conf.url)
@@ -138,10 +124,7 @@ class EndpointAnswerBackend:
 
 
 def find_end_of_turn_id(tokenizer: Any, eos_ids: Collection[int]) -> int:
-    """Return the end-of-sequence id that the chat template writes after an answer.
-
-    Without a template, or if it writes none of `eos_ids`, return the tokenizer's own.
-    """
+    """Return the end-of-sequence id that the chat template writes after an answer, else the tokenizer's own."""
     if tokenizer.chat_template is None:
         return tokenizer.eos_token_id
     messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]

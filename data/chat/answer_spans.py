@@ -1,9 +1,4 @@
-"""Find the parts of a rendered conversation that the target generated, turn by turn.
-
-Each turn is compared with its prompt (data/chat/template.py). If a template marks its answers
-with {% generation %}, the marks decide within the text that follows the prompt. A single text for
-all turns needs a template that never rewrites earlier turns, which is checked for every turn.
-"""
+"""Find the parts of a rendered conversation that the target generated, turn by turn (docs/masks.md)."""
 
 import re
 from collections import Counter
@@ -22,8 +17,7 @@ class RewrittenError(UserError):
 def find_all_answers(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
     """Return the text up to the end of the last answer, and the spans of all answers in it.
 
-    Without an answer the text is returned whole. Raises RewrittenError if the template renders an
-    earlier turn differently once later messages follow it.
+    Without an answer the text is not cut. Raises RewrittenError if the template changes a turn once others follow.
     """
     text, spans = chat.render(messages), []
     for turn in find_assistant_turns(messages):
@@ -41,8 +35,7 @@ def find_all_answers(chat: ChatTemplate, messages: list[Message]) -> tuple[str, 
 def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
     """Return serving's prompt followed by the last answer, and the answer's spans in that text.
 
-    Raises RowRejectedError if no rendered text shows both, if it lacks a tool call, or if the
-    answer is nothing but its end-of-turn token.
+    Raises RowRejectedError if no text shows both, a tool call is lacking, or only an end-of-turn token is the answer.
     """
     marked = _find_by_marks(chat, messages) if GENERATION_TAG.search(chat.source) else None
     text, spans = marked or _find_by_prompt(chat, messages)

@@ -1,7 +1,6 @@
 """Count masks by category and reject, early, those that supervise nothing or the prompts too.
 
-Both result from a wrong chat template or wrong answer flags, and neither raises an error in
-training.
+Both result from a wrong chat template or wrong answer flags, and neither raises an error in training.
 """
 
 from collections import Counter, defaultdict
@@ -45,8 +44,7 @@ class MaskStats:
         )
         require(
             not self.documents or self.without_prompt < self.documents,
-            f"data: documents{of_category} must hold prompts too, got only answer tokens in "
-            f"{self.documents:,}; {MASK_HINT}",
+            f"data: documents{of_category} must hold prompts too, got only answers in {self.documents:,}; {MASK_HINT}",
         )
 
 
@@ -70,15 +68,11 @@ def check_documents(documents: Iterable[TokenizedDocument], skipped: Counter[str
 
 
 def check_mask_stats(stats: Mapping[str, MaskStats], skipped: Counter[str]) -> None:
-    """Check that there are documents and that no category's masks are all wrong.
-
-    Raises UserError otherwise, with the most frequent reasons in `skipped`.
-    """
+    """Raise UserError if a category's masks are all wrong, or, with the reasons in `skipped`, without documents."""
     reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.most_common(3))
     require(
         bool(stats),
-        f"data: must hold a document, got none ({reasons or 'no rows'}); "
-        "check data.path, data.limit and the chat template",
+        f"data: must hold a document, got none ({reasons or 'no rows'}); check data.path and the chat template",
     )
     for category, category_stats in stats.items():
         category_stats.check(category)

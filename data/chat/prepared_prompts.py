@@ -12,8 +12,7 @@ from models.io.errors import require
 def check_prompt_ids(row: PreparedRow, *, tokenizer: Any, max_tokens: int | None, vocab_size: int) -> None:
     """Raise RowRejectedError if the target cannot read the first prompt.
 
-    The prompt must be rendered by the chat template, have at most `max_tokens` tokens, and an
-    embedding for each. Raises UserError for a conversation if the tokenizer has no chat template.
+    It may have up to `max_tokens` tokens, each with an embedding. Raises UserError for messages without a template.
     """
     if row.text is not None:
         ids = tokenizer(row.text, verbose=False)["input_ids"]

@@ -43,9 +43,8 @@ def iter_documents(
 ) -> Iterator[TokenizedDocument]:
     """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
-    `vocab_size` is the number of the target's embeddings. The number of processes changes nothing
-    but the time. `track` may show the progress of the rows. Raises UserError for a row of
-    token ids beyond the vocabulary.
+    `vocab_size` is the number of the target's embeddings; `track` may show the progress of the rows. Raises UserError
+    for a row of token ids beyond the vocabulary.
     """
     rows = read_training_rows(conf, skipped)
     tokenize = partial(documents_from_row, conf=conf, tokenizer=tokenizer, vocab_size=vocab_size)
@@ -82,8 +81,7 @@ def documents_from_row(
 ) -> tuple[list[TokenizedDocument], Counter[str]]:
     """Return the documents of a row, and the counts of rejected ones by reason.
 
-    A conversation gives the documents that `conf.turns` asks for, any other row gives one. Raises
-    UserError for a row of token ids beyond the target's vocabulary.
+    A conversation gives those that `conf.turns` asks for, any other row one. Raises UserError for unknown ids.
     """
     rejected: Counter[str] = Counter()
     match row:
@@ -116,9 +114,8 @@ def check_row_ids(row: TokenizedDocument, vocab_size: int | None) -> None:
         require_embeddings(row.ids, vocab_size)
     except RowRejectedError as error:
         raise UserError(
-            f"data: token ids must be below the target's vocabulary of {vocab_size} and not "
-            f"negative, got {error.detail} at {row.location}; tokenize with the target's own "
-            "tokenizer"
+            f"data: token ids must be below the target's vocabulary of {vocab_size} and not negative, got "
+            f"{error.detail} at {row.location}; tokenize with the target's own tokenizer"
         ) from error
 
 
@@ -168,10 +165,7 @@ def document_from_messages(
 
 
 def _fill_reasoning_keys(message: Message) -> Message:
-    """Return the message with its reasoning under every key that templates read.
-
-    A template silently drops reasoning under a key that it does not read.
-    """
+    """Return the message with its reasoning under every key, as templates drop it under one that they do not read."""
     reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     return message if reasoning is None else {**dict.fromkeys(REASONING_KEYS, reasoning), **message}
 
@@ -179,8 +173,7 @@ def _fill_reasoning_keys(message: Message) -> Message:
 def _tokenize_text(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[CharSpan]) -> TokenizedDocument:
     """Return the tokens of a text, with those of its spans marked.
 
-    Serving tokenizes a prompt by itself, so the text is split where answers begin: no token may lie
-    across the end of a prompt.
+    The text is split where answers begin, because serving tokenizes a prompt by itself.
     """
     begins = [begin for begin, _ in spans] if _can_tokenize_parts(tokenizer) else []
     ids, offsets = [], []
@@ -201,8 +194,7 @@ def _can_tokenize_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _mark_answer_tokens(offsets: list[CharSpan], text: str, spans: list[CharSpan]) -> list[bool]:
     """Return a flag for each token that is True if the token lies in an answer.
 
-    The last token of an answer may extend past it by white space, as an end-of-turn token that
-    includes a line break does.
+    Its last token may extend past it by white space, as an end-of-turn token with a line break does.
     """
     answer = [False] * len(offsets)
     starts = [start for start, _ in offsets]

@@ -15,19 +15,9 @@ from pathlib import Path
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 HELD_OUT_SHARE = 16  # 1 in 16 modules is held out from training
 MAX_FILE_BYTES = 400_000  # larger ones are tables, not prose or code
-SKIPPED_FOLDERS = {
-    "__pycache__",
-    "site-packages",
-    "dist-packages",
-    "encodings",
-    "ensurepip",
-    "idlelib",
-    "lib2to3",
-    "lib-dynload",
-    "msilib",
-    "pydoc_data",
-    "turtledemo",
-}
+SKIPPED_FOLDERS = """
+    __pycache__ site-packages dist-packages encodings ensurepip idlelib lib2to3 lib-dynload msilib pydoc_data turtledemo
+""".split()  # noqa: SIM905 - a list would take a line for each name
 TEST_FOLDERS = {"test", "tests"}
 BUILD_FILES = ("_sysconfigdata", "config-")  # written when the interpreter was built
 
@@ -39,10 +29,7 @@ def is_held_out(name: str) -> bool:
 
 @cache
 def library_texts(kind: str, *, held_out: bool) -> tuple[str, ...]:
-    """Return the texts of the modules and topics that are held out, or of those to train on.
-
-    `kind` is "code" or "docs".
-    """
+    """Return the texts of a kind, "code" or "docs", that are held out, or those to train on."""
     if kind == "code":
         paths = modules_by_name(LIBRARY).items()
         texts = [read_source(path) for name, path in paths if is_held_out(name) == held_out]

@@ -1,11 +1,6 @@
-"""A check that a draft was not trained on the prompts that evaluate it.
+"""A check that a draft was not trained on the prompts that evaluate it (docs/report.md, Contamination).
 
-A run stores an 8-byte hash of every training prompt, of the first question in it, and of the
-beginning of every training answer. A held-out prompt counts as contaminated if its whole text is a
-training prompt, if its conversation begins with a question of the training data, whatever the
-system prompt, or if it begins like a training answer (a text to continue, cut out of a training
-text). Case, white space and the Unicode form of accents do not matter. The check misses reworded
-questions, and prompts in the middle of a longer text.
+It misses reworded questions, and prompts in the middle of a longer text.
 """
 
 from dataclasses import dataclass, field

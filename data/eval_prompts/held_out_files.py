@@ -3,9 +3,7 @@
     outputs/train/RUN/held_out.jsonl    for its report, for `infer.eval` and for its warm-up
     outputs/train/RUN/selection.jsonl   for the choice of its checkpoint, and for `infer.tune`
 
-Their rows are built from documents or from a prepared folder. The demo is evaluated on separate
-prompts, which its data never contains, and writes no files. There is no other default: without
-either of them the user must name a file.
+The demo writes no files: its prompts are never in its data. Without files or the demo, the user must name prompts.
 """
 
 import json
@@ -104,10 +102,9 @@ def write_held_out(prompts: HeldOutPrompts, folder: Path) -> None:
 
 
 def find_held_out_file(directories: Sequence[Path], target: TargetConf, file: str, *, key: str) -> str:
-    """Return the path of the prompts that the runs of these checkpoints held out.
+    """Return the path of the prompts that the runs of these checkpoints held out, or `demo` for the demo's.
 
-    It is `demo` if they are the demo's. Raise UserError if a run left no such file, or if the files
-    of several runs differ.
+    Raise UserError if a run left no such file, or if the files of several runs differ.
     """
     paths = {directory: directory.resolve().parent / file for directory in directories}
     held_out = {directory: path for directory, path in paths.items() if path.exists()}

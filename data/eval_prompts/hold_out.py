@@ -2,12 +2,9 @@
 
     documents -> groups of conversations with the same first question -> final, selection, training
 
-The system prompt does not count: one that holds a date or a name would let questions be learned
-that are judged. Where only tokens are known, the first prompt counts as the question. A group is
-held back as a whole, because with data.turns=each a later turn of a conversation repeats its first
-one. A group of more than 1 % of the documents, such as plain texts with a common
-header, is never held back. Prompts of `final` are for the report; those of `selection` choose the
-checkpoint and tune the tree. The two are disjoint.
+The system prompt does not count: with a date or a name in it, judged questions could be learned. Where only tokens are
+known, the first prompt counts as the question. Groups are not split, because with data.turns=each a later turn repeats
+the first. A group of more than 1 % of the documents, such as texts with a common header, is never held back.
 """
 
 import logging
@@ -44,10 +41,8 @@ def split_held_out(
 ) -> HeldOutSplit:
     """Hold back at most half of the groups, spread over the data and all of its categories.
 
-    `selection` and `final` are numbers of prompts; if both are wanted, `selection` gets at most a
-    third of what may be held back. Training prompts stand in, with a warning in the log, if nothing
-    can be held back for `selection`. `row_length` is the number of tokens of a
-    training row, and `max_prompt_tokens` the longest usable prompt.
+    `selection` and `final` are numbers of prompts; beside `final`, `selection` gets at most a third of what may be held
+    back. If nothing may, training prompts stand in for `selection`, with a warning.
     """
     numbers = np.arange(len(documents))
     lengths = prompt_lengths(documents)

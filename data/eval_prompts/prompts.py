@@ -1,7 +1,6 @@
 """Held-out prompts that evaluate a draft: the demo's, a prompt file, or a dataset.
 
-A run writes its own prompt file (held_out_files.py), whose rows name the data that they were held
-out from.
+A run writes its own prompt file (held_out_files.py), whose rows name the data that they were held out from.
 """
 
 import hashlib
@@ -35,9 +34,8 @@ TURN_SEPARATOR = "\n\n"  # between turns without a chat template
 class EvalPrompt:
     """One prompt as token ids, with the conversation that it belongs to.
 
-    The turns of a conversation share their `question`; confidence intervals are over questions.
-    `messages` is the conversation so far if a chat template renders it, and `remaining_turns`
-    holds the user's next turns.
+    The turns of a conversation share their `question`; confidence intervals are over questions. `messages` is the
+    conversation so far if a chat template renders it, and `remaining_turns` holds the user's next turns.
     """
 
     id: str
@@ -69,8 +67,7 @@ def load_eval_prompts(
 ) -> list[EvalPrompt]:
     """Return the first turns, category by category in file order, at most `limit` of each.
 
-    `path` is as in `read_prompt_rows`, `vocab_size` the number of the target's embeddings. Raises
-    UserError for a duplicate id, and for a prompt that the target cannot read.
+    `path` is as in `read_prompt_rows`. Raises UserError for a duplicate id or a prompt that the target cannot read.
     """
     rows = read_prompt_rows(path, key=key)
     for row_id, count in Counter(row["id"] for row in rows).items():
@@ -158,9 +155,8 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
             raise UserError(f"{key}: {error} at {location}") from error
         if row is None:
             raise UserError(
-                f"{key}: every line must have the columns of a known format, got "
-                f"{', '.join(raw) or 'no columns'} at {location}; known formats are "
-                f"{describe_prompt_formats()}"
+                f"{key}: every line must have the columns of a known format, got {', '.join(raw) or 'no columns'} at "
+                f"{location}; known formats are {describe_prompt_formats()}"
             )
         num_messages = len(row.get("messages", []))
         with _report_rejection(key, location):
@@ -205,17 +201,15 @@ def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) ->
             messages = [{"role": "user", "content": text}]
     require(
         not messages or tokenizer.chat_template is not None,
-        f"{key}: `messages` need a chat template, got id {row['id']} and a target without one; "
-        "write the prompt under `text`",
+        f"{key}: `messages` need a chat template, got id {row['id']} and a target without one; give `text`",
     )
     template_kwargs = row.get("template", {}) | ({"tools": row["tools"]} if "tools" in row else {})
     if "ids" in row:
         ids, largest = row["ids"], max(row["ids"], default=0)
         require(
             largest < len(tokenizer),
-            f"{key}: token ids must be of the target's own tokenizer, got {largest} of "
-            f"{len(tokenizer)} for id {row['id']}; evaluate with the target of the run that wrote "
-            "them",
+            f"{key}: token ids must be of the target's own tokenizer, got {largest} of {len(tokenizer)} for id "
+            f"{row['id']}; evaluate with the target of the run that wrote them",
         )
     elif messages:
         ids = _render_ids(tokenizer, messages, template_kwargs, key, row["id"])

@@ -24,8 +24,7 @@ def check_captured_data(data: DataConf, *, target: TargetConf, draft: DraftConf,
     for key, value in (("data.on_policy.share", data.on_policy.share), ("data.keep_features", data.keep_features)):
         require(
             not value,
-            f"{key}: must be {type(value)(0)} with data.source=captured, got {value}; a store "
-            "holds what the target computed on its own documents, for all epochs",
+            f"{key}: must be {type(value)(0)} with data.source=captured, got {value}; a store has fixed documents",
         )
     require(
         not loss.on_prompts,

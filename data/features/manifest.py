@@ -1,23 +1,20 @@
 """The manifest of a feature store: what it was captured from, and the checksum of each file.
 
-A file is valid once a manifest has its checksum: it is written completely and renamed, then
-recorded.
+A file is valid once a manifest has its checksum: it is written completely and renamed, then recorded.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import xxhash
 from pydantic import TypeAdapter
 
 from data.features.schema import FeatureSchema
 from models.drafts.base import Needs
 from models.io.console import track_progress
 from models.io.errors import UserError, require
-from models.io.files import write_text_atomically
+from models.io.files import hash_file, write_text_atomically
 
 MANIFEST_VERSION = 4
 MANIFEST_FILE = "manifest.json"
@@ -81,10 +78,7 @@ class Manifest:
         return sum(file.bytes for file in self.files.values())
 
     def resume(self, folder: Path) -> "Manifest":
-        """Return this manifest with the files that an earlier run of the capture has written.
-
-        Raises UserError if the folder holds a different capture.
-        """
+        """Return this manifest with the files that an earlier run wrote; raise UserError for another capture."""
         if not (folder / MANIFEST_FILE).exists():
             return self
         recorded = read_manifest(folder)
@@ -131,9 +125,8 @@ class Manifest:
         ):
             if expected not in (None, stored):
                 raise UserError(  # 18 characters hold a hidden size, or tell hashes apart.
-                    f"data.path: must be a store of this {kind} ({expected[:18]}), got {folder}, "
-                    f"which is for a different one ({stored[:18]}, captured from {self.target}); "
-                    f"capture again for this {kind} under another run_name"
+                    f"data.path: must be a store of this {kind} ({expected[:18]}), got {folder} of {self.target} "
+                    f"({stored[:18]}); capture again for this {kind} under another run_name"
                 )
         missing = self.spec.schema.describe_missing(needs)
         require(
@@ -182,8 +175,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_FILE
     require(
         path.exists(),
-        f"data.path: must be a feature store, got {folder} without {MANIFEST_FILE}; "
-        "write one with `python -m data.capture`",
+        f"data.path: must be a feature store, got {folder} without {MANIFEST_FILE}; run `python -m data.capture`",
     )
     try:
         saved = json.loads(path.read_text())
@@ -199,9 +191,3 @@ def read_manifest(folder: Path) -> Manifest:
             f"data.path: must have a manifest as it was written, got {path} ({reason}); remove it "
             "and capture again, which rewrites all of its files"
         ) from error
-
-
-def hash_file(path: Path) -> str:
-    """Return a file's XXH3-128 hash, which is computed as fast as disks read."""
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

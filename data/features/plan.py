@@ -1,15 +1,8 @@
 """Plan of a capture: the rows that the target reads, their shards, and where each token lies.
 
-Documents keep their order. The target reads them packed into rows, and a shard holds the tokens of
-a fixed number of rows one after another. A segment is a range of tokens that are contiguous in
-the documents and in their shard.
-
-    documents    0 0 0 0 0 1 1 1 2 2 2 2 2 2      three segments
-    row 0        2 2 2 2 2 2 1 1 1                shard 0 = rows 0, 1, ...
-    row 1        0 0 0 0 0
-
-A document is one segment. A document that was split has one for each piece: a token that two pieces
-share is stored with the earlier one, where the target read more of its context.
+A segment is a range of tokens that are contiguous in the documents and in their shard: a document, or a piece of one
+that was split. A token that two pieces share is stored with the earlier one, where the target read more of its context.
+docs/features.md (On disk) has a picture.
 """
 
 from collections.abc import Iterator
@@ -70,10 +63,7 @@ def truncate_documents(documents: Documents, length: int) -> Documents:
 def build_segment_index(
     packed: Packed, supervised_mask: Bool[np.ndarray, " tokens"], *, rows_per_shard: int
 ) -> tuple[SegmentIndex, Int[np.ndarray, "shards 2"]]:
-    """Return one segment for each piece, row after row, and the token counts of each shard.
-
-    The counts are of all tokens and of supervised tokens.
-    """
+    """Return one segment for each piece, row after row, and each shard's counts of all and of supervised tokens."""
     document, begin, end = packed.table[:, [DOCUMENT, BEGIN, END]].astype(np.int64).T
     begin = np.maximum(begin, _previous_piece_ends(document, begin, end))
     first = packed.documents.starts[document] + begin
@@ -159,10 +149,7 @@ class CapturePlan:
         batch: int,
         shard_mb: float,
     ) -> tuple["CapturePlan", PackReport]:
-        """Return the plan and the report of packing documents into rows, in shards of full batches.
-
-        Without an overlap, documents longer than a row are truncated.
-        """
+        """Return the plan and the report of packing documents into rows, in shards of full batches."""
         if overlap is None:
             documents = truncate_documents(documents, length)
         packed, report = pack_documents(documents, length, overlap=overlap)
@@ -184,10 +171,7 @@ class CapturePlan:
         return list(range(len(self.packed))[shard * self.rows_per_shard :][: self.rows_per_shard])
 
     def stored_positions(self, rows: list[int]) -> tuple[Int[np.ndarray, " tokens"], Int[np.ndarray, " supervised"]]:
-        """Return the positions, in `rows` laid end to end, that the shard stores, in its order.
-
-        The first array is of all tokens, the second of supervised ones.
-        """
+        """Return the positions, in `rows` laid end to end, of all and of supervised tokens, in the shard's order."""
         positions, supervised = [], []
         for number, row in enumerate(rows):
             right = number * self.packed.length

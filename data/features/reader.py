@@ -1,8 +1,4 @@
-"""Reader of a feature store: the target's features, computed once and shared by runs and ranks.
-
-Every file is mapped into memory: pages are read on first access, and the processes of one machine
-share them. File format and guarantees: docs/features.md.
-"""
+"""Reader of a feature store: the target's features, computed once, mapped into memory (docs/features.md)."""
 
 import math
 from collections.abc import Iterator
@@ -60,10 +56,9 @@ class FeatureStore:
         dtype: torch.dtype = torch.float32,
         checksums: bool = True,
     ) -> "FeatureStore":
-        """Open a finished store of this target that has the features in `needs`.
+        """Open a finished store of this target that has the features in `needs`, to be read in `dtype`.
 
-        Features are returned in `dtype`. With `checksums` every file is hashed, otherwise only the
-        sizes are compared. Raises UserError for an unfinished, damaged or unsuitable store.
+        Without `checksums` only sizes are compared. Raises UserError for an unfinished, damaged or unsuitable store.
         """
         folder = Path(path)
         manifest = read_manifest(folder)

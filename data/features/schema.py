@@ -1,27 +1,14 @@
 """Schema of a feature store: the tensors of each token, and the quantization of hidden states.
 
-A row of features belongs to a token. The inputs of methods that read context have a row for every
-token. The inputs of other methods, and every teacher, have rows for supervised tokens only: the
-tokens of an answer and the token before each of them.
-
     captured             L x H     inputs         the layers that enter the draft
     hidden               H         inputs, or supervised: teacher=hidden
     teacher.ids          k int32   supervised     teacher=topk: the k likeliest tokens,
     teacher.log_probs    k fp16    supervised     their log-probabilities at temperature 1
     teacher.rest         fp32      supervised     and the mass of all others
 
-Hidden states take a half or a quarter of their bytes, with a scale for each row: the hidden state
-of one layer at one token.
-
-    bf16   2 bytes per value                   exact for a target in bfloat16
-    int8   1 byte per value and 4 per row      scale * round(x / scale), scale = max|x| / 127
-    fp8    1 byte per value and 4 per row      e4m3 of x / scale, scale = max|x| / 448
-
-int8 has one step size for the whole row. It is more precise than fp8 while the values of a row are
-of similar size, but one value of 1e4 among ones rounds all others to 0: `rounding_error` counts
-those. fp8 keeps every value to a sixteenth, down to 2**-15 of the largest. Scales are fp32: rows of
-an early layer may be as small as 1e-3 (a scale of 8e-6, below fp16's normal numbers), those of an
-outlier as large as 1e5.
+Inputs of methods that read context have a row for every token, all else for supervised tokens: those of answers and the
+token before each. A hidden state of one layer at one token has its own scale, in fp32, since rows of an early layer may
+be as small as 1e-3 (a scale of 8e-6, below fp16's normal numbers). docs/features.md compares the types.
 """
 
 from dataclasses import dataclass
@@ -114,11 +101,7 @@ class FeatureSchema:
 
 def build_schema(conf: CaptureConf, needs: Needs, *, hidden_size: int, vocab_size: int) -> FeatureSchema:
     """Build the schema of the store; raise UserError if the features cannot be stored."""
-    require(
-        needs.storable,
-        f"draft: must leave its target as it is, got {conf.draft.method}, whose features "
-        "change during training; train it without a store",
-    )
+    require(needs.storable, f"draft: must leave its target as it is, got {conf.draft.method}; train it without a store")
     require(
         not needs.context or conf.data.overlap is None,
         f"data.overlap: must be null for {conf.draft.method}, which reads what the target "

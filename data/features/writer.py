@@ -1,8 +1,7 @@
 """Builder of shards: the target's features of packed rows, quantized and in the order of the plan.
 
-The output of the target's pass is quantized on the device, so that only a fraction of it is copied to
-the host. The batches of a shard depend only on the plan, so a shard that is captured again has the same
-bytes.
+The output of the target's pass is quantized on the device, so that only a fraction of it is copied to the host. The
+batches of a shard depend only on the plan, so a shard that is captured again has the same bytes.
 """
 
 import math
@@ -116,8 +115,7 @@ class ShardBuilder:
         for name, (squared, _) in errors.items():
             require(
                 math.isfinite(squared),
-                "device.precision: features must be finite, got NaN or infinity at "
-                f"{name} of the target; choose another precision",
+                f"device.precision: features must be finite, got NaN or infinity at {name}; choose another precision",
             )
         return {name: {"relative": squared**0.5, "lost": lost} for name, (squared, lost) in errors.items()}
 

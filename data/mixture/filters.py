@@ -2,8 +2,7 @@
 
     raw row -> our column names -> row format -> checks -> columns, `sign`, `held_out`
 
-`sign` is a hash of everything that the row asks; rows with equal hashes are duplicates. `held_out`
-depends only on a hash of the first prompt, so a row never changes its split when data is added.
+`sign` is a hash of everything that the row asks; `held_out` depends only on a hash of its first prompt.
 """
 
 import json
@@ -143,8 +142,7 @@ def read_first_turns(file: str) -> list[str]:
 def _extract_first_turn(row: dict[str, Any]) -> str:
     require(
         "ids" not in row,
-        f"mixture.exclude: every prompt must be text, got token ids for id {row['id']}; "
-        "give the file of texts that they came from",
+        f"mixture.exclude: every prompt must be text, got token ids for id {row['id']}; give the file of its texts",
     )
     if "messages" not in row:
         return row["text"] if "text" in row else (row["turns"] or [""])[0]

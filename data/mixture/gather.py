@@ -60,10 +60,7 @@ def to_single_line(text: str, max_chars: int) -> str:
 
 
 def check_source(name: str, source: SourceConf) -> None:
-    """Check that one of the first rows can be read and has a known format.
-
-    Raises UserError otherwise.
-    """
+    """Check that one of the first rows can be read and has a known format; raise UserError otherwise."""
     first_rows = list(islice(open_source_rows(name, source), CHECKED_ROWS))
     rows = [raw.row for raw in first_rows if raw.row is not None]
     errors = [
@@ -76,14 +73,12 @@ def check_source(name: str, source: SourceConf) -> None:
     require(
         bool(columns),
         f"{key}.path: must hold rows that can be read, got "
-        f"{to_single_line(next(iter(errors), f'none in {source.path}'), 300)}; give JSON lines, "
-        "a JSON array or Parquet",
+        f"{to_single_line(next(iter(errors), f'none in {source.path}'), 300)}; give JSON lines or Parquet",
     )
     require(
         any(_has_known_columns(row, source) for row in rows),
-        f"{key}.columns: must name the column of the messages, text or prompt if the format "
-        f"is unknown, got columns {to_single_line(', '.join(columns), 500)} in "
-        f"{source.path}; write columns: {{messages: COLUMN}}, or "
+        f"{key}.columns: must name the column of the messages, text or prompt if the format is unknown, got columns "
+        f"{to_single_line(', '.join(columns), 500)} in {source.path}; write columns: {{messages: COLUMN}}, or "
         f"+{key}.columns.messages=COLUMN",
     )
     if absent := ", ".join(column for column in source.columns.values() if column not in columns):
@@ -119,10 +114,7 @@ def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
 
 
 def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> SourceReport:
-    """Write all candidate rows of the source to `file`; return the counts of its rows.
-
-    Raises UserError if no row can be used.
-    """
+    """Write all candidate rows of the source to `file` and return its counts; raise UserError if there are none."""
     report = SourceReport(path=source.path, share_asked=source.share)
     candidates = _iter_candidates(name, source, rules, report)
     with pa.ipc.new_stream(file, CANDIDATE_SCHEMA) as table:
@@ -131,8 +123,7 @@ def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path)
     log.info("%s: %s", name, report)
     require(
         report.read > report.dropped.total(),
-        f"mixture.sources.{name}: must hold a row that can be used, got {report}; "
-        "remove the source, or map its columns by the source's `columns`",
+        f"mixture.sources.{name}: must hold a row that can be used, got {report}; remove it, or map its `columns`",
     )
     return report
 

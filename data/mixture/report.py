@@ -67,8 +67,7 @@ def write_prepare_report(
 ) -> None:
     """Add the counts of all files; write the report and the held-out prompts.
 
-    The report is written last: it marks a finished folder. `coverage_section` is the report's
-    section on draft vocabularies.
+    The report is written last: it marks a finished folder. `coverage_section` is its part on draft vocabularies.
     """
     answers = _add_file_counts(sources, files)
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())

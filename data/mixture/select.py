@@ -1,8 +1,4 @@
-"""Selection of a mixture's rows among all candidates on disk, as memory-mapped datasets.
-
-The rows of a source are ordered by a hash of their questions, and a share is taken from the front.
-The order within a source therefore does not depend on the other sources.
-"""
+"""Selection of a mixture's rows among all candidates on disk, as memory-mapped datasets."""
 
 from collections import Counter
 from pathlib import Path
@@ -32,9 +28,8 @@ def select_rows(
 ) -> tuple[Int[np.ndarray, " selected"], dict[str, Counter[str]]]:
     """Drop duplicate rows and take each source's share.
 
-    `hashes` are hashes of the rows' questions; `source` is an index into the manifest's sources.
-    Return the indices of the selected rows in the order in which they are written, and the drop
-    counts by source and reason.
+    `hashes` are hashes of the rows' questions; `source` is an index into the manifest's sources. Return the indices of
+    the selected rows in the order in which they are written, and the drop counts by source and reason.
     """
     # the first row of each hash; sorting by hash shuffles the rows reproducibly
     _, first_rows = np.unique(hashes, return_index=True)
@@ -52,10 +47,7 @@ def select_rows(
 
 
 def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, int]:
-    """Return the number of rows to take from each source.
-
-    Raises UserError for a source with too few rows for its share.
-    """
+    """Return the number of rows to take from each source; raise UserError for one with too few for its share."""
     shares = {name: source.share for name, source in conf.sources.items() if source.share}
     if not shares:
         return available
@@ -74,9 +66,8 @@ def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, in
         return quotas
     name = next(name for name, share in shares.items() if quotas[name] > available[name])
     raise UserError(
-        f"mixture.rows: {name} must give {quotas[name]:,} of {rows:,} rows, got "
-        f"{available[name]:,} that can be used; set mixture.rows={max_rows} or null, or change "
-        "shares"
+        f"mixture.rows: {name} must give {quotas[name]:,} of {rows:,} rows, got {available[name]:,} that can be used; "
+        f"set mixture.rows={max_rows} or null, or change shares"
     )
 
 

@@ -1,11 +1,7 @@
 """Pack documents into rows of one fixed length: best fit, longest first.
 
-Each piece goes into the row where it leaves the least room, or into a new row. Open rows are
-grouped by the room left in them, and a bit set records which rooms occur, so that placing a piece
-takes a few bit operations however many rows there are.
-
-A document longer than a row is truncated; with an overlap it is split instead, and each later
-piece begins with the last tokens of the piece before, as context without loss.
+Each piece goes into the row where it leaves the least room, or into a new row. Open rows are grouped by the room left
+in them, and a bit set records which rooms occur: placing a piece takes a few bit operations.
 """
 
 from collections import Counter
@@ -62,9 +58,8 @@ def pack_documents(
 ) -> tuple[Packed, PackReport]:
     """Pack all documents, or those in `document_numbers`, into rows of `length` tokens.
 
-    The rows depend on nothing else, so every process and every resumed run packs the same. Later
-    pieces of a long document repeat `overlap` tokens as context; None truncates it instead. Raises
-    UserError if no answer token is left.
+    The rows depend on nothing else. Later pieces of a long document repeat `overlap` tokens as context; None truncates
+    it instead. Raises UserError if no answer token is left.
     """
     numbers = np.arange(len(documents)) if document_numbers is None else document_numbers
     pieces = cut_documents(documents.lengths, numbers, length, overlap)
@@ -72,8 +67,7 @@ def pack_documents(
     pieces, answer_tokens = pieces[answer_tokens > 0], answer_tokens[answer_tokens > 0]
     require(
         len(pieces) > 0,
-        f"data.row_length: must reach beyond the prompts, got {length}, which leaves no answer "
-        f"token in {len(numbers)} documents; raise it",
+        f"data.row_length: must reach beyond the prompts, got {length} for {len(numbers)} documents; raise it",
     )
     sizes = pieces[:, END] - pieces[:, BEGIN]
     row = best_fit(sizes, length)

@@ -10,21 +10,14 @@ from models.io.errors import require
 
 @dataclass(kw_only=True, frozen=True)
 class RowOrder:
-    """The rows that each step trains on, as a pure function of the step.
-
-    Resuming therefore needs no state but the step. Every epoch visits each row once, in a new
-    order. Batches are always full: at the end of an epoch a batch continues with the next epoch.
-    """
+    """The rows that each step trains on, as a pure function of the step (docs/packing.md, Order)."""
 
     num_rows: int
     rows_per_step: int  # of the optimizer, over all ranks and accumulated batches
     seed: int
 
     def step_rows(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
-        """Return this rank's share of the rows of a step.
-
-        Raises UserError if the rows cannot be divided evenly among the ranks.
-        """
+        """Return this rank's share of the rows of a step; raise UserError if ranks cannot share them evenly."""
         require(
             self.rows_per_step % world == 0,
             f"optim.rows_per_step: must be a multiple of the number of processes, got {self.rows_per_step} for {world}",

@@ -91,10 +91,7 @@ def _read_json(file: Path) -> Iterator[RawRow]:
 
 
 def _may_be_one_value(stream: ByteStream, file: Path) -> bool:
-    """Return whether a JSON file may be one array or one object, not a row in each line.
-
-    The stream is rewound.
-    """
+    """Return whether a JSON file may be one array or object, not a row in each line; rewind the stream."""
     lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in stream)
     first, second = islice(chain(filter(None, lines), (b"", b"")), 2)
     stream.seek(0)

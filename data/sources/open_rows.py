@@ -1,7 +1,4 @@
-"""Open the rows of a source: files, a directory of files, a saved dataset, or a hub name.
-
-A split (data/sources/splits.py) means the same for every source.
-"""
+"""Open the rows of a source: files, a directory of files, a saved dataset, or a hub name."""
 
 import re
 from collections.abc import Iterator
@@ -44,8 +41,7 @@ def open_rows(
 ) -> Iterator[RawRow]:
     """Resolve the source immediately and return a lazy iterator over its rows.
 
-    `subset` and `revision` concern only datasets. `key` is the setting that named the source; error
-    messages begin with it.
+    `subset` and `revision` concern only datasets. Error messages begin with `key`, the setting that named the source.
     """
     if slices := _list_slices(source, key, subset, split):
         return chain.from_iterable(part.read(key) for part in slices)
@@ -67,10 +63,7 @@ def _list_slices(source: str, key: str, subset: str | None, split: str) -> list[
 
 
 def slice_files(split: str, files: dict[str, list[Path]], key: str) -> list[FileSlice]:
-    """Return the parts of a split, whose names have these files.
-
-    Raises UserError for a slice that cannot be parsed.
-    """
+    """Return the parts of a split, whose names have these files; raise UserError if it cannot be parsed."""
     if "[" not in split:
         return [FileSlice(files[name]) for name in list_split_names(split)]
     counts = {name: sum(_count_parsed_rows(file, key) for file in paths) for name, paths in files.items()}
@@ -91,8 +84,7 @@ def _count_parsed_rows(file: Path, key: str) -> int:
 def list_data_files(path: Path, word: str) -> list[Path]:
     """List the data files at a path: the file itself, or the files of a directory.
 
-    If names of files in a directory contain the word, only those files are listed.
-    The list is empty for datasets and missing paths.
+    If names of files in a directory contain the word, only those files are listed; for datasets and missing paths none.
     """
     if path.is_file() and path.suffix != ".arrow":
         return [path]
@@ -139,9 +131,8 @@ def load_dataset_split(
 ) -> Any:
     """Return one split of a Hugging Face dataset: a hub name, a saved directory or a data file.
 
-    Without `split`, return the first of SPLIT_PREFERENCE that the dataset has. Raises UserError,
-    which begins with the setting `key`, if the split cannot be loaded; `split_key` names the split
-    there.
+    Without `split`, return the first of SPLIT_PREFERENCE that the dataset has. Raises UserError, which begins with the
+    setting `key` and names the split by `split_key`, if the split cannot be loaded.
     """
     path = Path(source)
     split_key = split_key or _split_key(key)
@@ -169,10 +160,8 @@ def load_dataset_split(
         return select_split(tables, split or preferred, split_key)
     except (DatasetsError, OSError, ValueError) as error:
         raise UserError(
-            f"{key}: must be a dataset that can be loaded, got {source!r} "
-            f"({first_line(error.__cause__ or error)}); "
-            f"check {split_key} and the subset beside it; "
-            f"{LOCAL_REMEDY.format(key=key)}"
+            f"{key}: must be a dataset that can be loaded, got {source!r} ({first_line(error.__cause__ or error)}); "
+            f"check {split_key} and the subset beside it; {LOCAL_REMEDY.format(key=key)}"
         ) from error
 
 
@@ -208,10 +197,7 @@ def check_source_path(name: str, key: str) -> None:
 
 @lru_cache
 def query_hub(name: str) -> None:
-    """Request the dataset's metadata, once per process; let the client's errors pass.
-
-    Loading would retry for half a minute before it fails.
-    """
+    """Request the dataset's metadata, once per process: loading would retry for half a minute before it fails."""
     from huggingface_hub import HfApi, constants
 
     if not constants.HF_HUB_OFFLINE:  # offline, loading reads the cache or fails immediately

@@ -1,15 +1,11 @@
 """Read and write prepared rows: a prompt, the target's answers, and where the row came from.
 
-    outputs/prepare/RUN/train-00000-of-00001.parquet
-    outputs/prepare/RUN/held_out-00000-of-00001.parquet
-
-Messages, tools and the template's arguments are stored as JSON: in columns of their own, every row
-would get the keys of all rows.
+Messages, tools and the template's arguments are JSON: in columns of their own, rows would get the keys of all rows.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -81,17 +77,9 @@ INPUT_SCHEMA = pa.schema(
     ]
 )
 _DOCUMENT_TYPE = pa.struct([("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32())))])
-_SAMPLING_TYPE = pa.struct(
-    [
-        ("turn", pa.int32()),
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("top_k", pa.int32()),
-        ("seed", pa.int64()),
-        ("finish_reason", pa.string()),
-        ("tokens", pa.int32()),
-        ("retokenized", pa.bool_()),
-    ]
+_ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int32(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+_SAMPLING_TYPE = pa.struct(  # Seeds are below 2^48.
+    [(part.name, pa.int64() if part.name == "seed" else _ARROW_TYPES[part.type]) for part in fields(SamplingInfo)]
 )
 SCHEMA = INPUT_SCHEMA.append(pa.field("documents", pa.list_(_DOCUMENT_TYPE))).append(
     pa.field("answers", pa.list_(_SAMPLING_TYPE))
@@ -168,10 +156,7 @@ def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, 
 
 
 def write_prepared_rows(path: Path, rows: Iterable[PreparedRow], build_metadata: Callable[[], dict[str, Any]]) -> None:
-    """Write a file of prepared rows atomically.
-
-    `build_metadata` is called after the last row; its result goes into the file's footer.
-    """
+    """Write a file of prepared rows atomically; its footer holds the result of `build_metadata`, called last."""
     with atomic_path(path) as partial, parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table:
         for batch in batch_records(map(row_to_columns, rows)):
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
@@ -193,10 +178,7 @@ def read_prepared_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedRow]:
-    """Yield the rows of a prepared folder, streamed file by file without a copy in a cache.
-
-    Raises UserError if the folder has no file of the split, or files of a different version.
-    """
+    """Yield the rows of a prepared folder, without a copy in a cache; raise UserError for missing or outdated files."""
     from datasets import load_dataset
 
     files = list_prepared_files(folder, split)

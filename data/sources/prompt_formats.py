@@ -1,10 +1,8 @@
 """Read prompt files and convert their rows; the columns of a row identify its format.
 
-Files are JSONL, JSON, Parquet, a directory of them, or a Hugging Face dataset.
-
-A row becomes {"id", "category"} and one of `text` (continued without a template), `messages`,
-`turns` (the user's turns, rendered by the chat template if the target has one), or `ids` (a
-prompt held out by a training run, as token ids of the run's target).
+A row becomes {"id", "category"} and one of `text` (continued without a template), `messages`, `turns` (the user's
+turns, rendered by the chat template if the target has one), or `ids` (a prompt held out by a training run, as token ids
+of the run's target).
 """
 
 import json
@@ -93,8 +91,7 @@ TEXT_CHECK = (lambda value: isinstance(value, str), "a string")
 def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     """Return the row as a prompt, or None if its format is unknown.
 
-    `number` becomes the id of a row without one. Raises ValueError if a column of the format holds
-    a value of the wrong type.
+    `number` becomes the id of a row without one. Raises ValueError for a column with a value of the wrong type.
 
     >>> prompt_from_row({"question_id": 81, "category": "writing", "turns": ["Go.", "Again."]}, 1)
     {'id': '81', 'category': 'writing', 'turns': ['Go.', 'Again.']}
@@ -145,8 +142,7 @@ def describe_prompt_formats() -> str:
 def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
     """Return an iterator over the rows of a prompt file, a directory or a dataset.
 
-    Rows that cannot be read are included. Errors are of type UserError and begin with `key`, the
-    setting that named the source.
+    Rows that cannot be read are included. A UserError begins with `key`, the setting that named the source.
     """
     path = Path(source)
     is_saved = any((path / name).exists() for name in SAVED_DATASET_FILES)

@@ -55,8 +55,7 @@ ANSWER_COLUMNS = ("output", "response", "answer", "completion", "solution")  # b
 def parse_row(raw: dict[str, Any], format: RowFormat = RowFormat.auto, column: str | None = None) -> ParsedRow:
     """Parse a row by the value of its column; raise RowRejectedError if it cannot be used.
 
-    The value determines the format, whatever the column is called. A `format` other than auto is
-    the only one accepted.
+    The value determines the format, not the column's name. A `format` other than auto is the only one accepted.
     """
     column_name = (
         column
@@ -82,8 +81,7 @@ def parse_row(raw: dict[str, Any], format: RowFormat = RowFormat.auto, column: s
 def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
     """Cut a conversation after its last answer, because later messages hold nothing to train on.
 
-    Other rows are returned unchanged. Raises RowRejectedError for a conversation without an
-    assistant turn, or with an empty one.
+    Other rows are returned as they are. Raises RowRejectedError for a conversation without an answer, or an empty one.
     """
     if not isinstance(row, Conversation):
         return row
@@ -144,10 +142,7 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
 
 
 def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of a prompt row's answer, a text or messages as in TRL's datasets.
-
-    The list is empty if the row has no answer.
-    """
+    """Return the messages of a prompt row's answer, a text or messages as in TRL's datasets; none without one."""
     for name in ANSWER_COLUMNS:
         match _parse_json_list(raw.get(name)):
             case str(text) if text:
@@ -163,10 +158,7 @@ def _messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
 
 
 def parse_prompt_messages(raw_messages: list[Any]) -> list[dict[str, Any]]:
-    """Return the messages up to the last question, without an answer to it.
-
-    Raises RowRejectedError for messages that cannot be asked.
-    """
+    """Return the messages up to the last question; raise RowRejectedError for messages that cannot be asked."""
     messages = [parse_message(message) for message in raw_messages]
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
@@ -261,21 +253,14 @@ def _is_json_list(value: Any) -> bool:
 
 
 def _parse_json_list(value: Any) -> Any:
-    """Parse a list that a table stores as JSON, whole or message by message.
-
-    Any other value is returned unchanged.
-    """
+    """Parse a list that a table stores as JSON, in one text or message by message; return other values as they are."""
     with suppress(ValueError, RecursionError):
         value = json.loads(value) if _is_json_list(value) else value
     return parse_message_texts(value)
 
 
 def _parse_json(value: Any, name: str) -> Any:
-    """Return a value that may be stored as JSON text, parsed.
-
-    Tables store it as JSON because every row of a nested column has the keys of all rows. Raises
-    RowRejectedError for a text that cannot be parsed.
-    """
+    """Return a value that may be stored as JSON text, parsed; raise RowRejectedError if that fails."""
     if not isinstance(value, str):
         return value
     try:

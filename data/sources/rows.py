@@ -12,9 +12,8 @@ from models.io.errors import require
 class LabeledRow:
     """The labels by which metrics are grouped; empty if the row has no label.
 
-    `conversation` is the number of the row that a chat template renders; all documents of one
-    conversation share it. It is None for plain texts and for token ids. `first_question` is a hash,
-    0 if unknown, and `location` is for errors.
+    `conversation` is the number of the row that a chat template renders; all documents of one conversation share it. It
+    is None for plain texts and for token ids. `first_question` is a hash, 0 if unknown, and `location` is for errors.
     """
 
     category: str = ""
@@ -81,8 +80,7 @@ def require_unicode(value: Any) -> None:
 def require_embeddings(ids: Sequence[int], vocab_size: int | None) -> None:
     """Raise RowRejectedError for a token id that the target has no embedding for.
 
-    A tokenizer may have tokens, such as added ones, that the model was not resized for. None for
-    `vocab_size` checks nothing.
+    A tokenizer may have tokens that the model was not resized for. None for `vocab_size` checks nothing.
     """
     if vocab_size is not None and ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         unknown = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)

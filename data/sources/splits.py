@@ -37,8 +37,7 @@ def rename_single(split: str, names: list[str]) -> str:
 def resolve_split(split: str, counts: dict[str, int], split_key: str) -> list[tuple[str, int, int]]:
     """Return the parts of a split as (name, begin, end), given each name's number of rows.
 
-    `split_key` is the setting of the split. Raises UserError for a split that cannot be parsed, or
-    whose name is unknown.
+    `split_key` is the split's setting. Raises UserError for a split that cannot be parsed or whose name is unknown.
     """
     from datasets import ReadInstruction
 

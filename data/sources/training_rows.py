@@ -3,7 +3,6 @@
 A row that cannot be used is skipped and counted by its reason, never silently.
 """
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from huggingface_hub import constants
 
 from data.config import DataConf, DataSource
@@ -30,6 +28,7 @@ from data.sources.row_formats import parse_row, truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, RowRejectedError
 from models.io.console import log_once
 from models.io.errors import UserError, require, run_checks
+from models.io.files import hash_file
 from models.targets.config import ModelSource
 from models.targets.load_errors import check_hub
 
@@ -59,10 +58,7 @@ def check_data(conf: DataConf) -> None:
 
 
 def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
-    """Check that data and models are there or on the hub, before PyTorch is imported.
-
-    Raise one UserError for all that are missing.
-    """
+    """Check that data and models are there or on the hub, before PyTorch is imported; raise one UserError for all."""
     data = partial(check_data_exists, conf, opens_cache=False)  # opening it may take minutes
     run_checks(*(partial(check_hub, source) for source in models), data)
 
@@ -87,9 +83,7 @@ def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
         yield str(conf.path), dataset._fingerprint
         return
     for file in list_source_files(str(conf.path), conf.split):
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, xxhash.xxh3_128)
-        yield str(file.relative_to(path.parent)), digest.hexdigest()
+        yield str(file.relative_to(path.parent)), hash_file(file)
 
 
 def count_training_rows(conf: DataConf) -> int | None:
@@ -133,8 +127,7 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
         yield from documents
     require(
         num_rows > 0,
-        f"data.path: some row must have an answer to train on, got none in {folder}; "
-        "run data.prepare with answers=target or answers=endpoint",
+        f"data.path: some row must have an answer, got none in {folder}; run data.prepare with answers=target",
     )
 
 

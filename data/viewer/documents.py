@@ -1,7 +1,6 @@
 """Readable views of documents or packed rows: a sample, token by token, with answers marked.
 
-Characters that cannot be printed are escaped: the text of a data set must neither control the
-terminal nor hide in it.
+Characters that cannot be printed are escaped: the text of a data set must neither control the terminal nor hide in it.
 """
 
 import random

@@ -1,10 +1,4 @@
-"""Token counts of the answers by category and language, and coverage by draft vocabularies.
-
-    documents -> counts of answer tokens -> the N most frequent -> shares of each group's tokens
-                                            (models/trees/draft_vocab.py)
-
-Counting needs token ids only: no forward pass of the target.
-"""
+"""Token counts of the answers by category and language, and coverage by draft vocabularies."""
 
 from collections import defaultdict
 from collections.abc import Iterable

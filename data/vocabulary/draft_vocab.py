@@ -42,8 +42,7 @@ def choose_kept_ids(
     required_ids = [token for token in required_ids if token < vocab_size]
     require(
         size >= len(required_ids),
-        f"draft.vocab_size: must hold the {len(required_ids)} byte and special tokens, "
-        f"got {size}; give at least {len(required_ids)}, or null for all {vocab_size} tokens",
+        f"draft.vocab_size: must hold the {len(required_ids)} byte and special tokens, got {size}; raise it",
     )
     priority = counts.clone()
     priority[required_ids] = counts.max() + 1  # above every other token

@@ -89,12 +89,3 @@ class MachineConf:
     def core_link_bandwidth(self) -> float:
         """Return the bytes that a core sends to other chips per second; inf without a link."""
         return self.link_gb_s * 1e9 / self.cores or math.inf
-
-    def check_length(self, length: int) -> None:
-        """Raise UserError for a row length that the machine's route would have to pad."""
-        next_multiple = -(-length // self.length_multiple) * self.length_multiple
-        require(
-            length % self.length_multiple == 0,
-            f"data.row_length: must be a multiple of {self.length_multiple} on {self.name}, got "
-            f"{length}; take {next_multiple}",
-        )

@@ -1,10 +1,13 @@
 """Files written atomically (a kill leaves the old file or the new one), and errors of the disk in one line."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import xxhash
 
 from models.io.errors import UserError
 
@@ -95,3 +98,9 @@ def _sync_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Return a file's XXH3-128 hash, which is computed as fast as disks read."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

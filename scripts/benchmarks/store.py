@@ -75,7 +75,7 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
         dtype=target.device.dtype,
     )
     rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
-    read_s, spec = epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.spec
+    read_s, spec = time_epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.spec
     trained, wait = learn(train, target, draft, store, rows)
     size = sum(file.stat().st_size for file in store_folder.iterdir()) / spec.tokens
     return {
@@ -116,7 +116,7 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
     return timed, folder
 
 
-def epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:
+def time_epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:
     """Return the seconds in which every row is read once, in the order of a run."""
     order = RowOrder(num_rows=len(rows), rows_per_step=at_a_time, seed=0)
     began = time.perf_counter()

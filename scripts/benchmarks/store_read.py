@@ -22,13 +22,12 @@ from data.features.reader import FeatureStore
 from data.features.schema import FeatureSchema
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
-from data.packing.sampler import RowOrder
 from data.sources.rows import TokenizedDocument
 from infer.report.tables import Table
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.drafts.base import Needs
-from scripts.benchmarks.store import PAGE
+from scripts.benchmarks.store import PAGE, time_epoch
 from scripts.benchmarks.tables import machine, show, write
 
 LENGTH, DOCUMENTS_READ, EPOCHS, TOP_K, VOCAB = 2048, 40, 3, 64, 151_936
@@ -119,11 +118,8 @@ def measure(draft: str, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hid
         rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
         seconds, cpu_seconds = [], []
         for _ in range(EPOCHS):
-            began, cpu_began = time.perf_counter(), time.process_time()
-            order = RowOrder(num_rows=len(rows), rows_per_step=1, seed=0)
-            for step in range(len(rows)):
-                store.read_target_output(rows.pieces(order.step_rows(step)), LENGTH)
-            seconds.append(time.perf_counter() - began)
+            cpu_began = time.process_time()
+            seconds.append(time_epoch(store, rows, at_a_time=1))
             cpu_seconds.append(time.process_time() - cpu_began)
     kind = f"{TOP_K} likeliest" if teacher is TeacherKind.topk else "hidden state"
     return [

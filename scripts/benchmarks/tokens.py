@@ -40,12 +40,11 @@ CASES = ((1, 1), (1, 2), (4, 2))  # ranks, and processes that tokenize
 RANK = "import sys; from scripts.benchmarks.tokens import open_data; open_data(*sys.argv[1:])"
 POLL_S = 0.5  # between looks at the memory of all processes
 ENGLISH = (
-    "the of and to in is that for it was on as with they be at have this from or had by not but "
-    "some what there we can out other were all your when up use how said an each which do their "
-    "time if will way about many then them would write like so these her long make thing see him "
-    "two has look more day could go come did number sound most people over know water than call "
-    "first may down side been now find any new work part take get place made live where after "
-    "back little only round man year came show every good me give our under question answer"
+    "the of and to in is that for it was on as with they be at have this from or had by not but some what there we can "
+    "out other were all your when up use how said an each which do their time if will way about many then them would "
+    "write like so these her long make thing see him two has look more day could go come did number sound most people "
+    "over know water than call first may down side been now find any new work part take get place made live where "
+    "after back little only round man year came show every good me give our under question answer"
 )
 CODE = (
     "def total(values):\n    return sum(value for value in values if value)\n",

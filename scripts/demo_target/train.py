@@ -35,7 +35,8 @@ from scripts.demo_target.recipe import (
     texts_by_source,
 )
 
-MINUTES_BETWEEN_SNAPSHOTS = 5
+FIRST_SNAPSHOT, MINUTES_BETWEEN_SNAPSHOTS = 1, 5  # minutes
+LOG_EVERY = 50  # steps
 WARM_UP_STEPS = 100
 HELD_OUT_BATCHES = 4
 
@@ -254,7 +255,7 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
 
     dist.barrier()
     began, recent = time.monotonic() - 60 * minutes, []
-    next_snapshot = minutes + args.first_snapshot
+    next_snapshot = minutes + FIRST_SNAPSHOT
     while minutes < args.minutes:
         if model.config.num_hidden_layers < shape.layers_at(minutes / args.minutes):
             model = deepen_model(model, shape, shape.layers_at(minutes / args.minutes))
@@ -276,7 +277,7 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
         dist.broadcast(clock, src=0)
         step, minutes = step + 1, float(clock)
         done = minutes >= args.minutes
-        if step % args.log_every == 0 or done:
+        if step % LOG_EVERY == 0 or done:
             train_loss = float(mean_of_workers(torch.stack(recent).mean()))
             unseen_loss = held_out_loss(loss_of, data.held_out, args)
             recent = []
@@ -302,7 +303,7 @@ def log(
     tokens = step * args.workers * args.batch * args.length
     bits = unseen_loss / math.log(2) / bytes_per_token
     file = side_file(args, ".csv")
-    is_new = step <= args.log_every
+    is_new = step <= LOG_EVERY
     with file.open("w" if is_new else "a", newline="") as out:
         writer = csv.writer(out)
         if is_new:
@@ -350,8 +351,6 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=8, help="windows per worker and step")
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--log-every", type=int, default=50, help="steps")
-    parser.add_argument("--first-snapshot", type=float, default=1, help="minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()

@@ -29,6 +29,7 @@ from models.targets.target import Target
 from scripts.benchmarks.tables import machine, show, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+TURNS = 2  # of each way: in order and in reverse
 Answer = Callable[[], int]  # answers all prompts and returns the number of new tokens
 
 
@@ -65,10 +66,10 @@ def answer_by_generate(model: torch.nn.Module, prompts: list[list[int]], conf: A
     return tokens
 
 
-def measure(ways: dict[str, Answer], turns: int) -> dict[str, tuple[int, float]]:
+def measure(ways: dict[str, Answer]) -> dict[str, tuple[int, float]]:
     """Return the tokens and seconds of each way, over all turns."""
     totals = dict.fromkeys(ways, (0, 0.0))
-    for turn in range(turns):
+    for turn in range(TURNS):
         for name in list(ways)[:: -1 if turn % 2 else 1]:
             start = time.perf_counter()
             tokens = ways[name]()
@@ -86,7 +87,6 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--compile", action="store_true", help="compile ours")
-    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="update docs/data.md")
     args = parser.parse_args()
     device = open_device(DeviceConf(compile=args.compile, precision=Precision[args.precision]))
@@ -109,7 +109,7 @@ def main() -> None:
         "`generate`, prompts as they come": partial(generate, prompts),
         "`generate`, prompts sorted by length": partial(generate, sorted(prompts, key=len)),
     }
-    totals = measure(ways, args.turns)
+    totals = measure(ways)
     best = max(tokens / seconds for name, (tokens, seconds) in totals.items() if name != "this process")
     compiled = "compiled" if args.compile else "eager"
     table = Table(
@@ -121,7 +121,7 @@ def main() -> None:
         ],
         note=f"{len(prompts)} prompts of {statistics.mean(map(len, prompts)):.0f} tokens (at "
         f"most {max(map(len, prompts))}), up to {args.new_tokens} new tokens, {args.batch} rows, "
-        f"{args.precision}; ours {compiled}, `generate` eager; {args.turns} turns.",
+        f"{args.precision}; ours {compiled}, `generate` eager; {TURNS} turns.",
     )
     show(table)
     if args.write:

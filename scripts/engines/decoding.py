@@ -1,9 +1,8 @@
 """Decoding speed compared with transformers' `generate` on the same target, prompt by prompt.
 
-Every contender continues every prompt by the same number of tokens, greedily and past any end of
-text. Times run from token ids to token ids and include prefill and host work. The order rotates
-from prompt to prompt and every second prompt reverses it, so that drift of the machine affects all
-contenders alike.
+Every contender continues every prompt by the same number of tokens, greedily and past any end of text. Times run from
+token ids to token ids and include prefill and host work. The order rotates from prompt to prompt and every second
+prompt reverses it, so that drift of the machine affects all contenders alike.
 """
 
 import time
@@ -160,8 +159,7 @@ def generate(model: nn.Module, *, forward: Callable | None = None, **options: An
 def generate_settings(copies: dict[str, nn.Module], device: Device, *, slots: int, wrapped: bool) -> list[Contender]:
     """Build a contender for every setting of `generate`: precision x cache x compiled or not.
 
-    `generate` compiles nothing with a dynamic cache; `wrapped` adds torch.compile around the model,
-    as a user can.
+    `generate` compiles nothing with a dynamic cache; `wrapped` adds torch.compile around the model, as a user can.
     """
     contenders = []
     for precision, model in copies.items():

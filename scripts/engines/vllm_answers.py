@@ -2,13 +2,12 @@
 
     .venv-engines/bin/python scripts/engines/vllm_answers.py TARGET --method eagle3 --draft DIR --drafted 4
 
-The first output line reports readiness: `{"version": ..., "threads": ...}`. Each input line
-`{"ids": [prompt], "tokens": count}` then yields one output line, `{"ids": [answer], "seconds": ...,
-"graphs": compiled during it}`. Times run from ids to ids without the pipe. A request's `stop` lists
-the token ids that end an answer; by default there are none. With `--count` an answer also has its
-`rounds`, the tokens that they `drafted`, and those `accepted` at each position. Nothing of this
-project is imported, because the engines' environment does not contain it. The engine's output goes
-to stderr.
+The first output line reports readiness: `{"version": ..., "threads": ...}`. Each input line `{"ids": [prompt],
+"tokens": count}` then yields one output line, `{"ids": [answer], "seconds": ..., "graphs": compiled during it}`. Times
+run from ids to ids without the pipe. A request's `stop` lists the token ids that end an answer; by default there are
+none. With `--count` an answer also has its `rounds`, the tokens that they `drafted`, and those `accepted` at each
+position. Nothing of this project is imported, because the engines' environment does not contain it. The engine's output
+goes to stderr.
 """
 
 import argparse

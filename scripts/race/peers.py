@@ -4,11 +4,10 @@
     python -m scripts.race.peers --output outputs/race
     python -m scripts.race.peers --target outputs/wide --output outputs/race-wide --engine --write
 
-Both trainers get the same answers of the same target. Each side chooses its rate with the first
-seed, by a chain of four on prompts that are not judged; the other seeds train at that rate. The
-judged prompts are the demo's held-out ones or those of `--prompts`. Every run and measurement is a
-process on one thread; what is finished is not repeated, so a stopped race goes on where it was.
-At the end short runs of both sides take turns, alone, to tell what training costs.
+Both trainers get the same answers of the same target. Each side chooses its rate with the first seed, by a chain of
+four on prompts that are not judged; the other seeds train at that rate. The judged prompts are the demo's held-out ones
+or those of `--prompts`. Every run and measurement is a process on one thread; what is finished is not repeated, so a
+stopped race goes on where it was. At the end short runs of both sides take turns, alone, to tell what training costs.
 With `--engine`, vLLM serves all chosen drafts too (`make test-engines` installs it).
 """
 

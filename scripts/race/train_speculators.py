@@ -2,10 +2,9 @@
 
     .venv-speculators/bin/python scripts/race/train_speculators.py --verifier-name-or-path TARGET ...
 
-The arguments are those of `speculators train`. Its trainer takes the number of an accelerator as
-its device, and waits for it before it reads the clock: here it gets the CPU, which needs no wait.
-The records of the logged steps are written to `steps.jsonl` in the folder of the checkpoints.
-Nothing of this project is imported.
+The arguments are those of `speculators train`. Its trainer takes the number of an accelerator as its device, and waits
+for it before it reads the clock: here it gets the CPU, which needs no wait. The records of the logged steps are written
+to `steps.jsonl` in the folder of the checkpoints. Nothing of this project is imported.
 """
 
 import json

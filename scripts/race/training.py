@@ -1,9 +1,8 @@
 """Train a run of either side in a process of its own, and read what the training has cost.
 
-Both sides count the tokens of all steps without padding, and the seconds of their training loops
-after the first steps, which compile and fill caches: batches, forward and backward passes and
-updates, without validation and saving. Features of the target are computed before the first step
-on both sides.
+Both sides count the tokens of all steps without padding, and the seconds of their training loops after the first steps,
+which compile and fill caches: batches, forward and backward passes and updates, without validation and saving. Features
+of the target are computed before the first step on both sides.
 """
 
 import json

@@ -107,7 +107,7 @@ def test_stores_of_another_target_tokenizer_or_draft_are_refused(folder, target)
     early = {"tokenizer_hash": target.tokenizer_fingerprint, "needs": EAGLE3}
     manifest.check_serves(store, hidden_size=32, **early)
     assert_refused(
-        "for a different one .hidden size 32, captured from",
+        r"of this target .hidden size 64., got .* .hidden size 32.;",
         lambda: manifest.check_serves(store, hidden_size=64, **early),
     )
 

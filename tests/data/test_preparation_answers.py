@@ -103,7 +103,7 @@ def test_other_answers_need_another_folder(prepared, folder):
 
 
 def test_answers_need_a_target(folder):
-    with pytest.raises(UserError, match=r"^target: must be chosen for answers=target, got none"):
+    with pytest.raises(UserError, match=r"^target: must be set for answers=target, got none"):
         compose("prepare", PrepareConf, ["mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target"])
     with pytest.raises(UserError, match=r"^answers.url: must be an address for answers=endpoint"):
         compose("prepare", PrepareConf, ["answers=endpoint"])

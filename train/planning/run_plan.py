@@ -134,7 +134,7 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     check_layout(conf)
     machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     check_dtype(machine, dtype)
-    machine.check_length(conf.data.row_length)
+    conf.data.check_row_length(machine.length_multiple, on=machine.name)
     target, draft = _build_models(conf, dtype)
     store = compatibility.read_store_manifest(conf.data, target, draft)
     if store is not None and conf.tokens is None:

@@ -252,7 +252,7 @@ ALL_ANSWER = TokenizedDocument(ids=[1, 2], answer=[True, True], category="code")
     ("bad", "message"),
     [
         (SILENT, r"of category 'code' must hold answer tokens, got none in 3; look at them"),
-        (ALL_ANSWER, r"of category 'code' must hold prompts too, got only answer tokens in 3;"),
+        (ALL_ANSWER, r"of category 'code' must hold prompts too, got only answers in 3;"),
     ],
 )
 def test_a_category_whose_masks_are_all_wrong_stops_the_run(bad, message):
