@@ -61,18 +61,13 @@ class TreeCandidate:
     def to_file(self) -> dict[str, Any]:
         """Return the tree as a file of models/trees/tree_formats.py holds it."""
         conf, kind = self.conf, self.conf.kind
-        numbers: dict[TreeKind, dict[str, int | None]] = {
-            TreeKind.chain: {"depth": conf.depth},
-            TreeKind.static: {},
-            TreeKind.dynamic: {
-                "depth": conf.depth,
-                "nodes": conf.nodes,
-                "beam_width": conf.beam_width,
-                "children": conf.children,
-            },
+        names = {
+            TreeKind.chain: ["depth"],
+            TreeKind.static: [],
+            TreeKind.dynamic: ["depth", "nodes", "beam_width", "children"],
         }
-        fields = {"kind": kind.value, **numbers[kind], "ngram_tokens": conf.ngram_tokens}
-        return {"tree": fields} | ({"paths": conf.paths} if kind is TreeKind.static else {})
+        numbers = {name: getattr(conf, name) for name in [*names[kind], "ngram_tokens"]}
+        return {"tree": {"kind": kind.value, **numbers}} | ({"paths": conf.paths} if kind is TreeKind.static else {})
 
 
 def list_candidates(

@@ -28,7 +28,7 @@ from infer.tuning.search import choose_tree, estimate_candidates
 from models.device.out_of_memory import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.io.errors import UserError, require
+from models.io.errors import UserError, first_line, require
 from models.targets.config import TargetConf
 from models.targets.target import Target
 from models.trees.config import TreeConf
@@ -72,24 +72,13 @@ def tune_drafts_for_report(
             return [_tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds) for draft in drafts]
     except (UserError, RuntimeError, OSError, SubprocessError) as error:
         # Errors of compilers and devices are RuntimeErrors, or those of the programs that they run.
-        reason = describe_failure(error)
+        reason = f"{'' if isinstance(error, UserError) else f'{type(error).__name__}: '}{first_line(error)}"
         checkpoints = ",".join(map(str, directories))
         print_line(
             f"tune: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
             f"it: python -m infer.tune checkpoint=[{checkpoints}]"
         )
         return drafts
-
-
-def describe_failure(error: Exception) -> str:
-    """Return in a line why trees were not tuned.
-
-    >>> describe_failure(RuntimeError("backend failed\\nat line 1 of a file"))
-    'RuntimeError: backend failed'
-    """
-    if isinstance(error, UserError):
-        return str(error)
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool) -> None:

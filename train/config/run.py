@@ -137,8 +137,7 @@ class TrainConf:
         on_policy = self.data.on_policy
         require(
             self.evaluation.prompts is not None or self.held_out.report > 0 or self.data.source is DataSource.demo,
-            "held_out.report: must be at least 1 if evaluation.prompts is not set, got 0; "
-            "raise it or give evaluation.prompts=FILE",
+            "held_out.report: must be at least 1 without evaluation.prompts, got 0; raise it or give these",
         )
         require(
             not on_policy.share or self.draft.is_language_model,

@@ -34,15 +34,8 @@ DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch reports a short write as `unexpected pos`.
 DISK_FULL_MESSAGES = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
-RUN_FILES = (
-    "metrics.jsonl",
-    *REPORT_FILES,
-    "training_prompts.npy",
-    "held_out.jsonl",
-    "selection.jsonl",
-    "vocabulary.md",
-    "config.yaml",
-)
+PROMPT_FILES = ("training_prompts.npy", "held_out.jsonl", "selection.jsonl")
+RUN_FILES = (*REPORT_FILES, *PROMPT_FILES, "metrics.jsonl", "vocabulary.md", "config.yaml")
 log = logging.getLogger(__name__)
 
 

@@ -46,24 +46,9 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 # Beginnings of keys that may differ when a run is continued: they change its outputs and logs, not its weights,
 # or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_PREFIXES = (
-    "log.",
-    "interval.log",
-    "data.license",
-    "data.processes",
-    "evaluation.",
-    "output_dir",
-    "resume",
-    "interval.save",
-    "device.threads",
-    "device.name",
-    "device.cache_dir",
-    "device.visible_cores",
-    "device.num_cores",
-    "device.memory_gib",
-    "parallel.",
-    "tune",
-    "optim.micro_batch_size",
-    "loss.logits_chunk",
+    *("log.", "interval.log", "interval.save", "output_dir", "resume", "evaluation.", "tune", "parallel."),
+    *("data.license", "data.processes", "optim.micro_batch_size", "loss.logits_chunk", "device.name"),
+    *("device.threads", "device.cache_dir", "device.visible_cores", "device.num_cores", "device.memory_gib"),
 )
 STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run/folder.py checks whether they may differ
 
