@@ -1,7 +1,6 @@
 """Evaluation during training: a few prompts, decoded with the tree that will be served.
 
-The draft's loss on the decoded answers gives a second figure: the acceptance length of a chain that
-reads the text, as in training. What a draft loses from there to decoding is the gap of the two.
+The draft's loss on the decoded answers gives the acceptance length of a chain that reads the text, as in training.
 """
 
 from collections import defaultdict
@@ -70,10 +69,7 @@ def build_quick_eval(
 ) -> Callable[[Draft], dict[str, float]]:
     """Return a function that decodes `prompts` with a draft and returns the draft's metrics.
 
-    These are the delivered tokens per round, the acceptance length, the share of rounds that
-    accepted at least each depth, and `teacher_forced_tau` on the same answers. Delivered tokens do
-    not include tokens past the end of an answer, which no user gets, nor the first token, which the
-    prefill emits.
+    Delivered tokens are without those past the end of an answer and the first, which the prefill emits.
     """
     slots = max(len(prompt) for prompt in prompts) + conf.quick_tokens
 

@@ -1,8 +1,7 @@
 """Estimate a draft's gain on a machine from traces of decoding, without loading any weights.
 
-The steps of a decoding session (infer/engine/session.py) are traced on tensors without memory. A
-pass takes at least the time to read its weights and the cache once, and at least the time to
-compute its matrix products (a roofline estimate).
+A pass takes at least the time to read its weights and the cache once, and at least that of its matrix products (a
+roofline estimate).
 """
 
 import json

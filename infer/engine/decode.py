@@ -1,9 +1,7 @@
 """The decoding loop: continuous batching of prompts over the rows of a session.
 
-The caller chooses which requests are next; they are admitted to free rows
-(infer/engine/admission.py). Then all rows go through rounds together (infer/engine/session.py),
-however many tokens each of them accepts. The host reads one small tensor per round. Autoregressive
-decoding is the same loop with an empty tree.
+Requests are admitted to free rows (infer/engine/admission.py), then all rows go through rounds together
+(infer/engine/session.py). Autoregressive decoding is the same loop with an empty tree.
 """
 
 import time

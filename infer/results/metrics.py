@@ -1,8 +1,7 @@
 """Define every metric once, with its interval; compute gains of one mode over another.
 
-Except for the mean over prompts, every metric is a ratio of sums over prompts: a long answer weighs
-more than a short one, as it does on a server. Intervals are over questions, because the turns of
-one conversation resemble each other. `docs/report.md` defines each metric.
+Intervals are over questions, because the turns of one conversation resemble each other. `docs/report.md` defines each
+metric.
 """
 
 from collections import Counter

@@ -1,9 +1,7 @@
 """Cost of a round on this device, in steps of autoregressive decoding.
 
-Decoders are timed as they run in use, compiled and including host time, and alternate with the
-autoregressive decoder: a drifting clock or another process slows both, which largely cancels in
-their ratio. Candidates that were not timed are interpolated within their family, monotonically in
-size.
+Decoders are timed as they run in use and alternate with the autoregressive one, so that a drifting clock or another
+process largely cancels. Candidates that were not timed are interpolated within their family, monotonically in size.
 """
 
 import os

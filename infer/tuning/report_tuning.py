@@ -1,9 +1,7 @@
 """Tune the drafts of a report before it is measured: `tune=true` of `train` and `infer.eval`.
 
-The search is that of `infer.tune`, at batch size 1 and bounded. Beside its own best it decodes
-with the user's tree, the chain of that depth and n-gram lookup alone, so that the mode `tuned` is
-not slower than any mode of the report, as far as other prompts tell. It needs answers that do not
-depend on the draft, one process, and a compiler that takes seconds; without them it is skipped.
+The search is that of `infer.tune`, at batch size 1 and bounded. Beside its own best it decodes with the modes of the
+report, so that `tuned` is not slower than any of them, as far as other prompts tell.
 """
 
 import time

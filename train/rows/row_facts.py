@@ -1,8 +1,4 @@
-"""Compute from the packed rows what a run needs before it trains on them.
-
-Hashes of their prompts, in which held-out prompts are looked up later, and the draft's reduced
-vocabulary, with its coverage of the answers.
-"""
+"""Compute from the packed rows the hashes of their prompts and the draft's reduced vocabulary."""
 
 import logging
 from pathlib import Path
@@ -55,10 +51,7 @@ def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBa
 
 
 def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path | None) -> None:
-    """Choose the draft's vocabulary by the tokens of the answers, and print its coverage.
-
-    Vocabularies of about half and double the size are printed for comparison. Held-out documents
-    are not counted.
+    """Choose the draft's vocabulary by the tokens of the answers, and print its coverage and that of other sizes.
 
     `folder`: where the table is also written; None in processes that print and write nothing.
     """

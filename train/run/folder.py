@@ -1,7 +1,6 @@
 """The folder of a run: claimed by one process, started over, continued, and its room on the disk.
 
-Lock and states are checked before anything slow, the room on the disk when the draft is built. A full
-disk is reported in one line, at any time.
+Lock and states are checked before anything slow, the room on the disk when the draft is built.
 """
 
 import errno
