@@ -22,9 +22,8 @@ from models.trees.tree import Tree
 def chain_acceptance_length(metrics: dict[str, float]) -> float | None:
     """Return the acceptance length of a chain that reads the text, or None without `hit_<i>`.
 
-    `hit_<i>` is the share of i-th draft tokens that are right where the draft was given the text's own tokens
-    before them. The product of the first i is the chance that i tokens are accepted.
-    The target's own token adds 1.
+    `hit_<i>` is the share of i-th draft tokens that are right where the draft was given the text's own tokens before
+    them. The product of the first i is the chance that i tokens are accepted. The target's own token adds 1.
 
     >>> chain_acceptance_length({"hit_1": 0.5, "hit_2": 0.5})
     1.75

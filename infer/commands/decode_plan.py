@@ -155,9 +155,8 @@ def summarize_options(conf: DecodePlanConf, options: list[DecodeOption]) -> str:
     if fitting:
         best = min(fitting, key=lambda option: option.alone_s)
         return (
-            f"On {best.tensor} cores: {MS * best.alone_s:.2f} ms per token at best without a "
-            f"draft; this draft wins above {best.break_even_length:.2f} tokens per round, of "
-            f"{best.most} at most"
+            f"On {best.tensor} cores: {MS * best.alone_s:.2f} ms per token at best without a draft; this draft wins "
+            f"above {best.break_even_length:.2f} tokens per round, of {best.most} at most"
         )
     smallest = min(options, key=lambda option: option.bytes)
     if smallest.parts.get("cache", 0) > smallest.bytes / 2 and conf.batch > 1:

@@ -1,9 +1,8 @@
 """The metrics that differ between two sides, and which of them moved beyond noise.
 
-A side is one or more reports of one measurement; both sides have the same prompts. The noise
-between prompts is estimated by resampling their pairs, that between runs from the figures of whole
-runs (Welch, Biometrika 34, 1947). Only metrics of time have the latter: the same tokens are
-accepted in every run.
+A side is one or more reports of one measurement; both sides have the same prompts. The noise between prompts is
+estimated by resampling their pairs, that between runs from the figures of whole runs (Welch, Biometrika 34, 1947). Only
+metrics of time have the latter: the same tokens are accepted in every run.
 """
 
 import math

@@ -99,11 +99,10 @@ class Decoder:
     ) -> list[Generation]:
         """Return one generation per prompt, in order, decoding at most `self.batch` at a time.
 
-        An answer ends at `max_new_tokens`, after an EOS token, or after the token that completes
-        one of the `stop` strings, whichever comes first; with `eos_ids` None, no token is an EOS.
-        `row_ids` key the noise of each prompt. `logits_out`, which needs batch 1, is extended by
-        the target's logits after each token. With `phase_timer`, rounds run unfused so that each
-        phase can be timed. `on_tokens` is called with each request that has new tokens.
+        An answer ends at `max_new_tokens`, after an EOS token, or after the token that completes one of the `stop`
+        strings, whichever comes first; with `eos_ids` None, no token is an EOS. `row_ids` key the noise of each prompt.
+        `logits_out`, which needs batch 1, is extended by the target's logits after each token. With `phase_timer`,
+        rounds run unfused so that each phase can be timed. `on_tokens` is called with each request that has new tokens.
         """
         requests = list(self._make_requests(prompts, row_ids, max_new_tokens))
         waiting = iter(requests)

@@ -90,7 +90,7 @@ class Session:
         return self._allocate_slots(self.program.target, self.program.draft, batch, self.cache_slots)
 
     def side_buffers(self, batch: int) -> Buffers:
-        """Return buffers to prefill prompts in while the session's rows hold answers; those of the last `batch` stay."""
+        """Return buffers to prefill prompts in while the session's rows hold answers, reused by `batch`."""
         if self._side_buffers is None or self._side_buffers[0].batch != batch:
             self._side_buffers = self._allocate(batch)
         return self._side_buffers
@@ -131,7 +131,7 @@ class Session:
     def insert(
         self, state: SessionState | None, prefilled: SessionState, row_numbers: Int[Tensor, " rows"]
     ) -> SessionState:
-        """Return a state with prefilled rows at `row_numbers`, its cache changed in place; None stands for idle ones."""
+        """Return a state with prefilled rows at `row_numbers`, its cache changed in place; None: idle rows."""
         if state is None:
             idle = self._empty_like({"rows": prefilled.rows, "proposal": prefilled.proposal}, self.batch)
             cache, draft_state = self.buffers

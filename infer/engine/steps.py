@@ -254,8 +254,7 @@ def fused(program: Program, state: SessionState) -> tuple[SessionState, RoundOut
 def verify(program: Program, state: SessionState) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
     """Run the target once over root and nodes; return its output and the logits after each.
 
-    The cache is changed in place: keys of the last round's path are moved, those of root and nodes
-    are added.
+    The cache is changed in place: keys of the last round's path are moved, those of root and nodes are added.
     """
     rows, cache, target = state.rows, state.cache, program.target
     input_ids, ancestors = _verified_nodes(rows, state.proposal)

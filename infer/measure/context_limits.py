@@ -27,8 +27,7 @@ def resolve_prompts(conf: EvaluationConf, directories: Sequence[Path], target: T
 def max_answer_tokens(conf: EvaluationConf, context: int | None, *, demo: bool) -> int:
     """Return the limit of an answer in tokens.
 
-    This is the configured limit, else the default or half of the target's `context`, whichever is
-    less.
+    This is the configured limit, else the default or half of the target's `context`, whichever is less.
     """
     if conf.max_new_tokens is not None:
         return conf.max_new_tokens

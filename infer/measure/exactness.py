@@ -102,9 +102,8 @@ def derive_tolerance(
 ) -> LogitTolerance:
     """Return the gap that rounding may close, and the widest gap that the precision explains.
 
-    `measured_gap` is the GAP_QUANTILE of the absolute differences of logits between the two passes,
-    `largest_logit` is the largest absolute logit. With eps the spacing of numbers just above 1
-    (2^-7 in bf16):
+    `measured_gap` is the GAP_QUANTILE of the absolute differences of logits between the two passes, `largest_logit` is
+    the largest absolute logit. With eps the spacing of numbers just above 1 (2^-7 in bf16):
 
     * A logit is a rounded number, so two passes may differ by one step, eps * largest_logit at
       most, even if nothing before it differed. The gap is never smaller than that.

@@ -76,9 +76,8 @@ def estimate_gain(
 ) -> Estimate | None:
     """Estimate the metric of `mode` minus that of `other`, paired by prompt.
 
-    `baselines` are the autoregressive modes of the two. Return None for the acceptance rate of a
-    tree minus that of a chain: siblings exclude each other, so a tree's rate is lower by
-    construction.
+    `baselines` are the autoregressive modes of the two. Return None for the acceptance rate of a tree minus that of a
+    chain: siblings exclude each other, so a tree's rate is lower by construction.
     """
     if name == "acceptance_rate" and has_tree_rounds(mode) != has_tree_rounds(other):
         return None

@@ -80,10 +80,9 @@ def list_candidates(
 ) -> list[TreeCandidate]:
     """Return the chains, trees of each node budget, and the user's tree, up to the table's depth.
 
-    `acceptance` is the share of positions at which the draft's token of a depth and rank is right.
-    Each budget has a best-first, a dynamic and a product tree. If `ngram_tokens` is not 0, every
-    candidate is listed again with a chain of that many n-gram tokens beside it. The last ones are
-    the windows of n-gram lookup alone.
+    `acceptance` is the share of positions at which the draft's token of a depth and rank is right. Each budget has a
+    best-first, a dynamic and a product tree. If `ngram_tokens` is not 0, every candidate is listed again with a chain
+    of that many n-gram tokens beside it. The last ones are the windows of n-gram lookup alone.
     """
     depth, ranks = acceptance.shape
     candidates = [

@@ -145,9 +145,8 @@ def _tune_draft(
     torch.compiler.reset()  # drops these graphs: those of the report have other shapes
     fastest, pays = choose_fastest(tuning, result)
     print_line(
-        f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}"
-        f"{fastest.description}, speed-up {result.format_speedup(fastest)}; "
-        f"took {time.perf_counter() - start:.0f} s"
+        f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}{fastest.description}, speed-up "
+        f"{result.format_speedup(fastest)}; took {time.perf_counter() - start:.0f} s"
     )
     return replace(draft, tuned=_build_decoding(fastest if pays else None, draft.draft))
 

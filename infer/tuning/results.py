@@ -87,9 +87,8 @@ class TuningResult:
 class DraftTuning:
     """One draft's candidates with their expected tokens, and a result for each batch and context.
 
-    Expected tokens do not depend on batch and context. `acceptance[d, r]` is the share of rounds in
-    which the target's token is candidate r at depth d, among the `rounds[d]` rounds in which
-    candidate 0 was right at every depth before.
+    Expected tokens do not depend on batch and context. `acceptance[d, r]` is the share of rounds in which the target's
+    token is candidate r at depth d, among the `rounds[d]` rounds in which candidate 0 was right at every depth before.
     """
 
     name: str

@@ -88,9 +88,8 @@ class RejectionRule(AcceptanceRule):
                 ranks = sorted(rank for above, rank in level if above == parent)
                 require(
                     ranks == list(range(len(ranks))),
-                    f"evaluation.verification: {self.name} needs every draw of a node, from the "
-                    f"first on, got tree.paths with siblings of ranks {ranks}; add the missing "
-                    "ones or take coupled",
+                    f"evaluation.verification: {self.name} needs every draw of a node, from the first on, got "
+                    f"tree.paths with siblings of ranks {ranks}; add the missing ones or take coupled",
                 )
 
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
@@ -162,8 +161,7 @@ class BlockRule(AcceptanceRule):
             require(
                 tree.kind is TreeKind.chain and not tree.ngram_tokens,
                 f"evaluation.verification: {self.name} needs a chain without copied tokens, got "
-                f"tree.kind={tree.kind.value}, tree.ngram_tokens={tree.ngram_tokens}; take "
-                "rejection or coupled",
+                f"tree.kind={tree.kind.value}, tree.ngram_tokens={tree.ngram_tokens}; take rejection or coupled",
             )
         super().check(sampling, tree)
 

@@ -42,10 +42,9 @@ def hold_out(
     data_name = format_data_name(conf.data)
     require(
         bool(split.selection),
-        "data.row_length: must leave prompts for choosing a checkpoint, "
-        f"got {conf.data.row_length}: "
-        f"{data_name} has no prompt of at most {max_tokens} tokens that fits in a row with an "
-        "answer; raise it or lower evaluation.max_new_tokens",
+        f"data.row_length: must leave prompts for choosing a checkpoint, got {conf.data.row_length}: {data_name} has "
+        f"no prompt of at most {max_tokens} tokens that fits in a row with an answer; raise it or lower "
+        "evaluation.max_new_tokens",
     )
     final = prepared + rows_from_documents(documents, split.final, data_name)
     _log_held_out(conf, split, len(final), max_tokens)
@@ -70,8 +69,7 @@ def resolve_evaluation(conf: TrainConf, folder: Path) -> EvaluationConf:
 def _max_prompt_tokens(conf: TrainConf, target: Target) -> int:
     """Return the most tokens that a prompt may have.
 
-    A training row must hold it with a token of an answer, and the target's positions with the
-    longest answer.
+    A training row must hold it with a token of an answer, and the target's positions with the longest answer.
     """
     context = getattr(target.config, "max_position_embeddings", None)
     if context is None:

@@ -39,8 +39,7 @@ def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder
 def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the hashes of the first question, the text before the first answer, and its beginning.
 
-    A document with at most one token before its answer is a plain text, of which only the beginning
-    is hashed.
+    A document with at most one token before its answer is a plain text, of which only the beginning is hashed.
     """
     answer_start = document.answer.index(True)
     text_start = 0 if answer_start <= 1 else answer_start

@@ -135,9 +135,8 @@ class RunState:
         """Record the hash of the rows, from which the vocabulary follows; raise UserError for others than before."""
         require(
             self.progress.rows_hash in (None, rows_hash),
-            "data: must be the training rows that the run was started with, got others, because "
-            "the data or evaluation.max_new_tokens has changed; restore it, or use another "
-            "run_name or resume=false",
+            "data: must be the training rows that the run was started with, got others, because the data or "
+            "evaluation.max_new_tokens has changed; restore it, or use another run_name or resume=false",
         )
         self.progress.rows_hash = rows_hash
 
