@@ -27,10 +27,11 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
         )
     if preview.is_author_unknown:
         log.info(
-            "these answers are not known to be the target's own, which train a draft best;\nto have the target answer "
-            "these prompts (or a server that runs it: answers=endpoint answers.url=http://localhost:8000/v1)\n    "
-            "%s\nand to train on its answers, put this in place of the data and the name of this run:\n    "
-            "data=prepared data.path=outputs/prepare/%s run_name=%s-own",
+            "these answers are not known to be the target's own, which train a draft best;\n"
+            "to have the target answer these prompts (or a server that runs it: "
+            "answers=endpoint answers.url=http://localhost:8000/v1)\n    %s\n"
+            "and to train on its answers, put this in place of the data and the name of this run:\n"
+            "    data=prepared data.path=outputs/prepare/%s run_name=%s-own",
             prepare_command(conf),
             conf.run_name,
             conf.run_name,

@@ -206,8 +206,7 @@ class Decoder:
         for index, (ids, row_id, limit) in enumerate(zip(prompts, row_ids, prompt_limits, strict=True)):
             require(
                 len(ids) > 0,
-                f"evaluation.prompts: every prompt needs a token, got none for number {index}; "
-                "begin it with the tokenizer's BOS",
+                f"evaluation.prompts: every prompt needs a token, got none for number {index}; begin it with BOS",
             )
             require(
                 len(ids) + limit <= self.slots,

@@ -51,9 +51,8 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     require(
         context is None or len(longest.ids) + conf.new_tokens <= context,
-        f"evaluation.prompts: prompt and answer must fit in the {context} positions of "
-        f"{target.name}, got prompt {longest.id} of {len(longest.ids)} tokens and "
-        f"evaluation.max_new_tokens={conf.new_tokens}; shorten the prompt or lower that",
+        f"evaluation.prompts: prompt and answer must fit in the {context} positions of {target.name}, got prompt "
+        f"{longest.id} of {len(longest.ids)} tokens; shorten it or lower evaluation.max_new_tokens={conf.new_tokens}",
     )
     return len(longest.ids)
 

@@ -94,9 +94,8 @@ def check_steps(state: RunState, optim: OptimConf) -> None:
     factors = [optim.learning_rate(n).factor(progress.step) for n in (progress.steps, steps)]
     require(
         steps == progress.steps or (steps > progress.step and factors == [1.0, 1.0]),
-        f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was ({progress.steps} steps) once "
-        f"{progress.step} steps are done, unless the rate is at its peak before and after (constant, or wsd before its "
-        f"decay), got {steps} steps; use another run_name, where draft.init_from can start from this draft",
+        f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was ({progress.steps} steps) unless "
+        f"the rate is at its peak, got {steps} steps; use another run_name, with draft.init_from for this draft",
     )
     if steps != progress.steps:
         log.info("optim: the run goes on to step %d instead of %d", steps, progress.steps)
