@@ -158,9 +158,10 @@ def write_missing_files(
     manifest = replace(manifest, target_sha256=target.fingerprint)
     if DOCUMENTS_FILE in missing:
         write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
-    graphs = device.choose_graphs(
-        whole=[Graph("compute_stored_features")], parts=[Graph("run_target", (conf.batch, plan.packed.length))]
-    )
+    # A lazy device records the target's pass and what is stored of it as one graph.
+    graphs = {
+        Graph("compute_stored_features") if device.lazy else Graph("run_target", (conf.batch, plan.packed.length))
+    }
     builder = ShardBuilder(target, plan, batch=conf.batch)
     num_batches = sum(len(builder.list_batches(shard)) for shard in shards)
     steps = iter(track_progress(range(num_batches), "capture"))

@@ -2,8 +2,7 @@
 
 python -m infer.warmup checkpoint=DIR tree=NAME ...       with the arguments of `infer.eval`
 
-Each graph is printed with the time that it took. Graphs last as long as the compiler's cache does
-(device.cache_dir): docs/graphs.md. Nothing else is written.
+Graphs last as long as the compiler's cache does (device.cache_dir): docs/graphs.md. Nothing else is written.
 """
 
 from conf.entry import entry_point

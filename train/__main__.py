@@ -1,7 +1,6 @@
 """Distill a draft from its target and measure what it gains: `python -m train`.
 
-Without arguments it runs the embedded demo on a laptop. After a kill, the same command continues
-the run.
+Without arguments it runs the embedded demo on a laptop. After a kill, the same command continues the run.
 """
 
 from conf.entry import entry_point

@@ -65,9 +65,8 @@ def orthogonalize(
 ) -> Float[Tensor, "rows columns"]:
     """Return `matrix` with all singular values brought near 1, in its dtype.
 
-    Each step of this quintic Newton-Schulz iteration maps a singular value x to
-    a*x + b*x**3 + c*x**5. The coefficients trade the last digits for steps: values end between 0.7
-    and 1.2, which serves as well as 1.
+    Each step of this quintic Newton-Schulz iteration maps a singular value x to a*x + b*x**3 + c*x**5. The coefficients
+    trade the last digits for steps: values end between 0.7 and 1.2, which serves as well as 1.
     """
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]

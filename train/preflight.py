@@ -11,8 +11,7 @@ if TYPE_CHECKING:  # a mistake is answered before PyTorch is imported, which tak
 def preflight(conf: TrainConf, *, is_warmup: bool = False) -> "FittedRun":
     """Check a run, connect its processes, and return it fitted to their devices.
 
-    A warm-up sends nothing to a tracker, and may run where the data is not. Raise UserError before
-    a model is loaded.
+    A warm-up sends nothing to a tracker, and may run where the data is not. Raise UserError before a model is loaded.
     """
     conf.check_settings()
 

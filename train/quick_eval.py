@@ -1,7 +1,6 @@
 """Evaluation during training: a few prompts, decoded with the tree that will be served.
 
-The draft's loss on the decoded answers gives a second figure: the acceptance length of a chain that
-reads the text, as in training. What a draft loses from there to decoding is the gap of the two.
+The draft's loss on the decoded answers gives the acceptance length of a chain that reads the text, as in training.
 """
 
 from collections import defaultdict
@@ -23,9 +22,8 @@ from models.trees.tree import Tree
 def chain_acceptance_length(metrics: dict[str, float]) -> float | None:
     """Return the acceptance length of a chain that reads the text, or None without `hit_<i>`.
 
-    `hit_<i>` is the share of i-th draft tokens that are right where the draft was given the text's own tokens
-    before them. The product of the first i is the chance that i tokens are accepted.
-    The target's own token adds 1.
+    `hit_<i>` is the share of i-th draft tokens that are right where the draft was given the text's own tokens before
+    them. The product of the first i is the chance that i tokens are accepted. The target's own token adds 1.
 
     >>> chain_acceptance_length({"hit_1": 0.5, "hit_2": 0.5})
     1.75
@@ -70,10 +68,7 @@ def build_quick_eval(
 ) -> Callable[[Draft], dict[str, float]]:
     """Return a function that decodes `prompts` with a draft and returns the draft's metrics.
 
-    These are the delivered tokens per round, the acceptance length, the share of rounds that
-    accepted at least each depth, and `teacher_forced_tau` on the same answers. Delivered tokens do
-    not include tokens past the end of an answer, which no user gets, nor the first token, which the
-    prefill emits.
+    Delivered tokens are without those past the end of an answer and the first, which the prefill emits.
     """
     slots = max(len(prompt) for prompt in prompts) + conf.quick_tokens
 

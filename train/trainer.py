@@ -85,9 +85,8 @@ def compute_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[
     for step, loss in enumerate(losses, start=last_step - len(losses) + 1):
         require(
             math.isfinite(loss),
-            f"optim.lr: the loss must stay finite, got {loss} at step {step}; start again "
-            "under another run_name with a lower optim.lr or optim.max_grad_norm "
-            "(the last good state is kept)",
+            f"optim.lr: the loss must stay finite, got {loss} at step {step}; start again under another run_name with "
+            "a lower optim.lr or optim.max_grad_norm (the last good state is kept)",
         )
     return losses
 

@@ -2,9 +2,7 @@
 
 python -m train.warmup draft=NAME ...       with the arguments of `python -m train`
 
-The warm-up takes one step, on dummy rows unless prompts are held out from the run's data, then
-compiles what the evaluation at the end needs; each graph is printed with its time. Graphs last as
-long as the compiler's cache does (docs/graphs.md). No run folder is written.
+Graphs last as long as the compiler's cache does (docs/graphs.md). No run folder is written.
 """
 
 from conf.entry import entry_point

@@ -5,8 +5,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from models.io.errors import require
-
 
 @dataclass(kw_only=True, frozen=True)
 class RowOrder:
@@ -17,11 +15,8 @@ class RowOrder:
     seed: int
 
     def step_rows(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
-        """Return this rank's share of the rows of a step; raise UserError if ranks cannot share them evenly."""
-        require(
-            self.rows_per_step % world == 0,
-            f"optim.rows_per_step: must be a multiple of the number of processes, got {self.rows_per_step} for {world}",
-        )
+        """Return this rank's share of the rows of a step."""
+        assert self.rows_per_step % world == 0  # see check_parallel in train/distributed/build.py
         visits = range(step * self.rows_per_step, (step + 1) * self.rows_per_step)[rank::world]
         places = (divmod(visit, self.num_rows) for visit in visits)
         return [int(_shuffle_rows(self.num_rows, self.seed, epoch)[n]) for epoch, n in places]

@@ -1,8 +1,7 @@
 """Estimate a draft's gain on a machine from traces of decoding, without loading any weights.
 
-The steps of a decoding session (infer/engine/session.py) are traced on tensors without memory. A
-pass takes at least the time to read its weights and the cache once, and at least the time to
-compute its matrix products (a roofline estimate).
+A pass takes at least the time to read its weights and the cache once, and at least that of its matrix products (a
+roofline estimate).
 """
 
 import json
@@ -156,9 +155,8 @@ def summarize_options(conf: DecodePlanConf, options: list[DecodeOption]) -> str:
     if fitting:
         best = min(fitting, key=lambda option: option.alone_s)
         return (
-            f"On {best.tensor} cores: {MS * best.alone_s:.2f} ms per token at best without a "
-            f"draft; this draft wins above {best.break_even_length:.2f} tokens per round, of "
-            f"{best.most} at most"
+            f"On {best.tensor} cores: {MS * best.alone_s:.2f} ms per token at best without a draft; this draft wins "
+            f"above {best.break_even_length:.2f} tokens per round, of {best.most} at most"
         )
     smallest = min(options, key=lambda option: option.bytes)
     if smallest.parts.get("cache", 0) > smallest.bytes / 2 and conf.batch > 1:

@@ -143,8 +143,7 @@ def describe_speed(generations: list[Generation], seconds: float) -> str:
     prompts = "the prompt" if len(generations) == 1 else f"{len(generations):,} prompts"
     per_round = f", {by_rounds / rounds:.2f} per round" if rounds else ""
     return (
-        f"{count_of(tokens, 'token')}, {tokens / seconds:.1f} tokens/s: "
-        f"{tokens - by_rounds:,} from reading {prompts}, "
+        f"{count_of(tokens, 'token')}, {tokens / seconds:.1f} tokens/s: {tokens - by_rounds:,} from reading {prompts}, "
         f"{by_rounds:,} from {count_of(rounds, 'round')}{per_round}"
     )
 

@@ -1,11 +1,8 @@
 """The metrics that differ between two sides, and which of them moved beyond noise.
 
-A side is one or more reports of one measurement. Two kinds of noise are told apart. The noise
-between prompts is estimated by resampling them: paired prompt by prompt, or, for different prompts,
-from the two intervals joined into one of the difference (Zou and Donner, Statistics in Medicine 27,
-2008). The noise between runs, of which one report knows nothing, is estimated from the figures of
-whole runs (Welch, Biometrika 34, 1947). Only metrics of time have it: the same tokens are accepted
-in every run.
+A side is one or more reports of one measurement; both sides have the same prompts. The noise between prompts is
+estimated by resampling their pairs, that between runs from the figures of whole runs (Welch, Biometrika 34, 1947). Only
+metrics of time have the latter: the same tokens are accepted in every run.
 """
 
 import math
@@ -17,7 +14,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy import stats
 
-from infer.comparison.diff import has_same_prompts, index_modes
+from infer.comparison.diff import index_modes
 from infer.results.intervals import Statistic, estimate_interval
 from infer.results.metrics import METRICS, subtract_statistics
 from infer.results.records import AUTOREGRESSIVE
@@ -75,7 +72,6 @@ def compare_metrics(before: Sequence[Report], after: Sequence[Report], *, gates_
     # Bonferroni, over the comparisons that can be a regression.
     level = 1 - FALSE_ALARM_RATE / max(1, len(gated) * num_drafting)
     knows_speed = gates_speed or has_several_runs(before, after)
-    paired = has_same_prompts(before[0], after[0])
     for name in shared:
         for metric, schema_name in COMPARED_METRICS.items():
             runs = [
@@ -92,27 +88,19 @@ def compare_metrics(before: Sequence[Report], after: Sequence[Report], *, gates_
                     before=old,
                     after=new,
                     gated=metric in gated,
-                    interval=estimate_change(old_runs, new_runs, statistic, level, paired=paired)
+                    interval=estimate_change(old_runs, new_runs, statistic, level)
                     if knows_speed or metric not in TIMED_METRICS
                     else None,
                 )
 
 
 def estimate_change(
-    old_runs: list[ndarray], new_runs: list[ndarray], statistic: Statistic, level: float, *, paired: bool
+    old_runs: list[ndarray], new_runs: list[ndarray], statistic: Statistic, level: float
 ) -> list[float] | None:
     """Return the interval of the new figure minus the old one, with both kinds of noise."""
     old_rows, new_rows = (np.mean(runs, 0) for runs in (old_runs, new_runs))
-    if paired:
-        subtract = subtract_statistics(statistic, old_rows.shape[1])
-        rows = np.hstack([new_rows, old_rows])
-        difference, interval = estimate_interval(rows, subtract, level=level)
-    else:
-        (old, old_interval), (new, new_interval) = (
-            estimate_interval(rows, statistic, level=level) for rows in (old_rows, new_rows)
-        )
-        difference = None if old is None or new is None else new - old
-        interval = _join_intervals(old, new, old_interval, new_interval)
+    subtract = subtract_statistics(statistic, old_rows.shape[1])
+    difference, interval = estimate_interval(np.hstack([new_rows, old_rows]), subtract, level=level)
     if difference is None or interval is None:
         return None
     half_width = _estimate_run_noise(
@@ -155,20 +143,3 @@ def _estimate_run_noise(old: list[float], new: list[float], level: float) -> flo
         return 0.0
     degrees = variances.sum() ** 2 / (variances**2 / (counts - 1)).sum()
     return float(stats.t.ppf((1 + level) / 2, degrees) * np.sqrt(variances.sum()))
-
-
-def _join_intervals(
-    old: float | None, new: float | None, old_interval: list[float] | None, new_interval: list[float] | None
-) -> list[float] | None:
-    """Return the interval of new - old from the intervals of two independent measurements.
-
-    >>> _join_intervals(1.0, 5.0, [0.0, 4.0], [1.0, 6.0])
-    [-1.0, 5.414213562373095]
-    """
-    if old is None or new is None or old_interval is None or new_interval is None:
-        return None
-    difference = new - old
-    return [
-        difference - math.hypot(new - new_interval[0], old_interval[1] - old),
-        difference + math.hypot(new_interval[1] - new, old - old_interval[0]),
-    ]

@@ -50,16 +50,15 @@ def compare_reports(
 
     A side is several reports if its measurement was repeated. Falls of tau are regressions; those
     of speed-up are with `gates_speed`: by default, if each side has several reports. Raise
-    UserError if the reports of a side are of different prompts.
+    UserError if the reports are of different prompts.
     """
     first, others = before[0], [*before[1:], *after]
-    for side in (before, after):
-        for number, report in enumerate(side, start=1):
-            require(
-                has_same_prompts(side[0], report),
-                f"report: must hold the same prompts as the others of its side, got others in "
-                f"number {number} of {len(side)}; give repeated runs of one measurement",
-            )
+    for number, report in enumerate(others, start=2):
+        require(
+            has_same_prompts(first, report),
+            f"report: must hold the prompts of the first report, got others in number {number} of "
+            f"{1 + len(others)}; measure again with one evaluation.prompts",
+        )
     several = has_several_runs(before, after)
     gates_speed = several if gates_speed is None else gates_speed
     changes = list(compare_metrics(before, after, gates_speed=gates_speed))
@@ -71,10 +70,7 @@ def compare_reports(
         *(f"{name} is no longer measured" + (f" ({reason})" if reason else "") for name, reason in missing.items()),
     ]
     settings = [line for report in others for line in find_changed_settings(first, report)]
-    pairing = (
-        "paired by prompt" if has_same_prompts(first, after[0]) else "unpaired: the reports hold different prompts"
-    )
-    note = f"Differences are {pairing}. {_describe_gates(several=several, speed=gates_speed)}"
+    note = f"Differences are paired by prompt. {_describe_gates(several=several, speed=gates_speed)}"
     table = _build_table(changes, not_lossless, list(missing), note)
     return list(dict.fromkeys(settings)), table, regressions
 

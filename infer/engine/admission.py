@@ -1,7 +1,4 @@
-"""Admission of requests: how many are prefilled next, how they are padded, which rows they take.
-
-The caller of `Decoder.stream` (infer/engine/decode.py) chooses which requests are next.
-"""
+"""Admission of requests: how many are prefilled next, how they are padded, which rows they take."""
 
 import time
 

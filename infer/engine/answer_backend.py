@@ -57,10 +57,8 @@ class TargetAnswerBackend:
     def _decode_waiting(self) -> Iterator[Request]:
         """Decode the shorter half of the waiting requests; yield each when it is finished.
 
-        Attention reads every slot of a row, and a pass over prompts pads them to the longest: short
-        prompts share neither with long ones. Requests that arrive meanwhile join if they are no
-        longer than that half. Those that are taken leave `self.waiting`. A device that compiles
-        slowly takes all in one session, because each length of rows has graphs of its own.
+        Short prompts share neither slots nor passes with long ones. Requests that arrive meanwhile join if they are no
+        longer than that half. A device that compiles slowly takes all in one session, for fewer graphs.
         """
         device, max_new_tokens = self.target.device, self.conf.max_new_tokens
         lengths = sorted(len(request.ids) for request in self.waiting)

@@ -1,9 +1,7 @@
 """The decoding loop: continuous batching of prompts over the rows of a session.
 
-The caller chooses which requests are next; they are admitted to free rows
-(infer/engine/admission.py). Then all rows go through rounds together (infer/engine/session.py),
-however many tokens each of them accepts. The host reads one small tensor per round. Autoregressive
-decoding is the same loop with an empty tree.
+Requests are admitted to free rows (infer/engine/admission.py), then all rows go through rounds together
+(infer/engine/session.py). Autoregressive decoding is the same loop with an empty tree.
 """
 
 import time
@@ -101,11 +99,10 @@ class Decoder:
     ) -> list[Generation]:
         """Return one generation per prompt, in order, decoding at most `self.batch` at a time.
 
-        An answer ends at `max_new_tokens`, after an EOS token, or after the token that completes
-        one of the `stop` strings, whichever comes first; with `eos_ids` None, no token is an EOS.
-        `row_ids` key the noise of each prompt. `logits_out`, which needs batch 1, is extended by
-        the target's logits after each token. With `phase_timer`, rounds run unfused so that each
-        phase can be timed. `on_tokens` is called with each request that has new tokens.
+        An answer ends at `max_new_tokens`, after an EOS token, or after the token that completes one of the `stop`
+        strings, whichever comes first; with `eos_ids` None, no token is an EOS. `row_ids` key the noise of each prompt.
+        `logits_out`, which needs batch 1, is extended by the target's logits after each token. With `phase_timer`,
+        rounds run unfused so that each phase can be timed. `on_tokens` is called with each request that has new tokens.
         """
         requests = list(self._make_requests(prompts, row_ids, max_new_tokens))
         waiting = iter(requests)
@@ -209,8 +206,7 @@ class Decoder:
         for index, (ids, row_id, limit) in enumerate(zip(prompts, row_ids, prompt_limits, strict=True)):
             require(
                 len(ids) > 0,
-                f"evaluation.prompts: every prompt needs a token, got none for number {index}; "
-                "begin it with the tokenizer's BOS",
+                f"evaluation.prompts: every prompt needs a token, got none for number {index}; begin it with BOS",
             )
             require(
                 len(ids) + limit <= self.slots,

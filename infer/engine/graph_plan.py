@@ -7,8 +7,7 @@
     allocate_slots, start_rows, empty_like, scatter_rows   the code between them, on lazy devices
                                                            (Device.compile_if_lazy)
 
-Sessions whose functions take arguments of equal shapes share graphs, so the graphs of a run are a
-set. A session takes no memory before it decodes, so they are known before that.
+Sessions of equal shapes share graphs, so the graphs of a run are a set.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,10 +18,7 @@ from models.device.graph_budget import KIND_SEPARATOR, Graph, graph_key_of
 
 
 def list_graphs(session: Session, prompt_lengths: Iterable[int], *, in_parts: bool = False) -> Iterator[Graph]:
-    """Yield the graphs that decoding prompts of these lengths needs.
-
-    With `in_parts` rounds are also run in parts.
-    """
+    """Yield the graphs that decoding prompts of these lengths needs, `in_parts` those of unfused rounds too."""
     program, batch, slots = session.program, session.batch, session.cache_slots
     draft, tree, sampling, rule = program.draft, program.tree, program.sampling, program.acceptance_rule
     target_key = (program.target.graph_key, *program.layers, slots)

@@ -1,8 +1,4 @@
-"""A request: its prompt, its answer so far, what each round contributed, and where it ends.
-
-An answer ends at an end token, after a stop string, or at its token limit. A round emits several
-tokens; those that one-by-one decoding would not have reached are cut off.
-"""
+"""A request: its prompt, its answer so far, what each round contributed, and where it ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -6,8 +6,7 @@
     cache_move                         its keys move to their final slots    }  fuses into one graph unless
     draft                              the draft makes the next proposal     }  its parts are timed
 
-The steps are functions of tensors (infer/engine/steps.py), so that sessions of equal shapes share
-graphs.
+Sessions of equal shapes share graphs, because the steps are functions of tensors (infer/engine/steps.py).
 """
 
 from collections.abc import Callable
@@ -75,10 +74,7 @@ class Session:
 
     @property
     def cache_slots(self) -> int:
-        """Return the size of the caches: `slots`, a round's nodes, and tokens emitted past the end.
-
-        The size is a multiple of SLOT_ALIGNMENT.
-        """
+        """Return the size of the caches: `slots`, a round's nodes, and tokens emitted past the end, aligned."""
         tree = self.program.tree
         # + 1: a round emits its path and one token of the target's own
         scratch = max(tree.size, tree.scratch_slots) + tree.max_path_length + 1
@@ -94,10 +90,7 @@ class Session:
         return self._allocate_slots(self.program.target, self.program.draft, batch, self.cache_slots)
 
     def side_buffers(self, batch: int) -> Buffers:
-        """Return buffers for prompts that are prefilled while the session's rows hold answers.
-
-        They are reused until a different `batch` is needed.
-        """
+        """Return buffers to prefill prompts in while the session's rows hold answers, reused by `batch`."""
         if self._side_buffers is None or self._side_buffers[0].batch != batch:
             self._side_buffers = self._allocate(batch)
         return self._side_buffers
@@ -138,10 +131,7 @@ class Session:
     def insert(
         self, state: SessionState | None, prefilled: SessionState, row_numbers: Int[Tensor, " rows"]
     ) -> SessionState:
-        """Return a state with prefilled rows at `row_numbers`; None stands for idle rows.
-
-        The cache of the state is changed in place.
-        """
+        """Return a state with prefilled rows at `row_numbers`, its cache changed in place; None: idle rows."""
         if state is None:
             idle = self._empty_like({"rows": prefilled.rows, "proposal": prefilled.proposal}, self.batch)
             cache, draft_state = self.buffers

@@ -3,11 +3,7 @@
     fused      one graph:           verify the tree, accept a path, advance the draft, take its proposal
     unfused    up to four graphs:   verify | accept | cache_move | draft; the reference, with timed parts
 
-The fused round leaves the keys of the accepted tokens in the tree's slots; the next pass moves them
-layer by layer (models/targets/cache.py). The unfused round moves them at once. Both emit the same
-tokens.
-
-A step reads a `Program`, which is constant, and a `SessionState`, and returns the next state. It
+Accepted keys are moved by the next pass of a fused round (models/targets/cache.py), at once in an unfused round. A step
 takes all that it reads as arguments, so that decoders of equal shapes share graphs.
 
 Axes: batch is rows, path the tokens that a round may emit: those of the tree's longest path and one more.
@@ -62,10 +58,7 @@ class Program:
 
 @dataclass(kw_only=True)
 class RowState:
-    """The decoding state of each row.
-
-    The root is the last known token; its key is not in the cache yet.
-    """
+    """The decoding state of each row; the root is the last known token, whose key is not in the cache yet."""
 
     row_ids: Int[Tensor, " batch"]  # from the data, not indices into the batch: they key the noise
     lengths: Int[Tensor, " batch"]  # committed tokens, without the root
@@ -144,8 +137,7 @@ def prefill(
 ) -> tuple[TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None]:
     """Read the padded prompts into `cache`, which is changed in place.
 
-    Return the target's output, the logits and scores of the first tokens, and the history. Nothing
-    here depends on the tree, so all decoders share these graphs, one per padded length.
+    Return the target's output, the logits and scores of the first tokens, and the history.
     """
     target, sampling = program.target, program.sampling
     # Reads what tells views of two caches apart, so that their graphs do: see FROZEN_PREFIXES of session.py.
@@ -262,8 +254,7 @@ def fused(program: Program, state: SessionState) -> tuple[SessionState, RoundOut
 def verify(program: Program, state: SessionState) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
     """Run the target once over root and nodes; return its output and the logits after each.
 
-    The cache is changed in place: keys of the last round's path are moved, those of root and nodes
-    are added.
+    The cache is changed in place: keys of the last round's path are moved, those of root and nodes are added.
     """
     rows, cache, target = state.rows, state.cache, program.target
     input_ids, ancestors = _verified_nodes(rows, state.proposal)

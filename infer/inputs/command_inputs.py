@@ -23,8 +23,7 @@ def load_checkpoint_target(
 ) -> Target:
     """Load the target of checkpoints, to decode at most `size`.
 
-    Raise UserError before that for drafts of another tokenizer, and for what the device cannot
-    hold.
+    Raise UserError before that for drafts of another tokenizer, and for what the device cannot hold.
     """
     tokenizer_hash = tokenizer_fingerprint(load_tokenizer(conf))
     for directory in directories:

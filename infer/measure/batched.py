@@ -1,8 +1,7 @@
 """Measure the speed-up by batch size, when many prompts are decoded together.
 
-A finished row is replaced by the next prompt. The time of a round is shared equally by its active
-rows. The shares of all prompts add up to the time of all rounds, so that tokens over shares is the
-throughput, and intervals are over prompts as everywhere.
+The time of a round is shared equally by its active rows: the shares of all prompts add up to the time of all rounds, so
+that tokens over shares is the throughput.
 """
 
 from collections.abc import Callable, Iterable

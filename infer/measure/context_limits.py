@@ -27,8 +27,7 @@ def resolve_prompts(conf: EvaluationConf, directories: Sequence[Path], target: T
 def max_answer_tokens(conf: EvaluationConf, context: int | None, *, demo: bool) -> int:
     """Return the limit of an answer in tokens.
 
-    This is the configured limit, else the default or half of the target's `context`, whichever is
-    less.
+    This is the configured limit, else the default or half of the target's `context`, whichever is less.
     """
     if conf.max_new_tokens is not None:
         return conf.max_new_tokens
@@ -52,9 +51,8 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     require(
         context is None or len(longest.ids) + conf.new_tokens <= context,
-        f"evaluation.prompts: prompt and answer must fit in the {context} positions of "
-        f"{target.name}, got prompt {longest.id} of {len(longest.ids)} tokens and "
-        f"evaluation.max_new_tokens={conf.new_tokens}; shorten the prompt or lower that",
+        f"evaluation.prompts: prompt and answer must fit in the {context} positions of {target.name}, got prompt "
+        f"{longest.id} of {len(longest.ids)} tokens; shorten it or lower evaluation.max_new_tokens={conf.new_tokens}",
     )
     return len(longest.ids)
 

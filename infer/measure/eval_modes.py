@@ -128,9 +128,8 @@ def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:
     for candidate in candidates:
         require(
             len(candidates) == 1 or tree.depth <= candidate.draft.max_depth,
-            f"tree.depth: must be at most the {candidate.draft.max_depth} tokens that "
-            f"{candidate.name} can propose, got {tree.depth}; lower tree.depth or leave "
-            f"{candidate.name} out",
+            f"tree.depth: must be at most the {candidate.draft.max_depth} tokens that {candidate.name} can propose, "
+            f"got {tree.depth}; lower tree.depth or leave {candidate.name} out",
         )
 
 

@@ -1,10 +1,8 @@
 """Check that the output is the target's own: compare each token with one-token-at-a-time decoding.
 
-In fp32 the answers must be equal. In a lower precision a pass over many tokens rounds differently
-from a pass over one, so near-ties may fall the other way. How near they must be is measured without
-trees and without the runtime's masks, positions and cache: one-token passes against the model's own
-forward pass over the same tokens (`LogitTolerance`). A gap that the precision cannot explain is not
-used as a tolerance.
+In fp32 the answers must be equal. In a lower precision near-ties may fall the other way; how near they must be is
+measured by one-token passes against the model's own forward pass over the same tokens, without trees or the runtime's
+masks, positions and cache. A gap that the precision cannot explain is not used as a tolerance (docs/exactness.md).
 """
 
 from collections.abc import Sequence
@@ -86,11 +84,8 @@ def compute_reference_logits(
 ) -> Float[Tensor, "rows vocab"]:
     """Return the logits after each token of the answer but the last, from a single pass.
 
-    The answer must have at most MAX_MEASURED_TOKENS tokens.
-
-    The pass is transformers' own forward, with its own causal mask and positions and without a
-    cache. Padding follows the text, where the causal mask hides it, and the number of logits does
-    not depend on the answer's length, so that texts of different lengths share few shapes.
+    The answer must have at most MAX_MEASURED_TOKENS tokens. The pass is transformers' own forward. Padding follows the
+    text, and the number of logits does not depend on the answer's length, so that few shapes are needed.
     """
     text_ids = [*prompt, *answer[:-1]]
     input_ids = torch.zeros(1, min(bucket_length(len(text_ids)), slots), dtype=torch.int64)
@@ -107,9 +102,8 @@ def derive_tolerance(
 ) -> LogitTolerance:
     """Return the gap that rounding may close, and the widest gap that the precision explains.
 
-    `measured_gap` is the GAP_QUANTILE of the absolute differences of logits between the two passes,
-    `largest_logit` is the largest absolute logit. With eps the spacing of numbers just above 1
-    (2^-7 in bf16):
+    `measured_gap` is the GAP_QUANTILE of the absolute differences of logits between the two passes, `largest_logit` is
+    the largest absolute logit. With eps the spacing of numbers just above 1 (2^-7 in bf16):
 
     * A logit is a rounded number, so two passes may differ by one step, eps * largest_logit at
       most, even if nothing before it differed. The gap is never smaller than that.

@@ -1,13 +1,10 @@
 """Trajectory replay: compute the acceptance of any draft and tree from one run of the target.
 
-If the target's tokens do not depend on the draft (greedy, coupled), every prefix of its text is the
-start of a possible round. The draft reads the prefix, `propose` builds its tree, and the longest
-path of the tree that the text continues with has A(s) draft tokens: those that a round after token
-s accepts. Decoding jumps from s to s + A(s) + 1: these starts give the acceptance length itself,
-round by round. All starts together predict decoding less directly, but with less noise.
+If the target's tokens do not depend on the draft (greedy, coupled), a round may start after every token s of its text.
+A(s) is the draft tokens that it accepts: the longest path of the tree that the text continues with. Decoding jumps from
+s to s + A(s) + 1; all starts together predict it less directly, but with less noise.
 
-Each text is read once, by one row: starts that follow each other become the rows of a batch, each a
-copy of that row which reads only the tokens between the first start and its own.
+Each text is read once, by one row: consecutive starts become the rows of a batch, copies of that row which read on.
 
 Axes: B starts, T tokens of a text, N nodes, D deepest node.
 """
@@ -136,10 +133,7 @@ class Replay:
 
     @torch.no_grad()
     def count_acceptance(self, depth: int, ranks: int) -> AcceptanceCounter:
-        """Return acceptance by depth and rank, counted in the rounds of decoding with a comb.
-
-        The comb has the `ranks` likeliest candidates at each depth (infer/measure/acceptance.py).
-        """
+        """Return acceptance by depth and rank, counted in the rounds of decoding with a comb of `ranks` candidates."""
         comb, counter = tree_from_paths(build_comb(depth, ranks)), AcceptanceCounter(depth, ranks)
         for batches in self._split_texts([comb]):
             if replayed := [batch.replay_tree(comb) for batch in batches]:
@@ -250,10 +244,7 @@ def decoding_starts(accepted: Int[ndarray, " starts"]) -> Int[ndarray, " rounds"
 
 
 def count_on_policy(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "texts 2"]:
-    """Return the tokens and rounds of decoding each text.
-
-    The ratio of their sums is the acceptance length (tau).
-    """
+    """Return the tokens and rounds of decoding each text; the ratio of their sums is tau."""
     return count_all_positions([lengths[decoding_starts(lengths)] for lengths in accepted])
 
 

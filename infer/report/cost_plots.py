@@ -1,8 +1,4 @@
-"""The plots of costs: the parts of a round, and the trade-off.
-
-The trade-off is the plot to choose a draft by: speed-up against acceptance length. A draft that
-cost nothing would lie on its line speed-up = tau; the distance below it is the cost.
-"""
+"""The plots of costs: the parts of a round, and speed-up against acceptance length, to choose a draft by."""
 
 from itertools import accumulate
 from typing import Any

@@ -23,6 +23,10 @@ MODE_COLUMNS = ["tau", "delivered", "speed-up", "tokens/s", "lossless"]
 # With them the terminal's table of one draft fits into 80 characters, unless verdicts are long;
 # the verdict above it says how many tokens are delivered.
 OVERVIEW_COLUMNS = ["tau", "speed-up", "lossless"]
+SIDE_BY_SIDE_COLUMNS = [
+    *("draft", "method", "M params", "MB", "draft ms", "verify ms"),
+    *("chain tau", "tree tau", "speed-up", "lossless"),
+]
 MISMATCH_COLUMNS = ["mismatched", "near-tie gap", "explained gap", "beyond gap", "widest divergence"]
 INTERVALS_NOTE = "Brackets: 95 % interval over prompts; parentheses: their number."
 
@@ -57,18 +61,7 @@ def side_by_side_table(report: Report) -> Table:
             "the tree's (of lookup: the chain's). Brackets: 95 % interval over prompts.",
             report,
         ),
-        columns=[
-            "draft",
-            "method",
-            "M params",
-            "MB",
-            "draft ms",
-            "verify ms",
-            "chain tau",
-            "tree tau",
-            "speed-up",
-            "lossless",
-        ],
+        columns=SIDE_BY_SIDE_COLUMNS,
         rows=rows,
         label_columns=2,
         stacked_headers=True,

@@ -29,13 +29,11 @@ def build_headline(report: Report) -> str:
         how = f"{prompts.chat_template} of them {how}"
     return append_remarks(
         f"{target.name} ({target.parameters:,} parameters, {device.dtype}) decoded with "
-        f"{_join_words(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
-        f"prompt by prompt in one run. {prompts.count} held-out prompts{categories} "
-        f"({prompts.source}; {how}) were continued by up to "
+        f"{_join_words(drafts) or 'no draft'} was compared with its own autoregressive decoding, prompt by prompt in "
+        f"one run. {prompts.count} held-out prompts{categories} ({prompts.source}; {how}) were continued by up to "
         f"{prompts.max_new_tokens} tokens on {device.name} ({device.kind}, {threads}, {compiled}), "
-        f"{', '.join(sampling)}; verification: {_join_words(rules) or 'none'}. "
-        f"Tree: {tree.kind}, {tree.nodes} nodes of the draft up to depth {tree.depth}, "
-        f"{tree.copied or 'none'} copied by n-gram lookup."
+        f"{', '.join(sampling)}; verification: {_join_words(rules) or 'none'}. Tree: {tree.kind}, {tree.nodes} nodes "
+        f"of the draft up to depth {tree.depth}, {tree.copied or 'none'} copied by n-gram lookup."
         f"{_describe_tuned(report)}",
         report,
     )
@@ -62,8 +60,7 @@ def describe_verdicts(report: Report) -> list[str]:
         how = f"tuned to {draft.tuned_tree}" if draft.tuned_tree else name
         sentences.append(
             f"{draft.name}, {how}: {delivered.mean:.2f} tokens delivered per round, "
-            f"{format_estimate(mode.figures.speedup)} times as fast as the target alone, "
-            f"{_describe_output(mode)}."
+            f"{format_estimate(mode.figures.speedup)} times as fast as the target alone, {_describe_output(mode)}."
         )
     return sentences
 
@@ -112,8 +109,7 @@ def describe_bottlenecks(report: Report) -> list[str]:
 def _describe_bottleneck(report: Report, view: ModeView) -> str | None:
     """Return the sentence on a mode, or None if its rounds were not timed; costs are in steps.
 
-    A round that cost just one autoregressive step would make the speed-up equal to the acceptance
-    length.
+    A round that cost just one autoregressive step would make the speed-up equal to the acceptance length.
     """
     baseline = find_baseline(report, view.draft)
     split, plain, tau = view.mode.split_ms, baseline.split_ms, view.mode.figures.acceptance_length
@@ -130,9 +126,8 @@ def _describe_bottleneck(report: Report, view: ModeView) -> str | None:
     largest, *others = sorted(extra_steps.items(), key=lambda phase: -phase[1])
     listed = ", ".join(f"{name} {steps:.2f}" for name, steps in others)
     return (
-        f"{largest[0].capitalize()} limits the speed-up most: a round yields "
-        f"{tau.mean:.2f} tokens and costs one autoregressive step plus {largest[1]:.2f} "
-        f"steps for this; other extra costs, in steps: {listed}."
+        f"{largest[0].capitalize()} limits the speed-up most: a round yields {tau.mean:.2f} tokens and costs one "
+        f"autoregressive step plus {largest[1]:.2f} steps for this; other extra costs, in steps: {listed}."
     )
 
 
@@ -206,9 +201,8 @@ def describe_curve(points: list[CurvePoint]) -> str:
         )
     trend = Trend.from_slope(line.slope)
     return (
-        f"tau {trend.value}: {_format_slope(line.slope)} a million tokens over the last "
-        f"{len(take_last_half(points))} of {len(points)} evaluations, up to "
-        f"{points[-1].tokens:,} tokens"
+        f"tau {trend.value}: {_format_slope(line.slope)} a million tokens over the last {len(take_last_half(points))} "
+        f"of {len(points)} evaluations, up to {points[-1].tokens:,} tokens"
         f"{_describe_prediction(points) if trend is Trend.rising else ''}."
     )
 

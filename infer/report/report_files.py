@@ -1,7 +1,4 @@
-"""The files of a report: report.json, report.md, report.html and rounds.jsonl.
-
-report.html is one page without scripts, fonts or anything else from a network.
-"""
+"""The files of a report: report.json, report.md, rounds.jsonl and report.html, which needs no network."""
 
 import json
 from dataclasses import asdict

@@ -84,8 +84,7 @@ def assign_draft_colors(report: Report) -> list[tuple[str, DraftInfo]]:
 def list_colored_modes(report: Report) -> list[tuple[str, ModeView]]:
     """Return the modes that the plots show, each with its color.
 
-    These are the modes without a trained draft, then all modes of a single draft, or the tree mode
-    of each of several.
+    These are the modes without a trained draft, then all modes of a single draft, or the tree mode of each of several.
     """
     several = [GRAY, INK, *(color for color, _ in assign_draft_colors(report))]
     colors = several if has_several_drafts(report) else cycle(MODE_COLORS)

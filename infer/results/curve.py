@@ -1,8 +1,7 @@
 """The curve of tau over the tokens that a draft was trained on, and whether it still rises.
 
-Training decodes the same few prompts at each evaluation. An ordinary least squares line over the
-last half of the points tells whether more training still pays; its interval holds the points' noise
-about the line, not that between prompts, which all points share.
+A least squares line over the last half of the points tells whether more training still pays; its interval holds the
+points' noise about the line, not that between prompts, which all points share.
 """
 
 import json

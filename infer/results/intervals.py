@@ -1,9 +1,7 @@
 """95 % intervals over prompts for metrics that are functions of sums, by the bootstrap-t.
 
-Rounds of one prompt resemble each other, so prompts are resampled, never rounds. A metric is any
-smooth function of the means over prompts of a few columns: (tokens, rounds) for a ratio of sums,
-four columns for the difference of two ratios. A row is a prompt, so paired differences need no
-code of their own.
+Rounds of one prompt resemble each other, so prompts are resampled, never rounds. A metric is any smooth function of the
+means over prompts of a few columns: two for a ratio of sums, four for the paired difference of two ratios.
 
 Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapters 11 (jackknife) and 12.
 """

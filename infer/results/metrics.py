@@ -1,8 +1,7 @@
 """Define every metric once, with its interval; compute gains of one mode over another.
 
-Except for the mean over prompts, every metric is a ratio of sums over prompts: a long answer weighs
-more than a short one, as it does on a server. Intervals are over questions, because the turns of
-one conversation resemble each other. `docs/report.md` defines each metric.
+Intervals are over questions, because the turns of one conversation resemble each other. `docs/report.md` defines each
+metric.
 """
 
 from collections import Counter
@@ -77,9 +76,8 @@ def estimate_gain(
 ) -> Estimate | None:
     """Estimate the metric of `mode` minus that of `other`, paired by prompt.
 
-    `baselines` are the autoregressive modes of the two. Return None for the acceptance rate of a
-    tree minus that of a chain: siblings exclude each other, so a tree's rate is lower by
-    construction.
+    `baselines` are the autoregressive modes of the two. Return None for the acceptance rate of a tree minus that of a
+    chain: siblings exclude each other, so a tree's rate is lower by construction.
     """
     if name == "acceptance_rate" and has_tree_rounds(mode) != has_tree_rounds(other):
         return None

@@ -24,8 +24,7 @@ class PromptResult:
     def figures(self) -> PromptFigures:
         """Return the numbers of the answer; the inter-token latency is (E2E - TTFT) / (tokens - 1).
 
-        That latency is a mean, because all tokens of a round arrive at once. It is None for an
-        answer of one token.
+        That latency is a mean, because all tokens of a round arrive at once. It is None for an answer of one token.
         """
         answer = self.generation
         ttft_ms, decode_ms = 1000 * answer.prefill_s, 1000 * sum(answer.share_s)

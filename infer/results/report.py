@@ -158,8 +158,7 @@ def prompt_length_bucket(tokens: int) -> int:
 def _describe_lengths(results: dict[str, ModeResult]) -> list[LengthBucket]:
     """Describe each bucket that has prompts.
 
-    Drafts are rarely as good after more tokens than they were trained on, which a mean over all
-    prompts hides.
+    Drafts are rarely as good after more tokens than they were trained on, which a mean over all prompts hides.
     """
     prompts = [result.prompt for result in results[AUTOREGRESSIVE].prompt_results]
     counts = Counter(prompt_length_bucket(len(prompt.ids)) for prompt in prompts)

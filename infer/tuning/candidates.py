@@ -61,18 +61,13 @@ class TreeCandidate:
     def to_file(self) -> dict[str, Any]:
         """Return the tree as a file of models/trees/tree_formats.py holds it."""
         conf, kind = self.conf, self.conf.kind
-        numbers: dict[TreeKind, dict[str, int | None]] = {
-            TreeKind.chain: {"depth": conf.depth},
-            TreeKind.static: {},
-            TreeKind.dynamic: {
-                "depth": conf.depth,
-                "nodes": conf.nodes,
-                "beam_width": conf.beam_width,
-                "children": conf.children,
-            },
+        names = {
+            TreeKind.chain: ["depth"],
+            TreeKind.static: [],
+            TreeKind.dynamic: ["depth", "nodes", "beam_width", "children"],
         }
-        fields = {"kind": kind.value, **numbers[kind], "ngram_tokens": conf.ngram_tokens}
-        return {"tree": fields} | ({"paths": conf.paths} if kind is TreeKind.static else {})
+        numbers = {name: getattr(conf, name) for name in [*names[kind], "ngram_tokens"]}
+        return {"tree": {"kind": kind.value, **numbers}} | ({"paths": conf.paths} if kind is TreeKind.static else {})
 
 
 def list_candidates(
@@ -85,10 +80,9 @@ def list_candidates(
 ) -> list[TreeCandidate]:
     """Return the chains, trees of each node budget, and the user's tree, up to the table's depth.
 
-    `acceptance` is the share of positions at which the draft's token of a depth and rank is right.
-    Each budget has a best-first, a dynamic and a product tree. If `ngram_tokens` is not 0, every
-    candidate is listed again with a chain of that many n-gram tokens beside it. The last ones are
-    the windows of n-gram lookup alone.
+    `acceptance` is the share of positions at which the draft's token of a depth and rank is right. Each budget has a
+    best-first, a dynamic and a product tree. If `ngram_tokens` is not 0, every candidate is listed again with a chain
+    of that many n-gram tokens beside it. The last ones are the windows of n-gram lookup alone.
     """
     depth, ranks = acceptance.shape
     candidates = [

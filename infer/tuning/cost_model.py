@@ -1,9 +1,7 @@
 """Cost of a round on this device, in steps of autoregressive decoding.
 
-Decoders are timed as they run in use, compiled and including host time, and alternate with the
-autoregressive decoder: a drifting clock or another process slows both, which largely cancels in
-their ratio. Candidates that were not timed are interpolated within their family, monotonically in
-size.
+Decoders are timed as they run in use and alternate with the autoregressive one, so that a drifting clock or another
+process largely cancels. Candidates that were not timed are interpolated within their family, monotonically in size.
 """
 
 import os
@@ -76,8 +74,7 @@ class CostBench:
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
         """Return the decoder of a candidate, or the autoregressive one for None.
 
-        Its first call builds and compiles it, which waits for tuners that time. What is compiled is
-        printed.
+        Its first call builds and compiles it, which waits for tuners that time. What is compiled is printed.
         """
         name = candidate.name if candidate else AUTOREGRESSIVE
         if name not in self.decoders:
@@ -125,10 +122,9 @@ class CostBench:
     def benchmark_trees(self, candidates: list[TreeCandidate]) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
         """Return tokens and seconds of every prompt, by mode; the modes decode in turns.
 
-        The seconds of a prompt are its row's share of each round. A round takes the same time with
-        idle rows, so this is the speed of a busy machine even while the last prompts leave rows
-        idle. At batch size 1 the modes alternate prompt by prompt; a larger batch decodes all
-        prompts in one turn.
+        The seconds of a prompt are its row's share of each round. A round takes the same time with idle rows, so this
+        is the speed of a busy machine even while the last prompts leave rows idle. At batch size 1 the modes alternate
+        prompt by prompt; a larger batch decodes all prompts in one turn.
         """
         decoders = {
             candidate.name if candidate else AUTOREGRESSIVE: self.decoder_for(candidate)

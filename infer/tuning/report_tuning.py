@@ -1,9 +1,7 @@
 """Tune the drafts of a report before it is measured: `tune=true` of `train` and `infer.eval`.
 
-The search is that of `infer.tune`, at batch size 1 and bounded. Beside its own best it decodes
-with the user's tree, the chain of that depth and n-gram lookup alone, so that the mode `tuned` is
-not slower than any mode of the report, as far as other prompts tell. It needs answers that do not
-depend on the draft, one process, and a compiler that takes seconds; without them it is skipped.
+The search is that of `infer.tune`, at batch size 1 and bounded. Beside its own best it decodes with the modes of the
+report, so that `tuned` is not slower than any of them, as far as other prompts tell.
 """
 
 import time
@@ -28,7 +26,7 @@ from infer.tuning.search import choose_tree, estimate_candidates
 from models.device.out_of_memory import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.io.errors import UserError, require
+from models.io.errors import UserError, first_line, require
 from models.targets.config import TargetConf
 from models.targets.target import Target
 from models.trees.config import TreeConf
@@ -72,24 +70,13 @@ def tune_drafts_for_report(
             return [_tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds) for draft in drafts]
     except (UserError, RuntimeError, OSError, SubprocessError) as error:
         # Errors of compilers and devices are RuntimeErrors, or those of the programs that they run.
-        reason = describe_failure(error)
+        reason = f"{'' if isinstance(error, UserError) else f'{type(error).__name__}: '}{first_line(error)}"
         checkpoints = ",".join(map(str, directories))
         print_line(
             f"tune: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
             f"it: python -m infer.tune checkpoint=[{checkpoints}]"
         )
         return drafts
-
-
-def describe_failure(error: Exception) -> str:
-    """Return in a line why trees were not tuned.
-
-    >>> describe_failure(RuntimeError("backend failed\\nat line 1 of a file"))
-    'RuntimeError: backend failed'
-    """
-    if isinstance(error, UserError):
-        return str(error)
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool) -> None:
@@ -158,9 +145,8 @@ def _tune_draft(
     torch.compiler.reset()  # drops these graphs: those of the report have other shapes
     fastest, pays = choose_fastest(tuning, result)
     print_line(
-        f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}"
-        f"{fastest.description}, speed-up {result.format_speedup(fastest)}; "
-        f"took {time.perf_counter() - start:.0f} s"
+        f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}{fastest.description}, speed-up "
+        f"{result.format_speedup(fastest)}; took {time.perf_counter() - start:.0f} s"
     )
     return replace(draft, tuned=_build_decoding(fastest if pays else None, draft.draft))
 

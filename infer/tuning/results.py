@@ -87,9 +87,8 @@ class TuningResult:
 class DraftTuning:
     """One draft's candidates with their expected tokens, and a result for each batch and context.
 
-    Expected tokens do not depend on batch and context. `acceptance[d, r]` is the share of rounds in
-    which the target's token is candidate r at depth d, among the `rounds[d]` rounds in which
-    candidate 0 was right at every depth before.
+    Expected tokens do not depend on batch and context. `acceptance[d, r]` is the share of rounds in which the target's
+    token is candidate r at depth d, among the `rounds[d]` rounds in which candidate 0 was right at every depth before.
     """
 
     name: str
@@ -103,6 +102,13 @@ class DraftTuning:
     def predicted_speedup(self, result: TuningResult, candidate: TreeCandidate) -> float:
         """Predict a candidate's speed-up: its expected tokens over the cost of its round."""
         return self.expected_tokens[candidate.name].delivered / result.cost_curve.steps(candidate)
+
+    def write_tree(self, run: Path, suffix: str, candidate: TreeCandidate, facts: dict[str, Any]) -> Path:
+        """Write a tree file with `facts` about the candidate; return its path."""
+        file = run / f"{self.name.replace('/', '-')}-{suffix}.json"
+        content = {**candidate.to_file(), **facts, "checkpoint": str(self.directory)}
+        file.write_text(json.dumps(content) + "\n")
+        return file
 
     def eval_command(self, file: Path, batch: int, conf: TuneConf) -> str:
         """Return the command that decodes with the tree in `file` as the tuning did."""
@@ -193,17 +199,14 @@ def write_choices(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list
     for tuning, result in list_results(tunings):
         if (choice := result.choice) is None:
             continue
-        file = run / f"{tuning.name.replace('/', '-')}-b{result.batch}-c{result.context}.json"
-        content = {
-            **choice.to_file(),
+        facts = {
             **_candidate_to_dict(tuning, result, choice),
             "mode": "ngram" if choice.is_lookup else "tree",
             "verdict": result.verdict.value,
-            "checkpoint": str(tuning.directory),
             "batch": result.batch,
             "context": result.context,
         }
-        file.write_text(json.dumps(content) + "\n")
+        file = tuning.write_tree(run, f"b{result.batch}-c{result.context}", choice, facts)
         note = "  # its mode ngram; no draft is needed" if choice.is_lookup else ""
         commands.append(tuning.eval_command(file, result.batch, conf) + note)
     return commands
@@ -214,10 +217,8 @@ def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> l
     commands = []
     for tuning in tunings:
         for candidate in (c for c in tuning.candidates if c.family == "static"):
-            file = run / f"{tuning.name.replace('/', '-')}-{candidate.name}.json"
             expected = asdict(tuning.expected_tokens[candidate.name])
-            content = {**candidate.to_file(), **expected, "checkpoint": str(tuning.directory)}
-            file.write_text(json.dumps(content) + "\n")
+            file = tuning.write_tree(run, candidate.name, candidate, expected)
             commands.append(tuning.eval_command(file, 1, conf))
     return commands
 

@@ -1,9 +1,7 @@
 """Search the fastest candidate of one draft for one device, batch size and context.
 
-Tokens per round are estimated by replay (`infer/measure/replay.py`), the cost of a round from
-timings of a few candidates (`infer/tuning/cost_model.py`). The candidate predicted best is timed
-until no other is predicted to be better. Then it is measured in decoding, beside its neighbors and
-the target without a draft.
+Tokens per round are estimated by replay (`infer/measure/replay.py`), the cost of a round from timings of a few
+candidates (`infer/tuning/cost_model.py`); the best is then measured in decoding, beside its neighbors and no draft.
 """
 
 from collections.abc import Sequence

@@ -71,9 +71,8 @@ class GreedyRule(CoupledRule):
 class TypicalRule(AcceptanceRule):
     """Typical acceptance: a token of probability p passes if p >= min(epsilon, delta * exp(-H)).
 
-    H is the entropy of the target's distribution: the threshold is high when the target is
-    certain. The emitted tokens do not have the target's distribution.
-    Medusa, arXiv 2401.10774, section 3.3.1.
+    H is the entropy of the target's distribution: the threshold is high when the target is certain. The emitted tokens
+    do not have the target's distribution. Medusa, arXiv 2401.10774, section 3.3.1.
     """
 
     verification = Verification.typical

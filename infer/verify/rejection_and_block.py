@@ -1,21 +1,16 @@
 """Rules that test the ratio of the target's and the draft's probabilities of each token.
 
-`rejection`: recursive rejection sampling, the children of a node sampled without replacement. They
-are tested in the order of sampling, each accepted with probability target / draft of its token. A
-rejection leaves residuals: of the target max(target - draft, 0), of the draft all but the rejected
-token. After the last rejected child the token is sampled from the target's residual.
-Leviathan et al., arXiv 2211.17192; trees as in EAGLE, arXiv 2401.15077, and Sequoia, 2402.12374.
+`rejection`: recursive rejection sampling. The children of a node are tested in the order of sampling, each accepted
+with probability target / draft; a rejection leaves residuals of both. Leviathan et al., arXiv 2211.17192; trees as in
+EAGLE, arXiv 2401.15077, and Sequoia, 2402.12374.
 
-`block`: verify a sampled chain jointly, which accepts at least as much as token by token.
-A chain with an unlikely early token may still be accepted if its later tokens make up for it.
-Sun et al., ICLR 2025, arXiv 2403.10444. In their terms, for drafted tokens x_1 .. x_N:
+`block`: verify a sampled chain jointly. Sun et al., ICLR 2025, arXiv 2403.10444. For drafted tokens x_1 .. x_N:
 
     p_0 = 1;  p_i = min(1, p_{i-1} * target(x_i) / draft(x_i))     acceptable share of x_1 .. x_i
     s_i = sum_x max(p_i * target(x) - draft(x), 0)                 residual mass after x_i, i < N
     h_i = s_i / (s_i + 1 - p_i) for i < N;  h_N = p_N              probability of ending at x_i
 
-The path ends at the last node whose uniform number is below h; the next token is sampled from the
-residual, the terms that s sums.
+The path ends at the last node whose uniform number is below h; the next token is sampled from the terms of s.
 
 Axes: B rows, N nodes, V vocabulary.
 """
@@ -93,9 +88,8 @@ class RejectionRule(AcceptanceRule):
                 ranks = sorted(rank for above, rank in level if above == parent)
                 require(
                     ranks == list(range(len(ranks))),
-                    f"evaluation.verification: {self.name} needs every draw of a node, from the "
-                    f"first on, got tree.paths with siblings of ranks {ranks}; add the missing "
-                    "ones or take coupled",
+                    f"evaluation.verification: {self.name} needs every draw of a node, from the first on, got "
+                    f"tree.paths with siblings of ranks {ranks}; add the missing ones or take coupled",
                 )
 
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
@@ -167,8 +161,7 @@ class BlockRule(AcceptanceRule):
             require(
                 tree.kind is TreeKind.chain and not tree.ngram_tokens,
                 f"evaluation.verification: {self.name} needs a chain without copied tokens, got "
-                f"tree.kind={tree.kind.value}, tree.ngram_tokens={tree.ngram_tokens}; take "
-                "rejection or coupled",
+                f"tree.kind={tree.kind.value}, tree.ngram_tokens={tree.ngram_tokens}; take rejection or coupled",
             )
         super().check(sampling, tree)
 

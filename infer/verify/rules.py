@@ -1,8 +1,7 @@
 """Build the acceptance rule that is meant by its name.
 
-A rule is called once per round, on the device, by `accept` in infer/engine/steps.py. It accepts one
-path of a token tree; all but `typical` are lossless. `docs/exactness.md` has the proofs and the
-trees that each rule supports.
+A rule is called once per round, on the device, by `accept` in infer/engine/steps.py. It accepts one path of a token
+tree; all but `typical` are lossless. `docs/exactness.md` has the proofs and the trees that each rule supports.
 """
 
 from infer.verify.base import AcceptanceRule

@@ -82,10 +82,6 @@ class Device:
         """Return small operations between graphs compiled on a lazy device, elsewhere unchanged."""
         return function
 
-    def choose_graphs(self, *, whole: Iterable[Graph], parts: Iterable[Graph]) -> set[Graph]:
-        """Return the graphs of the parts of a step, or on a lazy device those of the whole step."""
-        return set(whole if self.lazy else parts)
-
     @contextmanager
     def expect_graphs(self, needed: Iterable[Graph], print_line: Callable[[str], None]) -> Iterator[GraphBudget | None]:
         """Check calls in the block against the `needed` graphs, and print each one that is compiled.

@@ -207,25 +207,23 @@ def test_each_report_of_the_later_side_must_hold_what_the_first_held(report):
     assert "device.threads: 2 -> 4" in settings
 
 
-def test_runs_of_other_prompts_are_not_one_measurement(report):
-    other = copy.deepcopy(report)
+def test_reports_of_other_prompts_are_refused_on_either_side(report):
+    other, reordered = copy.deepcopy(report), copy.deepcopy(report)
     other["setup"]["prompts"]["sha256"] = "1" * 64
-    with pytest.raises(UserError, match=r"^report: must hold the same prompts .* number 2 of 2; "):
-        compare_reports(report, [report, other])
-    assert compare_reports([report] * 2, [other] * 2)[2] == []
-
-
-def test_reports_of_other_prompts_are_compared_unpaired(report):
-    after = change_modes(report, tree=accept_fewer)
-    old, after["setup"]["prompts"]["sha256"] = after["setup"]["prompts"]["sha256"], "1" * 64
-    settings, table, regressions = compare_reports(report, after)
-    assert f"prompts.sha256: {old} -> {'1' * 64}" in settings
-    assert "unpaired" in table.note
-    wide, narrow = (
-        get_interval(report, other, "draft/tree", "tau") for other in (after, {**after, "setup": report["setup"]})
-    )
-    assert wide[1] - wide[0] > narrow[1] - narrow[0]
-    assert regressions == ["draft/tree tau"]
+    reordered["per_prompt"].reverse()
+    for before, after, place in [
+        (report, other, "2 of 2"),
+        (report, reordered, "2 of 2"),
+        ([report, other], [report] * 2, "2 of 4"),
+        (report, [report, other], "3 of 3"),
+        ([report] * 2, [other] * 2, "3 of 4"),
+    ]:
+        with pytest.raises(UserError) as error:
+            compare_reports(before, after)
+        assert str(error.value) == (
+            f"report: must hold the prompts of the first report, got others in number {place}; "
+            "measure again with one evaluation.prompts"
+        )
 
 
 def test_settings_of_the_measurement_are_compared_key_by_key(report):

@@ -137,18 +137,15 @@ class TrainConf:
         on_policy = self.data.on_policy
         require(
             self.evaluation.prompts is not None or self.held_out.report > 0 or self.data.source is DataSource.demo,
-            "held_out.report: must be at least 1 if evaluation.prompts is not set, got 0; "
-            "raise it or give evaluation.prompts=FILE",
+            "held_out.report: must be at least 1 without evaluation.prompts, got 0; raise it or give these",
         )
         require(
             not on_policy.share or self.draft.is_language_model,
-            f"data.on_policy.share: needs a draft that is a language model, got "
-            f"{on_policy.share} with {self.draft.method}; set it to 0",
+            f"data.on_policy.share: needs a draft that is a language model, got {self.draft.method}; set it to 0",
         )
         require(
             not on_policy.share or self.loss.name is not LossName.ce,
-            f"data.on_policy.share: must be 0 for loss=ce, got {on_policy.share}; "
-            "cross-entropy on the draft's own text carries no signal from the target",
+            f"data.on_policy.share: must be 0 for loss=ce, got {on_policy.share}; choose a loss with a teacher",
         )
         require(
             not (on_policy.share and self.interval.save) or self.interval.save % on_policy.interval == 0,
@@ -166,18 +163,15 @@ class TrainConf:
         overlap, deepest = self.data.overlap, self.draft.max_proposal_depth
         require(
             overlap is None or not self.draft.needs_context,
-            f"data.overlap: must be null for {self.draft.method}, which reads what the target "
-            f"computed on all earlier tokens, got {overlap}; raise data.row_length instead",
+            f"data.overlap: must be null for {self.draft.method}, got {overlap}; raise data.row_length instead",
         )
         require(
             overlap is None or overlap > deepest,
-            f"data.overlap: must be above the {deepest} tokens that the draft can propose "
-            f"(draft.{self.draft.depth_key}), got {overlap}; raise it",
+            f"data.overlap: must be above the {deepest} tokens that the draft can propose, got {overlap}; raise it",
         )
         require(
             overlap is None or not (self.data.on_policy.share or self.loss.half_life),
-            "data.overlap: must be null with data.on_policy.share or loss.half_life, which "
-            f"start with an answer, got {overlap}; raise data.row_length instead",
+            f"data.overlap: must be null with data.on_policy.share or loss.half_life, got {overlap}; set it to null",
         )
 
 

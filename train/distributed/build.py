@@ -31,8 +31,7 @@ def check_parallel(conf: TrainConf) -> None:
     parallel, processes = conf.parallel, torchrun.get_world_size()
     require(
         processes % parallel.tensor == 0,
-        f"parallel.tensor: must divide the {processes} processes, got {parallel.tensor}; "
-        "launch a multiple of it or lower it",
+        f"parallel.tensor: must divide the {processes} processes, got {parallel.tensor}; launch a multiple of it",
     )
     rows, data_ranks = conf.optim.rows_per_step, processes // parallel.tensor
     require(
@@ -48,8 +47,7 @@ def check_parallel(conf: TrainConf) -> None:
     # Splitting failed with torch 2.9; 2.10 to 2.12 are untested.
     require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
         not parallel.splits_weights or torch.__version__ >= f"{MIN_TORCH}.dev0",
-        f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
-        f"{torch.__version__}; upgrade torch, or set parallel=replicated",
+        f"parallel: must be replicated below torch {MIN_TORCH}, got torch {torch.__version__}; upgrade torch",
     )
     if parallel.tensor > 1:
         check_heads(parallel, read_model_config(conf.target).get_text_config())
@@ -60,9 +58,8 @@ def check_layout(conf: TrainConf) -> None:
     parallel = conf.parallel
     require(
         not (conf.draft.trains_target and parallel.splits_weights),
-        "parallel: a draft that adapts its target needs both whole on every process, got "
-        f"tensor={parallel.tensor}, target={parallel.target.name}, draft={parallel.draft.name}; "
-        "leave parallel at its defaults or choose another draft",
+        "parallel: must be at its defaults for a draft that adapts its target, got "
+        f"tensor={parallel.tensor}, target={parallel.target.name}, draft={parallel.draft.name}; choose another draft",
     )
     if conf.device.name is DeviceName.xla:
         check_xla_layout(parallel, conf.optim.name.value)

@@ -2,13 +2,10 @@
 
     process = data rank * tensor + tensor rank, so that a tensor group lies within a node
 
-The frozen target is replicated on every process, or its layers are split over the `tensor`
-processes of a group by the model's own plan, or sharded over the data ranks (FSDP2), or both. The
-draft is replicated on every process (DDP) or sharded over all of them (FSDP2).
-
-The processes of a tensor group read the same rows with the same random numbers, so the mean of the
-gradients over all processes equals their mean over the data ranks. One reduction over all processes
-gives every copy of the draft the same gradient, to the last bit, so the copies never diverge.
+The target's layers may be split over the `tensor` processes of a group by the model's own plan, and sharded over the
+data ranks (FSDP2); the draft is replicated (DDP) or sharded over all processes (FSDP2). A tensor group reads the same
+rows with the same random numbers, so the mean of the gradients over all processes is that over the data ranks. One
+reduction over all of them gives every copy of the draft the same gradient, to the last bit.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -57,10 +54,7 @@ class Parallel:
 
     @property
     def runs_target(self) -> bool:
-        """Return True if this process runs the target for work that is needed only once.
-
-        That is the main process, but a split target needs all processes.
-        """
+        """Return True if this process runs the target for work needed once: the main one, all if it is split."""
         return self.is_main or self.is_target_split
 
     @property
@@ -84,10 +78,7 @@ class Parallel:
         return cast(Tensor, self.accelerator.gather(numbers)).tolist()
 
     def main_first(self) -> AbstractContextManager[None]:
-        """Return a context whose block runs on the main process before the others.
-
-        With a split target, which needs all processes, it runs on all of them at once.
-        """
+        """Return a context whose block runs on the main process first; on all at once with a split target."""
         if self.is_target_split or self.is_single_process:
             return nullcontext()
         return self.accelerator.main_process_first()
@@ -131,10 +122,7 @@ class Parallel:
     # --- the draft ----------------------------------------------------------------------------
 
     def prepare(self, loss_module: nn.Module) -> nn.Module:
-        """Return the module, set up to average its gradients over all processes.
-
-        This may replace its parameters with shards, so build optimizers afterwards.
-        """
+        """Return the module, set up to average gradients; it may shard parameters, so build optimizers afterwards."""
         if self.conf.draft is Weights.replicated or self.is_single_process:
             return self.accelerator.prepare(loss_module)
         from torch.distributed.device_mesh import init_device_mesh
@@ -146,10 +134,7 @@ class Parallel:
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
 
     def free_training_memory(self) -> None:
-        """Free what training took, once its caller holds nothing of it.
-
-        Accelerate keeps all that it has prepared, and schedules and optimizers refer to each other.
-        """
+        """Free what training took and Accelerate keeps, once its caller holds nothing of it."""
         self.accelerator.free_memory()
         release_memory()  # `free_memory` collects garbage before it lets go
 
@@ -164,8 +149,5 @@ class Parallel:
         self,
         optimizers: list[Optimizer],  # noqa: ARG002
     ) -> AbstractContextManager[None]:
-        """Return a context in which each optimizer's `state` has all that a saved state needs.
-
-        Here it always has: torch.distributed.checkpoint saves DTensor shards as they are.
-        """
+        """Return a context in which each optimizer's `state` has all that a saved state needs, as here always."""
         return nullcontext()

@@ -1,14 +1,8 @@
 """The processes of a run on the XLA route, which has neither DTensor nor FSDP2.
 
-The target is split by the layers of neuronx-distributed, and a sharded draft by ZeRO-1: each
-process holds the optimizer moments of its shard of every weight, and updates it. Weights are
-sharded along the first axis; the last shards are padded. Five rows on three processes:
-
-    0 1 | 2 3 | 4 .
-
-An engine reduces gradients, updates the shards and gathers the weights. Checkpoints hold the
-moments of full weights, as plain AdamW does, so that any number of processes can resume, with
-ZeRO-1 or without.
+The target is split by the layers of neuronx-distributed, and a sharded draft by ZeRO-1, whose engine reduces
+gradients, updates this process's shard of every weight and gathers the weights. Checkpoints hold the moments of full
+weights, so that any number of processes can resume, with ZeRO-1 or without.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,10 +29,7 @@ class XlaParallel(Parallel):
     """The processes of a run on the XLA route."""
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Return the sum over all processes, within the graph that is being recorded.
-
-        Accelerate's reduce would end the graph.
-        """
+        """Return the sum over all processes, within the graph being recorded, which Accelerate's reduce would end."""
         if self.is_single_process:
             return values
         from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
@@ -46,11 +37,7 @@ class XlaParallel(Parallel):
         return xla_model.all_reduce(xla_model.REDUCE_SUM, values)
 
     def build_target(self, conf: TargetConf) -> Target:
-        """Build the target, with this process's part of its layers.
-
-        All weights are loaded on the host, because the fingerprint and the tables (embedding and
-        head) need them, and the layers are split there.
-        """
+        """Build the target, its layers split on the host, where the fingerprint and the tables need all weights."""
         if not self.is_target_split:
             return load_target(conf, self.device)
         target = load_target(conf, self.device, load_part=lambda source: load_model(source, self.device.dtype))
@@ -130,10 +117,7 @@ def check_xla_layout(conf: ParallelConf, optimizer: str) -> None:
 
 
 def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
-    """Import and return neuronx-distributed's `layers` and `parallel_state` modules.
-
-    Raise UserError, whose message states the number of `ranks`, if that fails.
-    """
+    """Return neuronx-distributed's `layers` and `parallel_state` modules; raise UserError without them."""
     try:
         from neuronx_distributed.parallel_layers import layers, parallel_state  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -158,11 +142,7 @@ def shard_rows(tensor: Float[Tensor, "rows ..."], *, ranks: int, rank: int) -> F
 
 
 class ShardedAdamW(AdamW):
-    """AdamW whose moments are sharded from `shard_moments` on.
-
-    From then on the engine holds the moments, and `state` is empty outside of
-    `XlaParallel.full_moments`. The parameter groups stay, so schedules act on it as before.
-    """
+    """AdamW whose moments an engine holds from `shard_moments` on; `state` has them in `full_moments` alone."""
 
     engine: Any = None
     gather: Callable[[Tensor], Tensor]

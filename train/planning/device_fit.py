@@ -1,7 +1,4 @@
-"""Ask the plan whether a run fits the device at hand, before a model is loaded.
-
-It also chooses `optim.micro_batch_size=auto`: the most rows per pass that fit.
-"""
+"""Ask the plan whether a run fits the device at hand, and choose `optim.micro_batch_size=auto`; load no model."""
 
 import logging
 from dataclasses import dataclass, fields, replace
@@ -33,10 +30,9 @@ class FittedRun:
 
 
 def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
-    """Return the run with its micro-batch size chosen and its memory planned.
+    """Return the run with its micro-batch size, which a continued run keeps where it fits, and its planned memory.
 
-    A continued run keeps its size where that fits. Raise UserError, with overrides that fit, if
-    nothing fits.
+    Raise UserError, with overrides that fit, if nothing fits.
     """
     saved_rows = read_saved_rows(conf)
     is_auto = conf.optim.micro_batch_size == AUTO

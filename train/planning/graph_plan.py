@@ -3,12 +3,8 @@
     loss       the draft's loss of a micro-batch, and its gradient
     features   the target's pass over rows: a micro-batch, or a group to keep; not with a store
 
-On a lazy device, which records operations, both are part of one graph, `train_step`;
-`allocate_optimizer_states` allocates the moments before it, and `compute_features` is the pass over rows whose
-features are kept.
-
-Decoding during training, to measure the draft or to write on-policy rows, is eager; the evaluation
-at the end announces its own graphs.
+On a lazy device both are part of one graph, `train_step`; `compute_features` is the pass over rows to keep. Decoding
+during training is eager; the evaluation at the end announces its own graphs.
 """
 
 from data.config import DataSource

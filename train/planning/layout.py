@@ -20,10 +20,7 @@ MOMENT_PASSES = 2  # and reads and writes each moment
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLayout:
-    """Layout of processes: `data` groups with rows of their own, `tensor` cores in each.
-
-    The cores of a group hold the target together.
-    """
+    """Layout of processes: `data` groups with rows of their own; the `tensor` cores of each share the target."""
 
     tensor: int
     data: int
@@ -42,10 +39,7 @@ class ProcessLayout:
         return replace(self, rows=rows, micros=self.rows * self.micros // rows)
 
     def count_fitting_rows(self, most: float) -> int:
-        """Return the rows per pass, fewer than now and at most `most`, but at least one.
-
-        They divide the rows of a process, so that all its passes have the same size.
-        """
+        """Return the rows per pass, fewer than now and at most `most`, at least one, that divide those of a process."""
         rows = self.rows * self.micros
         sizes = [size for size in range(1, self.rows) if rows % size == 0 and size <= most]
         return max(sizes, default=1)
@@ -57,10 +51,9 @@ class ProcessLayout:
 
 
 def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> list[ProcessLayout]:
-    """Return a layout for each number of cores that can share the target.
+    """Return a layout for each power of two of cores that can share the target, or for a configured number alone.
 
-    The numbers are powers of two, or only the configured number if it is above 1. Raise UserError
-    if that many cores cannot share it.
+    Raise UserError if that many cores cannot share it.
     """
     if conf.parallel.tensor > 1:
         check_tensor_size(conf.parallel, machine, target)

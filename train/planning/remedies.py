@@ -20,10 +20,7 @@ ROW_LENGTH = "data.row_length"
 
 
 def suggest_overrides(plan: MachinePlan) -> list[str]:
-    """Return the overrides with which a layout fits, or [] if none does.
-
-    It is the first layout that fits with rows of full length, or else that with the longest rows.
-    """
+    """Return the overrides of the first layout that fits with full rows, else of that with the longest, else []."""
     longest: dict[str, Any] = {}
     for conf, option, layout_overrides in _list_candidates(plan):
         if not _can_train(conf):
@@ -45,10 +42,7 @@ def _can_train(conf: TrainPlanConf) -> bool:
 
 
 def _list_candidates(plan: MachinePlan) -> Iterator[tuple[TrainPlanConf, LayoutOption, dict[str, Any]]]:
-    """Yield configurations to try, with their layout and the overrides that lead to it.
-
-    First the plan's own, then with a sharded draft, then with draft and target sharded.
-    """
+    """Yield configurations, layouts and the overrides to them: the plan's, sharded drafts, draft and target sharded."""
     conf, smallest = plan.conf, plan.options[0]
     for option in plan.options:
         is_changed = option.layout.tensor != conf.parallel.tensor

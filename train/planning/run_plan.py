@@ -83,10 +83,7 @@ class MachinePlan:
 
     @property
     def best(self) -> LayoutOption:
-        """Return the fastest option that fits, or the smallest if none fits.
-
-        Among equally fast options, prefer the fewest cores per target.
-        """
+        """Return the fastest option that fits, of equals that of the fewest cores, or the smallest if none fits."""
         fitting = [option for option in self.options if self.fits(option)]
         if not fitting:
             return min(self.options, key=lambda option: (not option.phases, option.peak_bytes))
@@ -95,10 +92,7 @@ class MachinePlan:
         )
 
     def trace_layout(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
-        """Trace a run of this option's layout; return the option with its memory and step time.
-
-        With `optim.micro_batch_size=auto`, a micro-batch has the most rows that fit.
-        """
+        """Return the option with the traced memory and step time of its layout; auto takes the most rows that fit."""
         traced = self._trace_rows(option, conf)
         while conf.optim.micro_batch_size == AUTO and not self.fits(traced):
             if traced.layout.rows == 1:

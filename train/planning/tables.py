@@ -129,10 +129,7 @@ def time_table(plan: MachinePlan) -> Table:
 
 
 def planned_steps(plan: MachinePlan) -> int | None:
-    """Return the steps of the run, or None if they depend on an unknown number of tokens.
-
-    With epochs, this is an estimate for rows without padding.
-    """
+    """Return the steps of the run, None if they depend on unknown tokens; with epochs, as without padding."""
     optim, tokens = plan.conf.optim, plan.conf.tokens
     if optim.epochs is not None and tokens is None:
         return None

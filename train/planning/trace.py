@@ -1,8 +1,6 @@
 """Trace the memory of a training step and of an evaluation, on tensors without memory.
 
-The phases are those of a run: the target's pass over a batch (not with a feature store), the
-draft's loss and its gradient, and the optimizer step; at intervals, held-out prompts are decoded.
-One phase runs at a time, on top of what is always held: the weights and the optimizer's moments.
+One phase of a run is traced at a time, on top of what is always held: the weights and the optimizer's moments.
 """
 
 from collections import Counter
@@ -74,10 +72,7 @@ def trace_run(
 
 
 def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft) -> TracedPhase:
-    """Return the memory that every training step holds, whatever its rows.
-
-    This takes a fraction of a second: nothing is traced.
-    """
+    """Return the memory that every training step holds, whatever its rows; nothing is traced, so it is fast."""
     with fake_model([target.model, *collect_models(draft)], vocab=[]) as tracer:
         optimizers = _build_optimizers(tracer, conf, target, draft)
         persistent = Counter({part: tracer.live_bytes[part] for part in PERSISTENT_PARTS})
@@ -118,10 +113,7 @@ def _trace_micro_batch(
     extras: Extras,
     schema: FeatureSchema | None,
 ) -> list[TracedPhase]:
-    """Trace the passes of a micro-batch, which leave gradients behind.
-
-    If a step has several micro-batches, the gradients of an earlier one are held as well.
-    """
+    """Trace the passes of a micro-batch, beside the gradients of an earlier one if a step has several."""
     trained = trained_parameters(draft)
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(

@@ -42,10 +42,8 @@ def hold_out(
     data_name = format_data_name(conf.data)
     require(
         bool(split.selection),
-        "data.row_length: must leave prompts for choosing a checkpoint, "
-        f"got {conf.data.row_length}: "
-        f"{data_name} has no prompt of at most {max_tokens} tokens that fits in a row with an "
-        "answer; raise it or lower evaluation.max_new_tokens",
+        f"data.row_length: must hold a prompt of at most {max_tokens} tokens and an answer of {data_name}, got "
+        f"{conf.data.row_length} and none that fits; raise it or lower evaluation.max_new_tokens",
     )
     final = prepared + rows_from_documents(documents, split.final, data_name)
     _log_held_out(conf, split, len(final), max_tokens)
@@ -70,8 +68,7 @@ def resolve_evaluation(conf: TrainConf, folder: Path) -> EvaluationConf:
 def _max_prompt_tokens(conf: TrainConf, target: Target) -> int:
     """Return the most tokens that a prompt may have.
 
-    A training row must hold it with a token of an answer, and the target's positions with the
-    longest answer.
+    A training row must hold it with a token of an answer, and the target's positions with the longest answer.
     """
     context = getattr(target.config, "max_position_embeddings", None)
     if context is None:
@@ -90,9 +87,8 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
         )
     require(
         num_final > 0 or conf.evaluation.prompts is not None,
-        f"held_out.report: must leave as many conversations to train on, got "
-        f"{split.num_groups} in {format_data_name(conf.data)} with a prompt of at most "
-        f"{max_tokens} tokens; give more data, or prompts by evaluation.prompts=FILE",
+        f"held_out.report: must leave as many conversations to train on, got {split.num_groups} in "
+        f"{format_data_name(conf.data)} with prompts of at most {max_tokens} tokens; give evaluation.prompts",
     )
     if num_final < conf.held_out.report:
         log.warning(

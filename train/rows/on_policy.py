@@ -1,9 +1,7 @@
 """Rows whose answers the draft has written itself (DistillSpec): on-policy training data.
 
-Every `interval` steps the draft rewrites the rows that it will visit until the next renewal. Which
-visits use them, and what is written, depend only on the seed, the step, the row and the weights at
-the renewal, not on the process. States are saved at renewals, so a continued run writes the same
-rows again.
+Every `interval` steps the draft rewrites the rows that it will visit until the next renewal. These depend only on the
+seed, the step, the row and the weights then; states are saved at renewals, so a continued run writes the same again.
 """
 
 from dataclasses import dataclass, field

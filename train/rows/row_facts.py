@@ -1,8 +1,4 @@
-"""Compute from the packed rows what a run needs before it trains on them.
-
-Hashes of their prompts, in which held-out prompts are looked up later, and the draft's reduced
-vocabulary, with its coverage of the answers.
-"""
+"""Compute from the packed rows the hashes of their prompts and the draft's reduced vocabulary."""
 
 import logging
 from pathlib import Path
@@ -43,8 +39,7 @@ def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder
 def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the hashes of the first question, the text before the first answer, and its beginning.
 
-    A document with at most one token before its answer is a plain text, of which only the beginning
-    is hashed.
+    A document with at most one token before its answer is a plain text, of which only the beginning is hashed.
     """
     answer_start = document.answer.index(True)
     text_start = 0 if answer_start <= 1 else answer_start
@@ -55,10 +50,7 @@ def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBa
 
 
 def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path | None) -> None:
-    """Choose the draft's vocabulary by the tokens of the answers, and print its coverage.
-
-    Vocabularies of about half and double the size are printed for comparison. Held-out documents
-    are not counted.
+    """Choose the draft's vocabulary by the tokens of the answers, and print its coverage and that of other sizes.
 
     `folder`: where the table is also written; None in processes that print and write nothing.
     """

@@ -1,7 +1,6 @@
 """The folder of a run: claimed by one process, started over, continued, and its room on the disk.
 
-Lock and states are checked before anything slow, the room on the disk when the draft is built. A full
-disk is reported in one line, at any time.
+Lock and states are checked before anything slow, the room on the disk when the draft is built.
 """
 
 import errno
@@ -34,24 +33,16 @@ DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch reports a short write as `unexpected pos`.
 DISK_FULL_MESSAGES = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
-RUN_FILES = (
-    "metrics.jsonl",
-    *REPORT_FILES,
-    "training_prompts.npy",
-    "held_out.jsonl",
-    "selection.jsonl",
-    "vocabulary.md",
-    "config.yaml",
-)
+PROMPT_FILES = ("training_prompts.npy", "held_out.jsonl", "selection.jsonl")
+RUN_FILES = (*REPORT_FILES, *PROMPT_FILES, "metrics.jsonl", "vocabulary.md", "config.yaml")
 log = logging.getLogger(__name__)
 
 
 def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     """Claim the run's folder and return its state with the progress loaded; collective.
 
-    The main process locks the folder, empties it if the run is started over, removes outdated
-    states and writes config.yaml. Raise UserError if the folder cannot be used, or if the run
-    cannot continue with this config.
+    The main process locks the folder, empties it if the run is started over, removes outdated states and writes
+    config.yaml. Raise UserError if the folder cannot be used, or if the run cannot continue with this config.
     """
     folder = Path(conf.output_dir) / conf.run_name
     create_run_dir(folder)
@@ -85,9 +76,8 @@ def check_same_step(state: RunState, parallel: Parallel) -> None:
     step = state.progress.step
     require(
         len(set(parallel.gather(step))) == 1,
-        f"output_dir: must show every process the same states, got step {step} here and "
-        f"a different one elsewhere in {state.states_dir}; start again, or use a file system "
-        "that all share",
+        f"output_dir: must show every process the same states, got step {step} here and a different one elsewhere in "
+        f"{state.states_dir}; start again, or use a file system that all share",
     )
 
 
@@ -104,10 +94,8 @@ def check_steps(state: RunState, optim: OptimConf) -> None:
     factors = [optim.learning_rate(n).factor(progress.step) for n in (progress.steps, steps)]
     require(
         steps == progress.steps or (steps > progress.step and factors == [1.0, 1.0]),
-        f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was "
-        f"({progress.steps} steps) once {progress.step} steps are done, unless the rate is at its "
-        "peak before and after (constant, or wsd before its decay), "
-        f"got {steps} steps; use another run_name, where draft.init_from can start from this draft",
+        f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was ({progress.steps} steps) unless "
+        f"the rate is at its peak, got {steps} steps; use another run_name, with draft.init_from for this draft",
     )
     if steps != progress.steps:
         log.info("optim: the run goes on to step %d instead of %d", steps, progress.steps)
@@ -148,9 +136,8 @@ def check_disk_space(folder: Path, draft: Draft, target: Target | None = None) -
 def disk_bytes_needed(draft: Draft, target: Target | None = None) -> int:
     """Return the bytes of two states and two checkpoints.
 
-    A new state or checkpoint is complete before the old one is removed. A state holds the trained
-    weights and their two moments. `target` is needed for a draft that adapts it, whose checkpoint
-    includes the adapted target.
+    A new state or checkpoint is complete before the old one is removed. A state holds the trained weights and their two
+    moments. `target` is needed for a draft that adapts it, whose checkpoint includes the adapted target.
     """
     needed = 2 * sum(p.nbytes for p in draft.parameters())
     needed += 2 * 3 * sum(p.nbytes for p in trained_parameters(draft))

@@ -1,8 +1,6 @@
 """Metrics of a run: a flat JSON object per line of metrics.jsonl, and optionally W&B.
 
-Metrics of training steps are kept on the device, and read in one transfer for each line.
-
-A terminal shows a progress bar; elsewhere the same figures are plain log lines.
+Metrics of training steps stay on the device, and are read in one transfer for each line.
 """
 
 import json
@@ -93,10 +91,7 @@ def format_metric(value: float) -> str:
 
 
 class MetricLogger:
-    """Writer of a run folder's metrics, appending to those of a continued run.
-
-    Only the main process writes.
-    """
+    """Writer of a run folder's metrics on the main process, appending to those of a continued run."""
 
     def __init__(self, conf: TrackerConf, state: RunState, accelerator: Accelerator):
         self.conf, self.accelerator, self.folder = conf, accelerator, state.folder

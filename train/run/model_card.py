@@ -87,9 +87,8 @@ def describe_answers(draft: DraftInfo, modes: dict[str, Mode], adapted: str | No
         return ""
     if adapted is not None and draft.target is not None:
         return (
-            f"The target was trained with it: answers are those of `{adapted}` in this folder, "
-            f"which differ from the original's on {draft.target.changed_answers} of {prompts} "
-            "prompts."
+            f"The target was trained with it: answers are those of `{adapted}` in this folder, which differ from the "
+            f"original's on {draft.target.changed_answers} of {prompts} prompts."
         )
     if any(v.lossless != LosslessVerdict.yes for v in verdicts if is_compared(v)):
         return ""
@@ -101,9 +100,8 @@ def describe_serving(draft: DraftInfo, modes: dict[str, Mode]) -> str:
     chain, tuned = modes["chain"].figures, modes.get("tuned")
     is_slower = chain.speedup is not None and chain.speedup.mean < 1
     text = (
-        f"Engines draft a chain. One of {chain.depth} tokens was "
-        f"{format_estimate(chain.speedup)} times as fast as the target alone when it was "
-        f"measured, in the runtime that trained it{': there it does not pay' * is_slower}."
+        f"Engines draft a chain. One of {chain.depth} tokens was {format_estimate(chain.speedup)} times as fast as the "
+        f"target alone when it was measured, in the runtime that trained it{': there it does not pay' * is_slower}."
     )
     if tuned is not None and not tuned.figures.draft_passes:
         text += (
@@ -134,9 +132,8 @@ def render_training_table(conf: TrainConf, run_folder: Path) -> str:
 def describe_recipe(optim: OptimConf) -> str:
     """Return the optimizer, the rate and the size of a step in a line."""
     return (
-        f"{optim.name.value}, rate {optim.lr:g}, {optim.schedule.value}, warm-up "
-        f"{optim.warmup_ratio:.1%}, gradient norm at most {optim.max_grad_norm:g}, "
-        f"{optim.rows_per_step} rows per step"
+        f"{optim.name.value}, rate {optim.lr:g}, {optim.schedule.value}, warm-up {optim.warmup_ratio:.1%}, gradient "
+        f"norm at most {optim.max_grad_norm:g}, {optim.rows_per_step} rows per step"
     )
 
 

@@ -3,12 +3,8 @@
     state/00000120/            trained weights, optimizers, schedules, and progress.json
     state/00000160.partial/    being written; removed when the run is started again
 
-Frozen weights are left out: a draft is built with them.
-
-A state gets its name by one rename, and only then is the previous state removed, so a kill at any
-moment leaves a complete state. Every process writes its part (torch.distributed.checkpoint), and
-any number of processes can read it back. No state of random generators is saved: each step seeds
-its own generators by its number.
+A state gets its name by one rename, and only then is the previous one removed. Every process writes its part, and any
+number of processes can read it back. Frozen weights are left out, and random generators: a step seeds its own.
 """
 
 import json
@@ -46,24 +42,9 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 # Beginnings of keys that may differ when a run is continued: they change its outputs and logs, not its weights,
 # or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_PREFIXES = (
-    "log.",
-    "interval.log",
-    "data.license",
-    "data.processes",
-    "evaluation.",
-    "output_dir",
-    "resume",
-    "interval.save",
-    "device.threads",
-    "device.name",
-    "device.cache_dir",
-    "device.visible_cores",
-    "device.num_cores",
-    "device.memory_gib",
-    "parallel.",
-    "tune",
-    "optim.micro_batch_size",
-    "loss.logits_chunk",
+    *("log.", "interval.log", "interval.save", "output_dir", "resume", "evaluation.", "tune", "parallel."),
+    *("data.license", "data.processes", "optim.micro_batch_size", "loss.logits_chunk", "device.name"),
+    *("device.threads", "device.cache_dir", "device.visible_cores", "device.num_cores", "device.memory_gib"),
 )
 STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run/folder.py checks whether they may differ
 
@@ -131,10 +112,7 @@ class RunState:
         return find_newest_state(self.folder)
 
     def load_progress(self) -> None:
-        """Load the progress and the config of the newest state, if there is one.
-
-        Raise UserError if the run was started with a different config.
-        """
+        """Load the progress of the newest state, if any; raise UserError if it was started with another config."""
         newest = self.newest_state()
         if newest is None:
             return
@@ -154,15 +132,11 @@ class RunState:
         self.progress = RunProgress(**saved["progress"])
 
     def record_rows(self, rows_hash: str) -> None:
-        """Record the hash of the training rows; raise UserError if the run has trained on others.
-
-        The vocabulary, frozen weights and the order of rows follow from the rows.
-        """
+        """Record the hash of the rows, from which the vocabulary follows; raise UserError for others than before."""
         require(
             self.progress.rows_hash in (None, rows_hash),
-            "data: must be the training rows that the run was started with, got others, because "
-            "the data or evaluation.max_new_tokens has changed; restore it, or use another "
-            "run_name or resume=false",
+            "data: must be the training rows that the run was started with, got others, because the data or "
+            "evaluation.max_new_tokens has changed; restore it, or use another run_name or resume=false",
         )
         self.progress.rows_hash = rows_hash
 
@@ -199,10 +173,7 @@ class RunState:
 
 
 def remove_state(state: Path) -> None:
-    """Remove a state, or the folder of all states.
-
-    It is renamed first, so that a killed process does not leave a part of it that looks complete.
-    """
+    """Remove a state, or the folder of all, renamed first: a kill leaves no part of it that looks complete."""
     partial = state.with_suffix(PARTIAL_SUFFIX)
     if partial != state and state.exists():
         shutil.rmtree(partial, ignore_errors=True)

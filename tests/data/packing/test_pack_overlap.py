@@ -88,7 +88,7 @@ def test_the_options_of_a_method_say_whether_it_reads_context(name):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["draft=demo"], "data.overlap: must be null for eagle3, which reads what the target"),
+        (["draft=demo"], "data.overlap: must be null for eagle3, got "),
         (["draft=demo-medusa"], "data.overlap: must be above the 4 tokens that"),
         (
             ["draft=demo-medusa", "data.overlap=32", "loss.half_life=8"],

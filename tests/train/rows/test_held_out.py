@@ -327,9 +327,9 @@ def test_data_without_prompts_to_hold_out_are_refused_in_a_single_line(folder, t
     named = ["evaluation.prompts=demo", "data.overlap=8", "data.row_length=16"]
     long = tmp_path / "long.jsonl"
     write_lines(long, [{"prompt": "word " * 40, "completion": "end"} for _ in range(9)])
-    with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
+    with pytest.raises(UserError, match=r"^data\.row_length: must hold a prompt .*long.*, got 16 "):
         run_hold_out(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
-    with pytest.raises(UserError, match=r"^held_out.report: must be at least 1 if evaluation"):
+    with pytest.raises(UserError, match=r"^held_out.report: must be at least 1 without evaluation"):
         build_conf(folder, "held_out.report=0").check_settings()
 
 
