@@ -130,16 +130,11 @@ def command(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
 
     def run(*arguments: str) -> str:
-        settings = [
-            "target.name=target",
-            "evaluation.prompts=prompts.jsonl",
-            "evaluation.prompts_per_category=1",
-            "evaluation.max_new_tokens=4",
-            "device.compile=false",
-            "device.threads=1",
-            "tree.depth=2",
-            "evaluation.batch_sizes=[2]",
-        ]
+        settings = (
+            "target.name=target evaluation.prompts=prompts.jsonl evaluation.prompts_per_category=1 "
+            "evaluation.max_new_tokens=4 device.compile=false device.threads=1 tree.depth=2 "
+            "evaluation.batch_sizes=[2]"
+        ).split()
         monkeypatch.setattr(sys, "argv", ["infer.eval", *settings, *arguments])
         main()
         return capsys.readouterr().out

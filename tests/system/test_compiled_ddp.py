@@ -19,10 +19,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled")
     command = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
+        *"-m torch.distributed.run --standalone --nproc_per_node=2".split(),
         ROOT / "tests" / "support" / "runs" / "compiled_ddp_run.py",
         folder,
     ]

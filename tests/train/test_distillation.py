@@ -151,16 +151,10 @@ def check_card(checkpoint: Path, folder: Path) -> None:
 @pytest.mark.system
 def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     """A single command trains both stages and does not repeat the first; here the second trains only the target."""
-    overrides = [
-        "draft=demo-medusa2",
-        "draft.heads=2",
-        "draft.heads_steps=4",
-        "draft.heads_weight=0",
-        "optim.steps=2",
-        "tree=chain",
-        "tree.depth=2",
-        "run_name=medusa2",
-    ]
+    overrides = (
+        "draft=demo-medusa2 draft.heads=2 draft.heads_steps=4 draft.heads_weight=0 optim.steps=2 tree=chain "
+        "tree.depth=2 run_name=medusa2"
+    ).split()
     staged = build_conf(folder, *overrides, without=("draft.ttt_steps", "draft.vocab_size"))
     out = folder / "out" / "medusa2"
     run_training(staged)
@@ -244,12 +238,7 @@ def configure_resumable(folder: Path, run_dir: Path, *overrides: str) -> TrainCo
         folder,
         f"data.path={run_dir / 'rows.jsonl'}",
         f"output_dir={run_dir}",
-        "held_out.report=0",
-        "optim.schedule=constant",
-        "interval.eval=1",
-        "interval.save=1",
-        "tree=chain",
-        "tree.depth=2",
+        *"held_out.report=0 optim.schedule=constant interval.eval=1 interval.save=1 tree=chain tree.depth=2".split(),
         *overrides,
     )
 

@@ -35,20 +35,10 @@ LAPTOP = "smollm2-135m"  # its drafts have no public data: they learn from answe
 REAL = sorted(
     path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if not path.stem.startswith(("demo", LAPTOP))
 )
-SMALL = [
-    "data.row_length=128",
-    "optim.epochs=null",
-    "optim.steps=2",
-    "optim.rows_per_step=2",
-    "draft.ttt_steps=2",
-    "interval.eval=2",
-    "held_out.selection=2",
-    "device=cpu",
-    "device.compile=false",
-    "device.threads=1",
-    "tree=chain",
-    "tree.depth=3",
-]
+SMALL = (
+    "data.row_length=128 optim.epochs=null optim.steps=2 optim.rows_per_step=2 draft.ttt_steps=2 interval.eval=2 "
+    "held_out.selection=2 device=cpu device.compile=false device.threads=1 tree=chain tree.depth=3"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +90,10 @@ def test_every_real_draft_has_public_data_that_the_command_line_overrides(draft)
 def test_a_run_over_several_turns_describes_its_data_and_ends_in_a_report(run, folder):
     code, output = run(
         train.__main__.main,
-        "draft=qwen3-8b-eagle3",
-        "target.path=target",
-        "data.path=rows.jsonl",
-        "run_name=first",
-        "evaluation.prompts_per_category=1",
-        "evaluation.max_new_tokens=4",
-        "data=ultrachat",
-        "evaluation.batch_sizes=[]",
+        *(
+            "draft=qwen3-8b-eagle3 target.path=target data.path=rows.jsonl run_name=first "
+            "evaluation.prompts_per_category=1 evaluation.max_new_tokens=4 data=ultrachat evaluation.batch_sizes=[]"
+        ).split(),
         *SMALL,
     )
     assert code == 0
@@ -297,10 +283,7 @@ def test_a_store_of_the_demos_prompts_is_refused_with_the_command_that_answers_t
 def test_a_plan_needs_no_data(choice, run):
     code, output = run(
         train.plan.main,
-        "draft=qwen3-8b-medusa",
-        "machine=trn2.3xlarge",
-        "target.path=unread",
-        "data.row_length=128",
+        *"draft=qwen3-8b-medusa machine=trn2.3xlarge target.path=unread data.row_length=128".split(),
         *choice.split(),
     )
     assert code == 0, output

@@ -246,14 +246,10 @@ def test_a_full_disk_is_refused_in_a_single_line(refused, folder):
 
 def test_eval_says_that_a_tree_is_deeper_than_the_draft_was_trained_for(folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
-    overrides = [
-        "checkpoint=draft",
-        "target.name=target",
-        "tree.depth=6",
-        "device.compile=false",
-        "evaluation.prompts=prompts.jsonl",
-        "evaluation.max_new_tokens=2",
-    ]
+    overrides = (
+        "checkpoint=draft target.name=target tree.depth=6 device.compile=false evaluation.prompts=prompts.jsonl "
+        "evaluation.max_new_tokens=2"
+    ).split()
     monkeypatch.setattr(sys, "argv", ["infer.eval", *overrides])
     infer.eval.main()
     assert "tree.depth: 6 is deeper than the 4 steps" in capfd.readouterr().out

@@ -108,17 +108,7 @@ def test_every_round_of_every_mode_is_recorded(report, tmp_path):
     write_report_files(report, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert len(lines) == 48 * 5
-    assert set(lines[0]) == {
-        "prompt_id",
-        "category",
-        "turn",
-        "mode",
-        "ids",
-        "accepted",
-        "drafted",
-        "round_s",
-        "prefill_s",
-    }
+    assert set(lines[0]) == set("prompt_id category turn mode ids accepted drafted round_s prefill_s".split())
     accepted = [count for line in lines if line["mode"] == TREE for count in line["accepted"]]
     tau = report.overall.modes[TREE].figures.acceptance_length.mean
     assert 1 + sum(accepted) / len(accepted) == pytest.approx(tau)

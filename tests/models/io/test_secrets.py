@@ -19,17 +19,12 @@ URL = "answers.url=http://localhost:8000/v1"
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "http://me:hunter2@localhost:8000/v1",
-        "http://hunter2@localhost:8000/v1",
-        "http://localhost:8000/v1?api_key=hunter2",
-        "http://localhost:8000/v1?hunter2",
-        "http://localhost:8000/v1#hunter2",
-        "ftp://me:hunter2@localhost/v1",
-        "me:hunter2@localhost:8000/v1",
-        "http://me:hunter2/x@localhost:8000/v1",
-        "http://me:hunter2@localhost:99999/v1",
-    ],
+    (
+        "http://me:hunter2@localhost:8000/v1 http://hunter2@localhost:8000/v1 "
+        "http://localhost:8000/v1?api_key=hunter2 http://localhost:8000/v1?hunter2 "
+        "http://localhost:8000/v1#hunter2 ftp://me:hunter2@localhost/v1 me:hunter2@localhost:8000/v1 "
+        "http://me:hunter2/x@localhost:8000/v1 http://me:hunter2@localhost:99999/v1"
+    ).split(),
 )
 def test_an_address_with_credentials_is_refused_without_showing_them(url):
     with pytest.raises(UserError, match=r"^answers\.url: must be an address ") as refused:
@@ -58,15 +53,9 @@ def test_a_secret_among_further_fields_is_refused_by_its_key(override, key):
 def test_fields_that_servers_know_are_no_secrets(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
     fields = (
-        "return_token_ids=true",
-        "skip_special_tokens=false",
-        "stop_token_ids=[1]",
-        "min_tokens=1",
-        "truncate_prompt_tokens=9",
-        "allowed_token_ids=[1]",
-        "cache_salt=x",
-        "bad_words=[a]",
-    )
+        "return_token_ids=true skip_special_tokens=false stop_token_ids=[1] min_tokens=1 truncate_prompt_tokens=9 "
+        "allowed_token_ids=[1] cache_salt=x bad_words=[a]"
+    ).split()
     extra = [f"++answers.extra_body.{field}" for field in fields]
     conf = compose("prepare", PrepareConf, [*ENDPOINT, URL, *extra])
     assert conf.answers.api_key == "hunter2"

@@ -18,26 +18,15 @@ from tests.support.commands.pages import ROOT, Command, code, commands
 PAGE = ROOT / "docs/sequences.md"
 CHAIN = ["data.prepare", "train", "infer.tune", "infer.eval"]
 SHORT = {
-    "data.prepare": [
-        "mixture=one",
-        "mixture.sources.rows.path=prompts.jsonl",
-        "mixture.held_out=0.2",
-        "mixture.exclude=[]",
-        "answers.max_new_tokens=12",
-        "target.path=target",
-    ],
-    "train": [
-        "target.path=target",
-        "optim.epochs=null",
-        "optim.steps=4",
-        "optim.rows_per_step=2",
-        "data.row_length=256",
-        "interval.eval=2",
-        "held_out.selection=2",
-        "held_out.report=2",
-        "evaluation.max_new_tokens=8",
-        "evaluation.batch_sizes=[]",
-    ],
+    "data.prepare": (
+        "mixture=one mixture.sources.rows.path=prompts.jsonl mixture.held_out=0.2 mixture.exclude=[] "
+        "answers.max_new_tokens=12 target.path=target"
+    ).split(),
+    "train": (
+        "target.path=target optim.epochs=null optim.steps=4 optim.rows_per_step=2 data.row_length=256 "
+        "interval.eval=2 held_out.selection=2 held_out.report=2 evaluation.max_new_tokens=8 "
+        "evaluation.batch_sizes=[]"
+    ).split(),
     "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=2", "repeats=1", "batch=[1]"],
     "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1", "evaluation.batch_sizes=[]"],
 }
