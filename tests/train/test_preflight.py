@@ -17,7 +17,8 @@ import infer.plan
 import train.__main__
 import train.first_lines
 import train.plan
-from conf.entry import CONF_DIR, compose
+from conf.drafts import list_options
+from conf.entry import compose
 from data.config import DataSource, TurnSelection
 from data.document_cache import read_documents
 from data.prepare_config import PrepareConf
@@ -32,9 +33,9 @@ from train.config.run import TrainConf, TrainPlanConf
 from train.first_lines import describe_data, prepare_command
 
 LAPTOP = "smollm2-135m"  # its drafts have no public data: they learn from answers of the target
-REAL = sorted(
-    path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if not path.stem.startswith(("demo", LAPTOP))
-)
+REAL = [
+    name for group, name, _ in list_options(TrainConf) if group == "draft" and not name.startswith(("demo", LAPTOP))
+]
 SMALL = (
     "data.row_length=128 optim.epochs=null optim.steps=2 optim.rows_per_step=2 draft.ttt_steps=2 interval.eval=2 "
     "held_out.selection=2 device=cpu device.compile=false device.threads=1 tree=chain tree.depth=3"
