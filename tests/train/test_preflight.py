@@ -5,7 +5,6 @@ import logging
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import huggingface_hub
 import pytest

@@ -126,18 +126,8 @@ def test_every_category_holds_every_mode_on_its_own_prompts(report):
     assert mismatched == dict.fromkeys(CATEGORIES, 0) | {"code": 1}
 
 
-def test_figures_agree_with_the_rows_of_the_prompts(report):
-    modes = report.overall.modes
-    tree = modes[TREE].figures
-    rows = [row.modes[TREE] for row in report.per_prompt]
-    tau = sum(row.accepted + row.rounds for row in rows) / sum(row.rounds for row in rows)
-    assert tree.acceptance_length.mean == pytest.approx(tau)
-    assert 1 + sum(tree.acceptance_by_position.marginal) == pytest.approx(tau)
-    gain = modes[TREE].gains["ngram"]
-    lookup = modes["ngram"].figures.acceptance_length.mean
-    assert gain["acceptance_length"].mean == pytest.approx(tau - lookup)
-    assert gain["acceptance_rate"] is None  # a tree's is low by construction
-    assert modes["eagle3-demo/untrained"].gains == {}
+def test_a_draft_without_training_is_no_gain_over_others(report):
+    assert report.overall.modes["eagle3-demo/untrained"].gains == {}
 
 
 def test_a_draft_with_its_own_target_is_compared_with_that(comparison):
