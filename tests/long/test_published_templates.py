@@ -41,8 +41,8 @@ from tests.support.commands.published import (
     render,
     save_thin_target,
     token_ids,
-    write_lines,
 )
+from tests.support.data import write_lines
 from tests.support.data.families import ANSWER, FAMILIES, TOOL
 from train.__main__ import main as train
 from train.config.run import TrainConf

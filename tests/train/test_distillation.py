@@ -17,6 +17,7 @@ from models.device import opening
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
 from models.targets.target import Target
+from tests.support.data import read_lines, write_lines
 from tests.support.models.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.reports.cards import read_card, read_serve_line
 from tests.support.reports.wandb_files import logged, read_axes, run_ids
@@ -43,14 +44,6 @@ def folder(tmp_path_factory, target):
     prompts = [{"id": str(i), "category": "abc"[i % 3], "text": join_words(ids[:4])} for i, ids in enumerate(texts[:3])]
     write_lines(folder / "prompts.jsonl", prompts)
     return folder
-
-
-def write_lines(file: Path, rows: list[dict]):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def read_lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def join_words(ids: list[int]) -> str:

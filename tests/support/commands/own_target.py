@@ -1,11 +1,11 @@
 """Save a small target of a known chat family, and rows in the format of a public data set."""
 
-import json
 from pathlib import Path
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tests.support.data import write_lines
 from tests.support.data.families import FAMILIES
 
 TOPICS = ("rain", "bread", "a bicycle", "the moon", "a list", "gravity", "tea", "Oslo")
@@ -57,5 +57,4 @@ def save_conversations(file: Path, *, count: int, turns: int = 3, words: int = 8
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": f"{answer}."}]
         prompt = messages[0]["content"]
         rows.append({"prompt": prompt, "prompt_id": f"{number:08x}", "messages": messages})
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return write_lines(file, rows)

@@ -5,15 +5,13 @@ few steps, short rows.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.support.commands.own_target import save_conversations
 from tests.support.commands.pages import ROOT, Command, code, commands
+from tests.support.runs import run_python
 
 PAGE = ROOT / "docs/sequences.md"
 CHAIN = ["data.prepare", "train", "infer.tune", "infer.eval"]
@@ -47,15 +45,7 @@ def run_sequence(name: str, folder: Path, *train_words: str) -> dict[str, Any]:
     for command in list_commands(name):
         more = train_words if command.module == "train" else ()
         words = [*command.words, *SHORT[command.module], *more, "device=cpu", "device.compile=false"]
-        process = subprocess.run(
-            [sys.executable, "-m", command.module, *words],
-            cwd=folder,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            check=False,
-        )
-        assert process.returncode == 0, f"{words}\n{process.stdout[-2000:]}\n{process.stderr[-2000:]}"
+        run_python("-m", command.module, *words, folder=folder)
         modules.append(command.module)
     assert modules == CHAIN
     outputs = folder / "outputs"

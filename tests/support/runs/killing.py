@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from models.io.files import PARTIAL_SUFFIX
+from tests.support.runs import ROOT
 
-ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300
 FORKS = multiprocessing.get_context("forkserver")  # its processes have these modules imported:
 FORKS.set_forkserver_preload(["data.preparation", "tests.support.data.openai_server"])

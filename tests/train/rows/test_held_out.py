@@ -35,7 +35,7 @@ from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from tests.support.commands.own_target import save_target
-from tests.support.data import captured
+from tests.support.data import captured, read_lines, write_lines
 from tests.support.data.chat import asked
 from tests.support.data.families import FAMILIES
 from tests.support.models.tiny import CPU
@@ -59,14 +59,6 @@ def build_conversations(count: int) -> list[dict]:
             messages += [{"role": "user", "content": f"Tell me of {topic}."}, {"role": "assistant", "content": answer}]
         rows.append({"messages": messages, "category": ("chat", "code")[number % 5 == 0]})
     return rows
-
-
-def write_lines(file: Path, rows: list[dict]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def read_lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def build_conf(folder: Path, *overrides: str) -> TrainConf:
