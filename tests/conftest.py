@@ -2,6 +2,8 @@
 
 import logging
 import os
+import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +43,21 @@ def pytest_collection_modifyitems(items):
 def _reset_global_state():
     torch.manual_seed(0)
     logging.root.setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def read_refusal(monkeypatch, capfd):
+    """Return a function that runs a command, which must exit with code 2, and returns its one line of error."""
+
+    def read_refusal(main: Callable[[], object], *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [main.__module__, *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        return line
+
+    return read_refusal
 
 
 @pytest.fixture

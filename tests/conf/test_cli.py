@@ -119,18 +119,13 @@ def command(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_answered_in_one_line(mistake, command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command(mistake)
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == f"error: {MISTAKES[mistake]}\n"
+def test_mistakes_are_answered_in_one_line(mistake, command, read_refusal):
+    assert read_refusal(lambda: command(mistake)) == f"error: {MISTAKES[mistake]}"
 
 
-def test_user_errors_of_a_run_are_printed_in_one_line_too(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command(fail=UserError("target.name: must be reachable, got 'x'; give a local path"))
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == ("error: target.name: must be reachable, got 'x'; give a local path\n")
+def test_user_errors_of_a_run_are_printed_in_one_line_too(command, read_refusal):
+    message = "target.name: must be reachable, got 'x'; give a local path"
+    assert read_refusal(lambda: command(fail=UserError(message))) == f"error: {message}"
 
 
 def test_ctrl_c_ends_with_the_exit_code_of_an_interrupt(command, capsys):
@@ -151,14 +146,13 @@ def test_bugs_keep_their_traceback(command):
         command(fail=ValueError("a bug"))
 
 
-def test_an_unknown_key_in_a_file_names_the_file(command, capsys, tmp_path):
+def test_an_unknown_key_in_a_file_names_the_file(command, read_refusal, tmp_path):
     (tmp_path / "mine" / "draft").mkdir(parents=True)
     text = "defaults: [schema/eagle3, _self_]\nttt_step: 3\n"
     (tmp_path / "mine" / "draft" / "wrong.yaml").write_text(text)
-    with pytest.raises(SystemExit):
-        command("--config-dir", "mine", "draft=wrong")
+    line = read_refusal(lambda: command("--config-dir", "mine", "draft=wrong"))
     expected = "draft.ttt_step: no such key; did you mean draft.ttt_steps?"
-    assert capsys.readouterr().err == f"error: {expected} (in conf/draft/wrong.yaml)\n"
+    assert line == f"error: {expected} (in conf/draft/wrong.yaml)"
 
 
 @pytest.mark.parametrize(

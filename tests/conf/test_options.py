@@ -16,21 +16,7 @@ from train.config.run import TrainConf, TrainPlanConf
 
 pytestmark = pytest.mark.no_shapes
 
-GROUPS = (
-    "target",
-    "data",
-    "loss",
-    "tree",
-    "optim",
-    "device",
-    "parallel",
-    "machine",
-    "log",
-    "experiment",
-    "mixture",
-    "evaluation",
-    "answers",
-)
+GROUPS = "target data loss tree optim device parallel machine log experiment mixture evaluation answers".split()
 ELSEWHERE = {  # groups that training does not have
     "machine": ("train_plan", TrainPlanConf),
     "mixture": ("prepare", PrepareConf),

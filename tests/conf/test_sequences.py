@@ -1,7 +1,6 @@
 """In a whole sequence of one name each command finds the output of the command before it."""
 
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,20 +132,11 @@ def test_prepared_data_without_an_experiment_needs_a_path():
 
 
 @pytest.fixture
-def run_refused(monkeypatch, capsys, tmp_path):
-    """Return a function that runs a command in an empty folder and returns its one line of error."""
+def run_refused(read_refusal, monkeypatch, tmp_path):
+    """Return `read_refusal`, which runs commands in a folder of an empty target."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "target").mkdir()
-
-    def run_refused(main, *words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["command", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert stop.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    return run_refused
+    return read_refusal
 
 
 def test_train_names_the_command_that_prepares_its_data(run_refused):

@@ -32,12 +32,7 @@ PROMPTS = [
     'a \\" b \\',
     "What does ${HOME:-x} do, and \\${y}?",
     " spaces at both ends ",
-    "3.10",
-    "2026_11_25",
-    "1e5",
-    "true",
-    "-1",
-    "range(1,3)",
+    *"3.10 2026_11_25 1e5 true -1 range(1,3)".split(),
     "# ~ ! ; & < > ^ `",
 ]
 
@@ -64,10 +59,7 @@ def test_names_and_paths_are_read_as_typed():
         "run_name=2026_11_25",
         "data=jsonl",
         "data.path=date=2026-11-25/café, a(1).jsonl",
-        "data.split=train[:10%]",
-        "data.column=1.50",
-        "target.revision=3.10",
-        "output_dir=1e5",
+        *"data.split=train[:10%] data.column=1.50 target.revision=3.10 output_dir=1e5".split(),
     )
     assert conf.run_name == "2026_11_25"
     assert conf.data.path == "date=2026-11-25/café, a(1).jsonl"
@@ -142,23 +134,12 @@ def test_home_folders_are_expanded_in_every_path(monkeypatch, tmp_path):
     assert compose_generate("prompt=~/m is home").prompt == "~/m is home"
 
 
-TEXT_KEYS = {
-    "api_key_env",
-    "category",
-    "column",
-    "entity",
-    "language",
-    "license",
-    "model",
-    "project",
-    "prompt",
-    "revision",
-    "run_name",
-    "split",
-    "subset",
-    "url",
-    "visible_cores",
-}
+TEXT_KEYS = set(
+    (
+        "api_key_env category column entity language license model project prompt revision run_name split subset url "
+        "visible_cores"
+    ).split()
+)
 
 
 def list_text_keys(schema: Any) -> set[str]:

@@ -209,11 +209,7 @@ def test_a_killed_capture_is_resumed_to_the_same_store(folder, tmp_path):
         "data=jsonl",
         f"data.path={capture_conf.data.path}",
         f"data.row_length={capture_conf.data.row_length}",
-        "device=cpu",
-        "device.compile=false",
-        "batch=2",
-        "shard_mb=0.02",
-        "run_name=small",
+        *"device=cpu device.compile=false batch=2 shard_mb=0.02 run_name=small".split(),
         f"output_dir={tmp_path}",
         "draft.vocab_size=null",
     ]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections import Counter
 from html import unescape
 
@@ -116,13 +115,8 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
         (["output_dir=rows.jsonl"], "output_dir: must be a writable folder, got rows.jsonl/show"),
     ],
 )
-def test_mistakes_are_refused_in_one_line(rows, monkeypatch, capfd, overrides, message):
-    monkeypatch.setattr(sys, "argv", ["data.show", *overrides])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    [line] = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message}")
+def test_mistakes_are_refused_in_one_line(rows, read_refusal, overrides, message):
+    assert read_refusal(main, *overrides).startswith(f"error: {message}")
 
 
 def test_without_arguments_the_demo_is_shown_without_generation():

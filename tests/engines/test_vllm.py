@@ -32,17 +32,11 @@ DRAFTED, TOKENS, SLOTS = 3, 64, 512
 COUNTED = ("ids", "rounds", "drafted", "accepted")  # accepted: by position
 # A short distillation: the draft has to be right often, not always.
 TRAIN = [
-    "device=cpu",
-    "device.precision=float32",
-    "device.compile=false",
-    "data.demo.num_prompts=96",
-    "data.demo.batch=96",
-    "data.demo.max_new_tokens=64",
-    "optim.steps=80",
-    "optim.rows_per_step=4",
-    "interval.eval=80",
-    "held_out.selection=1",
-    "tree=chain",
+    *(
+        "device=cpu device.precision=float32 device.compile=false data.demo.num_prompts=96 data.demo.batch=96 "
+        "data.demo.max_new_tokens=64 optim.steps=80 optim.rows_per_step=4 interval.eval=80 held_out.selection=1 "
+        "tree=chain"
+    ).split(),
     f"tree.depth={DRAFTED}",
     "evaluation.prompts_per_category=1",
     "evaluation.max_new_tokens=4",

@@ -332,7 +332,7 @@ def test_a_lossy_rule_passes_only_beside_a_lossy_one():
     ]
 
 
-def test_a_file_that_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
+def test_a_file_that_is_no_report_is_refused_in_one_line(report, tmp_path, read_refusal):
     good, old, cut = (tmp_path / name for name in ("good.json", "old.json", "cut.json"))
     good.write_text(json.dumps(report))
     old.write_text(json.dumps({**report, "schema_version": 1}))
@@ -347,10 +347,7 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(report, tmp_path, capsy
         ([good, cut], f"report: must be a readable report.json, got {cut}; python -m"),
         ([good, tmp_path / "none"], "report: must be a readable report.json, got"),
     ]:
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        assert stop.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = read_refusal(lambda words=arguments: main([str(word) for word in words]))
         assert line.startswith(f"error: {message}")
 
 
@@ -366,7 +363,7 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(report, tmp_path, capsy
         (("setup", "device"), "cpu", "setup.device: Input should be a dictionary"),
     ],
 )
-def test_a_report_that_lacks_something_is_refused_in_one_line(report, tmp_path, capsys, path, value, message):
+def test_a_report_that_lacks_something_is_refused_in_one_line(report, tmp_path, read_refusal, path, value, message):
     other = copy.deepcopy(report)
     *outer, key = path
     section = other
@@ -378,10 +375,7 @@ def test_a_report_that_lacks_something_is_refused_in_one_line(report, tmp_path, 
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps(report))
     bad.write_text(json.dumps(other))
-    with pytest.raises(SystemExit) as stop:
-        main([str(good), str(bad)])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = read_refusal(lambda: main([str(good), str(bad)]))
     start = "error: report: must match docs/report.schema.json, got "
     assert line.startswith(start + message)
     assert f"in {bad}; measure again" in line

@@ -23,12 +23,9 @@ from infer.report.prose import list_absences
 from infer.results.schema import AdaptedTarget, DraftMemory
 from infer.verify.config import Verification
 from models.checkpoints import checkpoint, checkpoint_files
-from models.device.config import DeviceConf, DeviceName
-from models.device.opening import open_device
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Medusa2Conf
 from models.drafts.registry import build_draft
-from models.io.console import setup_logging
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
 from models.losses.config import LossConf
@@ -130,16 +127,11 @@ def command(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
 
     def run(*arguments: str) -> str:
-        settings = [
-            "target.name=target",
-            "evaluation.prompts=prompts.jsonl",
-            "evaluation.prompts_per_category=1",
-            "evaluation.max_new_tokens=4",
-            "device.compile=false",
-            "device.threads=1",
-            "tree.depth=2",
-            "evaluation.batch_sizes=[2]",
-        ]
+        settings = (
+            "target.name=target evaluation.prompts=prompts.jsonl evaluation.prompts_per_category=1 "
+            "evaluation.max_new_tokens=4 device.compile=false device.threads=1 tree.depth=2 "
+            "evaluation.batch_sizes=[2]"
+        ).split()
         monkeypatch.setattr(sys, "argv", ["infer.eval", *settings, *arguments])
         main()
         return capsys.readouterr().out
@@ -182,14 +174,6 @@ def test_results_go_to_the_wandb_run_that_trained_the_draft(folder, command):
     (train / "older" / "moved.json").rename(train / "older" / "report.json")
     shutil.rmtree(newer / "state")
     assert find_tracked_run(both[1:]) is None
-
-
-def test_runs_of_one_name_are_told_apart_by_where_they_lie(folder, command):
-    shutil.copytree(folder / "outputs" / "train" / "older", folder / "elsewhere" / "newer")
-    runs = ["outputs/train/newer/checkpoint", "elsewhere/newer/checkpoint"]
-    command(f"checkpoint=[{','.join(runs)}]", "run_name=namesakes")
-    report = json.loads((folder / "outputs/infer.eval/namesakes/report.json").read_text())
-    assert [draft["name"] for draft in report["drafts"]] == ["train/newer", "elsewhere/newer"]
 
 
 def test_names_of_runs_are_short_and_no_two_alike(tmp_path):
@@ -354,9 +338,3 @@ def count_accepted(report):
 def test_without_a_finished_run_the_error_names_the_command_for_training(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint: no finished run under .*; run `python -m"):
         find_newest_run(tmp_path)
-
-
-def test_the_chosen_device_is_printed(capsys):
-    setup_logging()
-    open_device(DeviceConf(name=DeviceName.cpu, compile=False))
-    assert capsys.readouterr().out.startswith("device: cpu, as configured (torch ")

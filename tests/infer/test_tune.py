@@ -137,20 +137,10 @@ def test_expected_tokens_of_a_tree_are_those_of_decoding_with_it(target, learned
         assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in generations) / rounds)
 
 
-SMALL = [
-    "target.name=target",
-    "prompts=prompts.jsonl",
-    "device.threads=1",
-    "device.compile=false",
-    "nodes=[4]",
-    "depth=2",
-    "ranks=3",
-    "max_new_tokens=8",
-    "repeats=1",
-    "batch=[4]",
-    "tree=chain",
-    "tree.depth=2",
-]
+SMALL = (
+    "target.name=target prompts=prompts.jsonl device.threads=1 device.compile=false nodes=[4] depth=2 ranks=3 "
+    "max_new_tokens=8 repeats=1 batch=[4] tree=chain tree.depth=2"
+).split()
 
 
 @pytest.fixture

@@ -17,19 +17,10 @@ from tests.support.models.tiny import chain, demo_target, mixed, static, tree
 pytestmark = pytest.mark.slow
 NEW = 64
 TRAIN = (
-    "device=cpu",
-    "device.precision=float32",
-    "device.compile=false",
-    "data.demo.num_prompts=96",
-    "data.demo.batch=96",
-    "data.demo.max_new_tokens=64",
-    "optim.steps=60",
-    "optim.rows_per_step=8",
-    "interval.eval=60",
-    "held_out.selection=1",
-    "evaluation.prompts_per_category=1",
-    "evaluation.max_new_tokens=4",
-)
+    "device=cpu device.precision=float32 device.compile=false data.demo.num_prompts=96 data.demo.batch=96 "
+    "data.demo.max_new_tokens=64 optim.steps=60 optim.rows_per_step=8 interval.eval=60 held_out.selection=1 "
+    "evaluation.prompts_per_category=1 evaluation.max_new_tokens=4"
+).split()
 
 
 @pytest.fixture(scope="module")

@@ -20,17 +20,10 @@ pytestmark = pytest.mark.slow
 
 ELSEWHERE = {"-m", "mixture=chat"}  # a sweep of the demo; sources on the hub, answered by a server
 SHORT = {
-    "train": [
-        "optim.epochs=null",
-        "optim.steps=4",
-        "optim.rows_per_step=2",
-        "data.row_length=256",
-        "held_out.selection=2",
-        "evaluation.max_new_tokens=8",
-        "evaluation.prompts_per_category=1",
-        "evaluation.batch_sizes=[]",
-        "log=console",
-    ],
+    "train": (
+        "optim.epochs=null optim.steps=4 optim.rows_per_step=2 data.row_length=256 held_out.selection=2 "
+        "evaluation.max_new_tokens=8 evaluation.prompts_per_category=1 evaluation.batch_sizes=[] log=console"
+    ).split(),
     "data.prepare": ["answers.max_new_tokens=32", "mixture.held_out=0.2"],
     "data.capture": ["data.row_length=256"],
     "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1", "evaluation.batch_sizes=[]"],

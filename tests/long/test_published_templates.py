@@ -41,8 +41,8 @@ from tests.support.commands.published import (
     render,
     save_thin_target,
     token_ids,
-    write_lines,
 )
+from tests.support.data import write_lines
 from tests.support.data.families import ANSWER, FAMILIES, TOOL
 from train.__main__ import main as train
 from train.config.run import TrainConf
@@ -201,11 +201,7 @@ def test_a_draft_is_trained_evaluated_and_prompted_through_the_template(name, to
     write_lines(rows, [{"messages": messages} for messages in conversations(60)])
     write_lines(prompts, [{"question_id": n, "category": "all", "turns": [TEXTS[n]]} for n in range(4)])
     common = [
-        "device=cpu",
-        "device.compile=false",
-        "device.threads=1",
-        "tree=chain",
-        "tree.depth=2",
+        *"device=cpu device.compile=false device.threads=1 tree=chain tree.depth=2".split(),
         f"target.path={folder}",
     ]
     train.__wrapped__(
@@ -218,11 +214,7 @@ def test_a_draft_is_trained_evaluated_and_prompted_through_the_template(name, to
                 "draft.ttt_steps=2",
                 "data=jsonl",
                 f"data.path={rows}",
-                "data.row_length=256",
-                "optim=adamw",
-                "optim.steps=2",
-                "optim.rows_per_step=2",
-                "held_out.selection=2",
+                *"data.row_length=256 optim=adamw optim.steps=2 optim.rows_per_step=2 held_out.selection=2".split(),
                 f"evaluation.prompts={prompts}",
                 "evaluation.max_new_tokens=8",
                 "evaluation.batch_sizes=[]",

@@ -2,9 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ from models.trees.sampling_config import SamplingConf
 from tests.support.models.cached import read_prompts, read_tree
 from tests.support.models.family_models import FAMILIES, MORE, WINDOW, family_model, family_target, partly_agreeing
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, new_draft, static, tiny_tokenizer, tree
+from tests.support.runs import run_module
 
 # root and two branches, the second deeper than the window
 #                         root  0   1   2   3   4   5   6
@@ -207,12 +205,7 @@ def test_experts_stored_in_four_bits_are_computed_in_full_precision(tmp_path):
 @pytest.mark.system
 def test_compiled_rounds_add_no_graph_and_emit_the_tokens_of_eager_rounds():
     """The rounds are compiled in a separate process: see tests/support/runs/compiled_run.py."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.compiled_families"]
-    process = subprocess.run(
-        [*command, "gemma3", "gpt_oss"], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    for family, facts in json.loads(process.stdout.splitlines()[-1]).items():
+    for family, facts in run_module("compiled_families", "gemma3", "gpt_oss").items():
         assert facts["graphs"] > 0, family
         assert facts["added"] == 0, family
         assert facts["equal"], family

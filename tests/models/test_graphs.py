@@ -3,11 +3,8 @@
 A further graph is an error where compiling takes long; elsewhere it is counted and warned of once.
 """
 
-import json
 import logging
-import os
 import re
-import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,6 +32,7 @@ from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, chain, mixed, new_draft, tiny_target
+from tests.support.runs import run_module
 from tests.support.runs.graphs_run import LENGTH, LENGTHS, TREE, draw_texts, run_loop, run_loop_in, write_prompt_file
 from tests.support.runs.toy_run import metrics, toy_conf
 from train.distributed.build import build_parallel
@@ -153,10 +151,7 @@ def test_each_compiled_graph_is_reported_with_the_time_left():
 @pytest.mark.system
 def test_a_run_compiles_the_graphs_that_it_announced():
     """In training and an evaluation, every function has its announced graphs, and none after the warm-up."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.graphs_run"]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
-    facts = json.loads(process.stdout.splitlines()[-1])
+    facts = run_module("graphs_run")
     for run in ("training", "evaluation"):
         for function, count in facts["graphs"][run].items():
             assert count["compiled"] == count["announced"], (run, function)
@@ -356,11 +351,7 @@ def test_a_run_after_its_warm_up_has_every_graph_in_the_cache(tmp_path):
     """The compiler's cache on disk has every graph; tracing is repeated."""
 
     def counts(what):
-        command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.warmup_run", what, str(tmp_path)]
-        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-        process = subprocess.run(command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False)
-        assert process.returncode == 0, process.stderr[-3000:]
-        return json.loads(process.stdout.splitlines()[-1])
+        return run_module("warmup_run", what, tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
 
     first, then = counts("warm"), counts("judge")
     assert first["miss"] > 0

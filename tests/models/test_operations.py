@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.config import DataConf
 from data.features.target_pass import run_target
@@ -25,6 +24,7 @@ from models.unrolled_attention import attend_unrolled
 from tests.support.models.methods import CASES, QUICK
 from tests.support.models.recorded import GRAPHS, build_recording_device, find_forbidden, list_operators
 from tests.support.models.tiny import CPU, batch_of, chain, mixed, static, tiny_target, tree
+from tests.support.models.watching import WatchedOperators
 from tests.support.runs.compiled_run import counted_reads
 from tests.support.runs.graphs_run import LENGTH, ROWS, draw_texts, run_loop
 from tests.support.runs.toy_run import toy_conf
@@ -33,18 +33,6 @@ RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
 # operations that the host must read, or whose number of results depends on values; only an eager
 # CPU uses `nonzero`, to skip rows without weight (models/losses/chunked.py): no compiled graph does
 DYNAMIC = ("_local_scalar_dense", "masked_select", "unique", "repeat_interleave")
-
-
-class Operations(TorchDispatchMode):
-    """Record the names of the ATen operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -56,10 +44,15 @@ def test_a_loss_draws_no_numbers_reads_no_values_and_has_shapes_that_no_value_ch
     weights = draft.term_weights(batch)
     if weights is not None:
         extras["term_weight_sums"] = 2 * weights
-    with Operations() as operations:
+    names = []
+    with record_names(names):
         draft.loss(batch, seen, **extras).total.backward()
-    assert "mul" in operations.names
-    assert not [n for n in operations.names if any(word in n for word in (*RANDOM, *DYNAMIC))]
+    assert "mul" in names
+    assert not [n for n in names if any(word in n for word in (*RANDOM, *DYNAMIC))]
+
+
+def record_names(names: list[str]) -> WatchedOperators:
+    return WatchedOperators(lambda func, *_: names.append(func.overloadpacket.__name__))
 
 
 def build_generators(rows):
@@ -71,10 +64,11 @@ def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(tar
     batch = batch_of(draw_texts(*[LENGTH] * ROWS))
     batch.document_ids[:, LENGTH // 4 :] = 1  # a short document and a long one
     seen = run_target(target, draft.needs.layers, batch)
-    with Operations() as operations:
+    names = []
+    with record_names(names):
         drawn = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
         disturbed = draft.loss(batch, seen, **drawn).total
-    assert not [n for n in operations.names if any(word in n for word in RANDOM)]
+    assert not [n for n in names if any(word in n for word in RANDOM)]
     assert disturbed != draft.loss(batch, seen).total
     backwards = draft.prepare_batch(batch, step=3, generators=build_generators(reversed(range(ROWS))))
     assert torch.equal(backwards["noise"], drawn["noise"].flip(0))
@@ -92,10 +86,11 @@ def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
         conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": steps}, interval={"save": 99})
         conf.data, conf.interval.log, conf.interval.eval = DataConf(row_length=LENGTH), steps, 99
         draft = CASES["medusa"].build(target)
-        with counted_reads() as read, Operations() as operations:
+        names = []
+        with counted_reads() as read, record_names(names):
             run_loop(conf, draft, target, CPU)
         counts = steps * sum(p.requires_grad for p in draft.parameters())
-        scalars = sum(name == "_local_scalar_dense" for name in operations.names)
+        scalars = names.count("_local_scalar_dense")
         return len(read) - counts, scalars - counts
 
     assert reads(2) == reads(8)
@@ -242,19 +237,6 @@ def compute_with_gradients(form, *inputs, score):
     return [output, *(leaf.grad for leaf in leaves)]
 
 
-class AttentionHeads(TorchDispatchMode):
-    """Record the numbers of query and key heads of each fused attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.heads = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "scaled_dot_product" in str(func) and "backward" not in str(func):
-            self.heads.append((args[0].shape[1], args[1].shape[1]))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_a_training_attention_has_no_groups_of_heads(kv_heads):
     """CUDA's fused kernels take a mask and gradients, or groups, but not both."""
@@ -262,9 +244,15 @@ def test_a_training_attention_has_no_groups_of_heads(kv_heads):
     query = torch.randn(2, 4, 8, 16, requires_grad=True)
     key, value = torch.randn(2, 2, kv_heads, 8, 16)
     mask = torch.ones(8, 8, dtype=torch.bool).tril().expand(2, 1, 8, 8)
-    with AttentionHeads() as seen:
+    heads = []
+
+    def record_heads(func, args, _):
+        if "scaled_dot_product" in str(func) and "backward" not in str(func):
+            heads.append((args[0].shape[1], args[1].shape[1]))
+
+    with WatchedOperators(record_heads):
         attended = attend(query, key, value, mask)
-    assert seen.heads == [(4, 4)]
+    assert heads == [(4, 4)]  # of queries and of keys
     scores = query @ key.repeat_interleave(4 // kv_heads, 1).mT / 4
     expected = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     expected = expected @ value.repeat_interleave(4 // kv_heads, 1)

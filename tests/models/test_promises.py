@@ -1,6 +1,5 @@
 """Every drafting method keeps these promises (docs/adding_a_method.md)."""
 
-import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from scipy import stats
 from torch import Tensor
 
 from infer.engine.decode import Decoder
-from models.checkpoints.checkpoint_files import WEIGHTS_FILE
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft
 from models.drafts.options import METHODS
@@ -23,18 +21,7 @@ from models.targets.target import Target
 from models.trees.sampling import Sampler
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.methods import CASES, DEPTH, EVERY_CASE, choose_varied_text, measure_share_of_maximum
-from tests.support.models.tiny import (
-    CPU,
-    batch_of,
-    chain,
-    learn,
-    mixed,
-    sampled_texts,
-    static,
-    tiny_target,
-    tiny_tokenizer,
-    tree,
-)
+from tests.support.models.tiny import CPU, batch_of, chain, learn, mixed, sampled_texts, static, tiny_target, tree
 from tests.support.runs.toy_run import toy_conf, toy_run, weights
 
 SAMPLED_CASES = [  # a feature draft, independent heads and a model; every key is tested above
@@ -222,24 +209,6 @@ def compute_pair_distribution(verifier, prompt):
 def test_another_target_is_refused(learned):
     with pytest.raises(UserError, match=r"checkpoint: .*target"):
         load_draft(learned.folder, tiny_target(seed=1))
-
-
-def test_another_tokenizer_is_refused(learned, target):
-    other = copy.copy(target)
-    other.tokenizer = tiny_tokenizer(words=60)
-    other.tokenizer_fingerprint = "another"
-    with pytest.raises(UserError, match=r"checkpoint: .*tokenizer"):
-        load_draft(learned.folder, other)
-
-
-def test_a_truncated_checkpoint_is_refused(learned, target, tmp_path):
-    for file in learned.folder.iterdir():
-        if file.is_file():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights_file = tmp_path / WEIGHTS_FILE
-    weights_file.write_bytes(weights_file.read_bytes()[:-100])
-    with pytest.raises(UserError, match="truncated or corrupt"):
-        load_draft(tmp_path, target)
 
 
 @pytest.mark.parametrize("name", EVERY_CASE)

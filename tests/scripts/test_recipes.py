@@ -16,22 +16,12 @@ from train.config.run import TrainConf
 DATA, RENDERED = load_data(), render_all()
 RECIPES = DATA["recipes"]
 DRAFTS = [(recipe, draft) for recipe in RECIPES for draft in recipe["drafts"]]
-ALWAYS_LISTED = {
-    "optim.name",
-    "optim.lr",
-    "optim.betas",
-    "optim.weight_decay",
-    "optim.schedule",
-    "optim.warmup_ratio",
-    "optim.max_grad_norm",
-    "optim.epochs",
-    "optim.rows_per_step",
-    "data.row_length",
-    "data.path",
-    "loss.name",
-    "loss.step_decay",
-    "loss.reduction",
-}
+ALWAYS_LISTED = set(
+    (
+        "optim.name optim.lr optim.betas optim.weight_decay optim.schedule optim.warmup_ratio optim.max_grad_norm "
+        "optim.epochs optim.rows_per_step data.row_length data.path loss.name loss.step_decay loss.reduction"
+    ).split()
+)
 
 
 @pytest.mark.parametrize(("recipe", "draft"), DRAFTS, ids=[f"{recipe['name']}-{draft}" for recipe, draft in DRAFTS])

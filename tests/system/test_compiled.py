@@ -1,26 +1,20 @@
 """Compiled decoding has one graph a function and shape, none added after the warm-up, and one read a round."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from models.device.opening import can_compile
 from tests.support.models.methods import CASES
+from tests.support.runs import run_module, run_python
 from tests.support.runs.compiled_run import REQUESTS, SHAPES
 
 ROOT = Path(__file__).parents[2]
 
 
 def run_compiled(backend: str, count: int, *names: str) -> dict:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.runs.compiled_run", backend]
-    command += [str(count), *names]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.splitlines()[-1])
+    return run_module("compiled_run", backend, str(count), *names)
 
 
 def assert_promises(figures: dict):
@@ -90,12 +84,7 @@ print(compiled(torch.arange(60.0).view(4, 15) / 7).flatten().tolist())
 
     def run_script(capability: str) -> str:
         changed = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "ATEN_CPU_CAPABILITY": capability}
-        command = [sys.executable, "-W", "ignore", "-c", script]
-        process = subprocess.run(
-            command, cwd=ROOT, env=os.environ | changed, capture_output=True, text=True, check=False
-        )
-        assert process.returncode == 0, process.stderr[-3000:]
-        return process.stdout
+        return run_python("-W", "ignore", "-c", script, **changed)
 
     widest = json.loads(run_script("avx512"))  # without AVX-512, the machine's own width
     for capability in ("avx2", "default"):

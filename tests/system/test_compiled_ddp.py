@@ -1,14 +1,12 @@
 """Two processes with a compiled loss, as every run on several GPUs has it, learn as eager ones."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.runs import launch_script
 from tests.support.runs.toy_run import metrics, weights
 
 ROOT = Path(__file__).parents[2]
@@ -17,18 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        ROOT / "tests" / "support" / "runs" / "compiled_ddp_run.py",
-        folder,
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert process.returncode == 0, process.stderr[-8000:]
+    launch_script("compiled_ddp_run.py", folder, processes=2)
     return folder
 
 

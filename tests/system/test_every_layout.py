@@ -27,10 +27,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layouts")
     command = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
+        *"-m torch.distributed.run --standalone --nproc_per_node=2".split(),
         ROOT / "tests/support/runs/layout_run.py",
         folder / "two processes",
         str(SPLITS["two processes"]),

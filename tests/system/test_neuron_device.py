@@ -33,30 +33,13 @@ pytestmark = [
     pytest.mark.skipif(not NATIVE, reason="native packages are for torch 2.13 and newer"),
 ]
 
-SMALL = [
-    "target.name=target",
-    "draft.layers=[1,3,5]",
-    "draft.ttt_steps=2",
-    "draft.vocab_size=null",
-    "data=jsonl",
-    "data.path=rows.jsonl",
-    "data.row_length=64",
-    "evaluation.prompts=prompts.jsonl",
-    "evaluation.max_new_tokens=2",
-    "evaluation.batch_sizes=[]",
-    "tree=chain",
-    "tree.depth=2",
-    "optim=adamw",
-    "optim.steps=1",
-    "optim.rows_per_step=2",
-    "optim.compile_loss=false",
-    "interval.save=1",
-    "interval.eval=9",
-    "device.compile=false",
-    "device.threads=1",
-    "output_dir=out",
-    "run_name=on_device",
-]
+SMALL = (
+    "target.name=target draft.layers=[1,3,5] draft.ttt_steps=2 draft.vocab_size=null data=jsonl "
+    "data.path=rows.jsonl data.row_length=64 evaluation.prompts=prompts.jsonl evaluation.max_new_tokens=2 "
+    "evaluation.batch_sizes=[] tree=chain tree.depth=2 optim=adamw optim.steps=1 optim.rows_per_step=2 "
+    "optim.compile_loss=false interval.save=1 interval.eval=9 device.compile=false device.threads=1 output_dir=out "
+    "run_name=on_device"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +76,7 @@ def build_library(source: Path, library: Path) -> None:
     torch_lib = Path(torch.__file__).parent / "lib"
     command = [
         COMPILER,
-        "-O0",
-        "-shared",
-        "-fPIC",
-        "-std=c++20",
+        *"-O0 -shared -fPIC -std=c++20".split(),
         *roots,
         str(source),
         "-o",

@@ -98,10 +98,7 @@ def test_a_method_of_options_modules_and_an_entry_is_trained_reported_and_evalua
         (tmp_path / f"{name}.jsonl").write_text(text)
     common = [
         f"target.path={tmp_path}/target",
-        "device=cpu",
-        "device.compile=false",
-        "tree=dynamic",
-        "device.threads=1",
+        *"device=cpu device.compile=false tree=dynamic device.threads=1".split(),
         f"evaluation.prompts={tmp_path}/prompts.jsonl",
         "evaluation.max_new_tokens=24",
         "evaluation.batch_sizes=[]",
@@ -112,14 +109,10 @@ def test_a_method_of_options_modules_and_an_entry_is_trained_reported_and_evalua
         "draft=bigram",
         "data=jsonl",
         f"data.path={tmp_path}/rows.jsonl",
-        "data.row_length=32",
-        "optim.steps=150",
-        "optim.rows_per_step=4",
-        "optim.lr=3e-2",
-        "optim.compile_loss=false",
-        "interval.eval=150",
-        "held_out.selection=2",
-        "run_name=new",
+        *(
+            "data.row_length=32 optim.steps=150 optim.rows_per_step=4 optim.lr=3e-2 optim.compile_loss=false "
+            "interval.eval=150 held_out.selection=2 run_name=new"
+        ).split(),
         *common,
     )
     out = run_module(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)

@@ -1,9 +1,6 @@
 """Several processes learn what a single process learns, hold only their part, and save for any number."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from torch.torch_version import TorchVersion
 from models.drafts.options import Medusa2Conf
 from models.io.errors import UserError
 from models.targets.config import TargetConf
+from tests.support.runs import launch_script
 from tests.support.runs.parallel_run import run, save_target
 from tests.support.runs.toy_run import metrics, toy_conf
 from train.config.run import ParallelConf, Weights
@@ -28,23 +26,6 @@ LAYOUTS = {"tensor": SPLIT, "sharded": ALL_SHARDED, "tensor and sharded": SPLIT 
 OTHERS = ("eagle1", "medusa", "hydra", "pruned")
 
 
-def launch_runs(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
-    """Launch these runs with the launcher that users take."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={processes}",
-        ROOT / "tests/support/runs/parallel_run.py",
-        folder / "target",
-        json.dumps(runs),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert process.returncode == 0, process.stderr[-8000:]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Run four processes and a single one; `state` stops at step 2, and `resumed` goes on from there."""
@@ -53,7 +34,7 @@ def folder(tmp_path_factory):
     runs = [{"folder": str(folder / name), "parallel": way} for name, way in LAYOUTS.items()]
     state = {"folder": str(folder / "state"), "parallel": SPLIT, "stop": 2}
     runs += [state, state | {"folder": str(folder / "resumed"), "after": state["folder"], "stop": 4}]
-    launch_runs(4, folder, runs)
+    launch_script("parallel_run.py", folder / "target", json.dumps(runs), processes=4)
     run(folder / "target", folder=str(folder / "single"), parallel={})
     return folder
 
@@ -104,14 +85,11 @@ def test_a_resumed_run_of_four_processes_ends_as_an_unbroken_one_bit_for_bit(fol
 
 def test_a_state_of_four_processes_is_resumed_by_two_and_by_a_single_one(folder):
     after = str(folder / "state")
-    launch_runs(
-        2,
-        folder,
-        [
-            {"folder": str(folder / "on two processes"), "parallel": DRAFT_SHARDED, "after": after},
-            *({"folder": str(folder / name), "parallel": SPLIT, "draft": name, "steps": 1} for name in OTHERS),
-        ],
-    )
+    runs = [
+        {"folder": str(folder / "on two processes"), "parallel": DRAFT_SHARDED, "after": after},
+        *({"folder": str(folder / name), "parallel": SPLIT, "draft": name, "steps": 1} for name in OTHERS),
+    ]
+    launch_script("parallel_run.py", folder / "target", json.dumps(runs), processes=2)
     run(folder / "target", folder=str(folder / "on a single one"), parallel={}, after=after)
     expected = read_losses(folder / "single")
     assert read_losses(folder / "state") == pytest.approx(expected[:2], abs=1e-5)

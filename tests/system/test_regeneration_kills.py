@@ -34,10 +34,7 @@ def start_prepare(folder: Path, port: int) -> Iterator[BaseProcess]:
     arguments = [
         "mixture=one",
         f"mixture.sources.rows.path={folder / 'rows.jsonl'}",
-        "mixture.exclude=[]",
-        "mixture.held_out=0.1",
-        "target=demo",
-        "answers=endpoint",
+        *"mixture.exclude=[] mixture.held_out=0.1 target=demo answers=endpoint".split(),
         f"output_dir={folder}",
         "run_name=run",
         f"answers.url=http://127.0.0.1:{port}/v1",

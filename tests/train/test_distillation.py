@@ -17,6 +17,7 @@ from models.device import opening
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
 from models.targets.target import Target
+from tests.support.data import read_lines, write_lines
 from tests.support.models.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.reports.cards import read_card, read_serve_line
 from tests.support.reports.wandb_files import logged, read_axes, run_ids
@@ -43,14 +44,6 @@ def folder(tmp_path_factory, target):
     prompts = [{"id": str(i), "category": "abc"[i % 3], "text": join_words(ids[:4])} for i, ids in enumerate(texts[:3])]
     write_lines(folder / "prompts.jsonl", prompts)
     return folder
-
-
-def write_lines(file: Path, rows: list[dict]):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def read_lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def join_words(ids: list[int]) -> str:
@@ -151,16 +144,10 @@ def check_card(checkpoint: Path, folder: Path) -> None:
 @pytest.mark.system
 def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     """A single command trains both stages and does not repeat the first; here the second trains only the target."""
-    overrides = [
-        "draft=demo-medusa2",
-        "draft.heads=2",
-        "draft.heads_steps=4",
-        "draft.heads_weight=0",
-        "optim.steps=2",
-        "tree=chain",
-        "tree.depth=2",
-        "run_name=medusa2",
-    ]
+    overrides = (
+        "draft=demo-medusa2 draft.heads=2 draft.heads_steps=4 draft.heads_weight=0 optim.steps=2 tree=chain "
+        "tree.depth=2 run_name=medusa2"
+    ).split()
     staged = build_conf(folder, *overrides, without=("draft.ttt_steps", "draft.vocab_size"))
     out = folder / "out" / "medusa2"
     run_training(staged)
@@ -244,12 +231,7 @@ def configure_resumable(folder: Path, run_dir: Path, *overrides: str) -> TrainCo
         folder,
         f"data.path={run_dir / 'rows.jsonl'}",
         f"output_dir={run_dir}",
-        "held_out.report=0",
-        "optim.schedule=constant",
-        "interval.eval=1",
-        "interval.save=1",
-        "tree=chain",
-        "tree.depth=2",
+        *"held_out.report=0 optim.schedule=constant interval.eval=1 interval.save=1 tree=chain tree.depth=2".split(),
         *overrides,
     )
 

@@ -290,15 +290,10 @@ def suggest_for_memory(folder, *overrides: str, gib_per_core: float) -> list[str
 def test_the_layout_with_the_longest_rows_is_suggested(folder):
     """A single core could train on rows of 128 tokens, two cores on rows of 256."""
     machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.061})
-    tight = [
-        "draft=demo",
-        "draft.layers=[1,2,3]",
-        "optim=adamw",
-        "optim.rows_per_step=2",
-        "optim.micro_batch_size=1",
-        "held_out.selection=1",
-        "loss.logits_chunk=64",
-    ]
+    tight = (
+        "draft=demo draft.layers=[1,2,3] optim=adamw optim.rows_per_step=2 optim.micro_batch_size=1 "
+        "held_out.selection=1 loss.logits_chunk=64"
+    ).split()
     short = plan_run(build_plan_conf(folder, *tight, "data.row_length=128", machine=machine))
     assert short.fits(short.options[0])
     assert short.options[0].layout.tensor == 1

@@ -5,7 +5,6 @@ import logging
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -17,7 +16,8 @@ import infer.plan
 import train.__main__
 import train.first_lines
 import train.plan
-from conf.entry import CONF_DIR, compose
+from conf.drafts import list_options
+from conf.entry import compose
 from data.config import DataSource, TurnSelection
 from data.document_cache import read_documents
 from data.prepare_config import PrepareConf
@@ -32,23 +32,13 @@ from train.config.run import TrainConf, TrainPlanConf
 from train.first_lines import describe_data, prepare_command
 
 LAPTOP = "smollm2-135m"  # its drafts have no public data: they learn from answers of the target
-REAL = sorted(
-    path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if not path.stem.startswith(("demo", LAPTOP))
-)
-SMALL = [
-    "data.row_length=128",
-    "optim.epochs=null",
-    "optim.steps=2",
-    "optim.rows_per_step=2",
-    "draft.ttt_steps=2",
-    "interval.eval=2",
-    "held_out.selection=2",
-    "device=cpu",
-    "device.compile=false",
-    "device.threads=1",
-    "tree=chain",
-    "tree.depth=3",
+REAL = [
+    name for group, name, _ in list_options(TrainConf) if group == "draft" and not name.startswith(("demo", LAPTOP))
 ]
+SMALL = (
+    "data.row_length=128 optim.epochs=null optim.steps=2 optim.rows_per_step=2 draft.ttt_steps=2 interval.eval=2 "
+    "held_out.selection=2 device=cpu device.compile=false device.threads=1 tree=chain tree.depth=3"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +90,10 @@ def test_every_real_draft_has_public_data_that_the_command_line_overrides(draft)
 def test_a_run_over_several_turns_describes_its_data_and_ends_in_a_report(run, folder):
     code, output = run(
         train.__main__.main,
-        "draft=qwen3-8b-eagle3",
-        "target.path=target",
-        "data.path=rows.jsonl",
-        "run_name=first",
-        "evaluation.prompts_per_category=1",
-        "evaluation.max_new_tokens=4",
-        "data=ultrachat",
-        "evaluation.batch_sizes=[]",
+        *(
+            "draft=qwen3-8b-eagle3 target.path=target data.path=rows.jsonl run_name=first "
+            "evaluation.prompts_per_category=1 evaluation.max_new_tokens=4 data=ultrachat evaluation.batch_sizes=[]"
+        ).split(),
         *SMALL,
     )
     assert code == 0
@@ -297,10 +283,7 @@ def test_a_store_of_the_demos_prompts_is_refused_with_the_command_that_answers_t
 def test_a_plan_needs_no_data(choice, run):
     code, output = run(
         train.plan.main,
-        "draft=qwen3-8b-medusa",
-        "machine=trn2.3xlarge",
-        "target.path=unread",
-        "data.row_length=128",
+        *"draft=qwen3-8b-medusa machine=trn2.3xlarge target.path=unread data.row_length=128".split(),
         *choice.split(),
     )
     assert code == 0, output

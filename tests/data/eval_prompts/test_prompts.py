@@ -1,7 +1,6 @@
 """Held-out prompts are read in every known layout, or refused with line and reason."""
 
 import copy
-import gzip
 import json
 import logging
 
@@ -74,24 +73,6 @@ def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chat_tokenizer, t
     ]
     prompts = load_eval_prompts(chat_tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     assert [prompt.ids for prompt in prompts] == [[2, 7, 1], [0, 1]]
-
-
-def test_every_kind_of_file_holds_the_same_prompts(target, tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"id": str(i), "category": "c", "text": f"{i} 2"} for i in (1, 2)]
-    lines = write_lines(tmp_path / "p.jsonl", rows)
-    (tmp_path / "p.json").write_text(json.dumps(rows))
-    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress((tmp_path / "p.jsonl").read_bytes()))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    write_lines(folder / "test.jsonl", rows)
-    write_lines(folder / "train.jsonl", [{"text": "3"}])
-    first = load_eval_prompts(target.tokenizer, lines, limit=None)
-    for other in ("p.json", "p.jsonl.gz", "p.parquet", "folder"):
-        assert load_eval_prompts(target.tokenizer, str(tmp_path / other), limit=None) == first
 
 
 def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_path):

@@ -212,31 +212,10 @@ def test_random_rows_are_used_or_rejected_and_never_stop_the_run():
 
     rng = random.Random(0)
     atoms = [None, 5, 1.5, True, "", "text", "[{", '["a"]', "\ud800", [], {}, [5], ["a"], [None]]
-    keys = [
-        "messages",
-        "conversations",
-        "data",
-        "text",
-        "prompt",
-        "turns",
-        "question_id",
-        "tools",
-        "role",
-        "content",
-        "from",
-        "value",
-        "tool_calls",
-        "function",
-        "name",
-        "arguments",
-        "template",
-        "id",
-        "ids",
-        "answer",
-        "instruction",
-        "input",
-        "system",
-    ]
+    keys = (
+        "messages conversations data text prompt turns question_id tools role content from value tool_calls "
+        "function name arguments template id ids answer instruction input system"
+    ).split()
 
     def draw_value(depth: int):
         kind = rng.random()

@@ -46,18 +46,7 @@ def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
     (folder / "train-0.jsonl").write_text(format_lines(ROWS[:2]))
     (folder / "train-1.jsonl").write_text(format_lines(ROWS[2:]))
     (folder / "test-0.jsonl").write_text(format_lines([{"text": "held out"}]))
-    for name in (
-        "p.jsonl",
-        "p.jsonl.gz",
-        "p.json",
-        "p.json.gz",
-        "bom.json",
-        "bom.jsonl",
-        "p.parquet",
-        "saved",
-        "two",
-        "folder",
-    ):
+    for name in "p.jsonl p.jsonl.gz p.json p.json.gz bom.json bom.jsonl p.parquet saved two folder".split():
         assert [raw.row for raw in read_rows(tmp_path / name)] == ROWS, name
     assert [raw.row for raw in read_rows(tmp_path / "two", split="test")] == ROWS[:1]
     with pytest.raises(UserError, match=r"sources.s.split: must be one of train, test, got 'dev'"):

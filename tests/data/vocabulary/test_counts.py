@@ -101,35 +101,6 @@ def test_coverage_of_the_groups_adds_up_to_that_of_all(documents, tokenizer):
     assert least < more < most
 
 
-def test_the_vocabulary_spells_texts_that_no_answer_has(tokenizer):
-    """The answers are English, so other scripts and accents are spelled in bytes."""
-    counts = count_answer_tokens([build_document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
-    always = required_token_ids(tokenizer)
-    kept_ids = set(choose_kept_ids(counts.total, len(always) + 8, always).tolist())
-    for text in (
-        "na\u00efve fa\u00e7ade, \u00c6r\u00f8, \u017di\u017eek",
-        "\u59d4\u5458\u4f1a\u51b3\u5b9a",
-        "\U0001f600 \u05e9\u05dc\u05d5\u05dd",
-    ):
-        ((letters, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(
-            text
-        )  # byte by byte
-        spelled = tokenizer.convert_tokens_to_ids(list(letters))
-        assert tokenizer.decode(spelled) == text
-        assert set(spelled) <= kept_ids
-
-
-def test_fewer_distinct_tokens_than_the_vocabulary_holds_fill_it_by_id(tokenizer):
-    counts = count_answer_tokens([build_document(tokenizer, "the the")], len(tokenizer), tokenizer)
-    required = required_token_ids(tokenizer)
-    kept_ids = choose_kept_ids(counts.total, 350, required).tolist()
-    assert len(set(kept_ids)) == 350
-    used = [token for token in kept_ids if token in required or counts.total[token]]
-    unused = [token for token in range(len(tokenizer)) if token not in used]
-    assert sorted(set(kept_ids) - set(used)) == unused[: 350 - len(used)]
-    assert compute_coverage(counts, [350], required)["all"] == [1.0]
-
-
 def test_the_answers_of_a_prepared_folder_are_counted(documents, tokenizer, tmp_path):
     rows = [
         PreparedRow(

@@ -24,11 +24,7 @@ def compose_plan(folder, *overrides: str) -> DecodePlanConf:
     base = [
         "draft=demo-medusa",
         f"target.path={folder / 'target'}",
-        "tree=chain",
-        "tree.depth=3",
-        "prompt_tokens=60",
-        "context=200",
-        "device=cpu",
+        *"tree=chain tree.depth=3 prompt_tokens=60 context=200 device=cpu".split(),
     ]
     conf = compose("infer_plan", DecodePlanConf, [*base, *overrides])
     machine = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}

@@ -4,7 +4,6 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
@@ -13,6 +12,7 @@ from infer.verify.config import Verification
 from infer.verify.rules import build_acceptance_rule
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.agreeing import METHODS, SHAPES, WORDS
+from tests.support.models.watching import WatchedOperators
 
 pytestmark = pytest.mark.no_shapes
 
@@ -173,26 +173,17 @@ def count_rounds(answers):
     )
 
 
-class CountOperators(TorchDispatchMode):
-    """A clock by which every operator takes a second."""
-
-    seconds = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.seconds += 1
-        return operator(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
     ("rule", "shape", "idle"), [("greedy", "chain", {"host", "cache_move"}), ("rejection", "static", {"host"})]
 )
 def test_the_parts_of_a_round_add_up(small, drafts, requests, rule, shape, idle, batch):
-    """Every operator of a round is in one of its parts; a chain moves no keys."""
+    """Every operator of a round is in one of its parts; a chain moves no keys. Each takes a second of the clock."""
     timed = build_decoder(small, drafts["eagle3"], rule, shape, batch)
     prompts, limits = (part[:5] for part in requests)
-    with CountOperators() as work:
-        laps = PhaseTimer(synchronize=timed.target.device.synchronize, clock=lambda: work.seconds)
+    operators = []
+    with WatchedOperators(lambda operator, *_: operators.append(operator)):
+        laps = PhaseTimer(synchronize=timed.target.device.synchronize, clock=lambda: len(operators))
         answers = timed.decode(prompts, row_ids=list(range(5)), max_new_tokens=limits, phase_timer=laps)
     assert laps.rounds == count_rounds(answers) > 0
     assert sum(laps.seconds.values()) == laps.wall_s

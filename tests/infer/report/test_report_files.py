@@ -108,17 +108,7 @@ def test_every_round_of_every_mode_is_recorded(report, tmp_path):
     write_report_files(report, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert len(lines) == 48 * 5
-    assert set(lines[0]) == {
-        "prompt_id",
-        "category",
-        "turn",
-        "mode",
-        "ids",
-        "accepted",
-        "drafted",
-        "round_s",
-        "prefill_s",
-    }
+    assert set(lines[0]) == set("prompt_id category turn mode ids accepted drafted round_s prefill_s".split())
     accepted = [count for line in lines if line["mode"] == TREE for count in line["accepted"]]
     tau = report.overall.modes[TREE].figures.acceptance_length.mean
     assert 1 + sum(accepted) / len(accepted) == pytest.approx(tau)
@@ -136,18 +126,8 @@ def test_every_category_holds_every_mode_on_its_own_prompts(report):
     assert mismatched == dict.fromkeys(CATEGORIES, 0) | {"code": 1}
 
 
-def test_figures_agree_with_the_rows_of_the_prompts(report):
-    modes = report.overall.modes
-    tree = modes[TREE].figures
-    rows = [row.modes[TREE] for row in report.per_prompt]
-    tau = sum(row.accepted + row.rounds for row in rows) / sum(row.rounds for row in rows)
-    assert tree.acceptance_length.mean == pytest.approx(tau)
-    assert 1 + sum(tree.acceptance_by_position.marginal) == pytest.approx(tau)
-    gain = modes[TREE].gains["ngram"]
-    lookup = modes["ngram"].figures.acceptance_length.mean
-    assert gain["acceptance_length"].mean == pytest.approx(tau - lookup)
-    assert gain["acceptance_rate"] is None  # a tree's is low by construction
-    assert modes["eagle3-demo/untrained"].gains == {}
+def test_a_draft_without_training_is_no_gain_over_others(report):
+    assert report.overall.modes["eagle3-demo/untrained"].gains == {}
 
 
 def test_a_draft_with_its_own_target_is_compared_with_that(comparison):

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.losses.chunked import chunked_distillation_loss
@@ -22,6 +21,7 @@ from tests.support.models.loss_cases import (
     each_steps,
     each_vocabulary,
 )
+from tests.support.models.watching import LargestTensor
 
 
 @each_loss
@@ -115,18 +115,6 @@ def test_the_loss_compiles_into_a_single_graph(name, bias):
     assert_all_close(*results)
 
 
-class Largest(TorchDispatchMode):
-    """Record the largest number of elements that an operator has returned."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.numel = max(self.numel, *sizes, 0)
-        return out
-
-
 @each_loss
 @pytest.mark.parametrize("steps", [(), (4,)], ids=["flat", "steps"])
 def test_chunks_never_hold_tokens_by_vocabulary(name, steps):
@@ -134,7 +122,7 @@ def test_chunks_never_hold_tokens_by_vocabulary(name, steps):
     args = draw_inputs(tokens=tokens, vocab=vocab, steps=steps)
     numel = {}
     for form in (distillation_loss, chunked_distillation_loss):
-        with Largest() as largest:
+        with LargestTensor() as largest:
             form(**args, conf=build_conf(name, logits_chunk=chunk))[0].backward()
         numel[form] = largest.numel
     assert numel[distillation_loss] >= tokens * vocab

@@ -6,12 +6,12 @@ import torch
 from models.losses.chunked import chunked_distillation_loss
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import TopKLogits
-from tests.models.losses.test_chunked import Largest
 from tests.support.models.loss_cases import (
     DRAFT_IDS,
     FORMS,
     assert_all_close,
     build_conf,
+    define_loss,
     differentiate,
     differentiate_both,
     draw_inputs,
@@ -19,6 +19,7 @@ from tests.support.models.loss_cases import (
     each_steps,
     each_vocabulary,
 )
+from tests.support.models.watching import LargestTensor
 
 K = 4
 
@@ -49,35 +50,9 @@ def compute_reference(args, conf, k=K):
         probs = torch.stack([target[row, token] for token in top])
         probs = torch.cat([probs, target[row, order[k:]].sum()[None]])
         own = drafts[..., draft_ids.index(label)] if conf.name is LossName.ce else None
-        total = total + (weight * compute_row_loss(conf, probs, torch.stack(draft, -1), own)).sum()
+        loss = define_loss(conf, draft=torch.stack(draft, -1), target=probs, label=own, likely=torch.arange(len(probs)))
+        total = total + (weight * loss).sum()
     return total
-
-
-def compute_row_loss(conf, probs, draft, own):
-    """Compute the loss of a row over (tokens, bucket); `own` is the draft's probability of the text's token."""
-    if own is not None:
-        return -own.log()
-    soft = probs / probs.sum()
-    alpha = torch.minimum(draft, probs).sum(-1)
-    if conf.name is LossName.topk_kl:
-        k = min(conf.top_k, len(soft) - 1)
-        soft, draft = (torch.cat([d[..., :k], d[..., k:].sum(-1, keepdim=True)], -1) for d in (soft, draft))
-    forward = kl(soft, draft)
-    mixed = conf.beta * soft + (1 - conf.beta) * draft
-    trust = torch.exp(-conf.lk_eta * alpha.detach())
-    return {
-        LossName.soft_ce: -(soft * draft.log()).sum(-1),
-        LossName.forward_kl: forward,
-        LossName.reverse_kl: kl(draft, soft),
-        LossName.jsd: conf.beta * kl(soft, mixed) + (1 - conf.beta) * kl(draft, mixed),
-        LossName.tv: 1 - alpha,
-        LossName.lk_hybrid: trust * forward + (1 - trust) * (1 - alpha),
-        LossName.topk_kl: forward,
-    }[conf.name]
-
-
-def kl(p, q):
-    return (p * (p.log() - q.log())).sum(-1)
 
 
 @each_loss
@@ -148,7 +123,7 @@ def test_a_tiny_rest_is_not_lost():
 def test_the_targets_head_is_not_applied_and_chunks_stay_small(name):
     tokens, vocab, chunk = 256, 500, 32
     args = coarsen_target(draw_inputs(tokens=tokens, vocab=vocab)) | {"target_head": torch.empty(0, 0)}
-    with Largest() as largest:
+    with LargestTensor() as largest:
         chunked_distillation_loss(**args, conf=build_conf(name, logits_chunk=chunk))[0].backward()
     assert largest.numel <= chunk * (vocab + 1)
 

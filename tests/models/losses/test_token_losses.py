@@ -15,6 +15,7 @@ from tests.support.models.loss_cases import (
     build_conf,
     build_logits,
     compute_scores,
+    define_loss,
     differentiate,
     draw_inputs,
     each_loss,
@@ -24,33 +25,6 @@ from tests.support.models.loss_cases import (
 LARGE = 151_936
 
 # --- the reference: definitions in float64, gradients by autograd ------------------------------
-
-
-def kl(a, b):
-    return (torch.xlogy(a, a) - a * b.log()).sum(-1)
-
-
-def define_loss(draft, target, soft, label, conf):
-    """Compute a row's loss by its definition; `soft` is `target` scaled to sum to 1."""
-    alpha = torch.minimum(draft, target).sum()
-    trust = torch.exp(-conf.lk_eta * alpha.detach())
-    mixed = conf.beta * soft + (1 - conf.beta) * draft
-    likely = soft.argsort(descending=True)
-    top, others = likely[: conf.top_k], likely[conf.top_k :]
-
-    def bucketed(probs):
-        return torch.cat([probs[top], probs[others].sum()[None]])
-
-    return {
-        LossName.soft_ce: lambda: -(soft * draft.log()).sum(),
-        LossName.forward_kl: lambda: kl(soft, draft),
-        LossName.reverse_kl: lambda: kl(draft, soft),
-        LossName.jsd: lambda: conf.beta * kl(soft, mixed) + (1 - conf.beta) * kl(draft, mixed),
-        LossName.tv: lambda: 1 - alpha,
-        LossName.ce: lambda: -draft[label].log(),
-        LossName.lk_hybrid: lambda: trust * kl(soft, draft) + (1 - trust) * (1 - alpha),
-        LossName.topk_kl: lambda: kl(bucketed(soft), bucketed(draft)),
-    }[conf.name]()
 
 
 def compute_reference(args, conf):
@@ -71,7 +45,8 @@ def compute_reference(args, conf):
                 target = (logits[t] / conf.temperature).softmax(-1)[draft_ids]
                 draft = (head @ rows[t] / conf.temperature).softmax(-1)
                 label = (draft_ids == must).nonzero()[0, 0]
-                loss = define_loss(draft, target, target / target.sum(), label, conf)
+                likely = target.argsort(descending=True)
+                loss = define_loss(conf, draft=draft, target=target, label=draft[label], likely=likely)
                 total = total + weight.double() * loss
     grads = torch.autograd.grad(3 * total, [hidden, *heads])
     return [tensor.float() for tensor in (total, *grads)]

@@ -3,12 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from models.targets.attention import attend_grouped
 from tests.support.models.cached import read_prompts, read_tree
+from tests.support.models.watching import LargestTensor
 
 GROUPS, HEADS, SLOTS, WIDTH = 3, 2, 40, 16
 PROMPTS = [[5, 9, 2, 7, 7, 3, 11], [4, 8]]
@@ -64,21 +63,6 @@ def test_without_a_mask_a_prompt_is_causal():
     torch.testing.assert_close(ours, theirs)
 
 
-class LargestTensor(TorchDispatchMode):
-    """Record the number of elements of the largest tensor that holds keys or values."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.width, self.largest = width, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.width,):
-                self.largest = max(self.largest, tensor.numel())
-        return output
-
-
 @pytest.mark.parametrize("nodes", [1, 5])
 @torch.no_grad()
 def test_a_verification_makes_no_copy_of_the_cache_for_each_head(target, nodes):
@@ -90,4 +74,4 @@ def test_a_verification_makes_no_copy_of_the_cache_for_each_head(target, nodes):
     with LargestTensor(text.head_dim) as seen:
         read_tree(target, cache, lengths, ids, parents)
     assert text.num_attention_heads > text.num_key_value_heads
-    assert seen.largest == cache.keys[0].numel()
+    assert seen.numel == cache.keys[0].numel()

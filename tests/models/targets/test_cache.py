@@ -48,43 +48,6 @@ def test_a_pass_over_the_first_slots_writes_them_alone(target):
 
 
 @torch.no_grad()
-def test_rows_of_unequal_lengths_do_not_affect_each_other(target):
-    prompts = [PROMPT, [4], [8, 8, 30]]
-    _, seen = read_prompts(target, target.new_cache(3, SLOTS), prompts, 8)
-    for row, prompt in enumerate(prompts):
-        assert_close(seen.hidden[row, : len(prompt)], compute_hidden(target, prompt))
-
-
-@torch.no_grad()
-def test_every_node_sees_its_own_path_alone(target):
-    cache = target.new_cache(1, SLOTS)
-    lengths, _ = read_prompts(target, cache, [PROMPT], 8)
-    hidden = read_tree(target, cache, lengths, TREE, PARENTS)
-    paths = {0: [13], 1: [13, 21], 2: [13, 22], 3: [13, 21, 23], 4: [13, 22, 24], 5: [13, 21, 23, 25]}
-    for node, path in paths.items():
-        assert_close(hidden[0, node], compute_hidden(target, PROMPT + path)[-1])
-
-
-@torch.no_grad()
-def test_an_accepted_path_is_as_if_it_alone_had_been_read(target):
-    """Nodes 0, 2 and 4 are accepted: the next pass moves them and overwrites the others."""
-    cache = target.new_cache(1, SLOTS)
-    lengths, _ = read_prompts(target, cache, [PROMPT], 8)
-    read_tree(target, cache, lengths, TREE, PARENTS)
-    text = [*PROMPT, 13, 22, 24]
-    hidden = read_tree(
-        target,
-        cache,
-        lengths + 3,
-        torch.tensor([[40, 41]]),
-        torch.tensor([[-1]]),
-        source=lengths[:, None] + torch.tensor([[2, 4]]),
-        goal=lengths[:, None] + torch.tensor([[1, 2]]),
-    )
-    assert_close(hidden[0], compute_hidden(target, [*text, 40, 41])[-2:])
-
-
-@torch.no_grad()
 def test_a_smaller_length_rolls_the_cache_back(target):
     cache = target.new_cache(1, SLOTS)
     lengths, _ = read_prompts(target, cache, [PROMPT], 8)

@@ -1,20 +1,13 @@
 """Token trees are closed under prefixes and list parents first; impossible trees are refused."""
 
 import heapq
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from conf.entry import compose
-from infer.config import EvalConf
 from infer.measure.acceptance import best_first_paths
-from models.drafts.options import MedusaConf
-from models.drafts.registry import build_draft
 from models.io.errors import UserError
-from models.losses.config import LossConf
 from models.trees.config import TreeConf
 from models.trees.growth import ancestor_mask, grow, node_depths
 from models.trees.operators import stable_topk
@@ -106,25 +99,6 @@ def test_a_width_of_all_nodes_prunes_nothing(nodes):
         ranks = best_first_paths(np.take_along_axis(table, tokens, 1), nodes)
         expected = [tuple(tokens[d, rank] for d, rank in enumerate(path)) for path in ranks]
         assert list_paths(proposal, 0) == expected
-
-
-def test_medusas_product_tree_is_the_best_of_all_products(target):
-    conf = compose("eval", EvalConf, ["tree=product", "tree.depth=3"]).tree
-    draft = build_draft(MedusaConf(heads=3), target, loss=LossConf(), seed=0)
-    for head in draft.heads:
-        nn.init.normal_(head.weight, std=0.3)
-    state = {"hidden": torch.randn(4, target.hidden_size)}
-    proposal = draft.propose(state, tree=conf.build(), sampler=GREEDY)
-    chances = [draft.heads[i](state["hidden"]).softmax(-1) for i in range(3)]
-    for row in range(4):
-        every = {
-            tokens: float(np.prod([chances[d][row, token].item() for d, token in enumerate(tokens)]))
-            for depth in (1, 2, 3)
-            for tokens in product(*(c[row].topk(8).indices.tolist() for c in chances[:depth]))
-        }
-        best = sorted(every, key=lambda path: -every[path])[: conf.nodes]
-        assert set(list_paths(proposal, row)) == set(best)
-    assert conf.nodes == 24
 
 
 def test_a_chain_takes_the_likeliest_token_each_time():

@@ -1,17 +1,17 @@
 """Save a small target of a known chat family, and rows in the format of a public data set."""
 
-import json
 from pathlib import Path
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tests.support.data import write_lines
 from tests.support.data.families import FAMILIES
 
 TOPICS = ("rain", "bread", "a bicycle", "the moon", "a list", "gravity", "tea", "Oslo")
 
 
-def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **shape: int) -> Path:
+def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **shape: float) -> Path:
     """Save a thin Qwen3 with the tokenizer and the chat template of the family.
 
     Without `weights` every weight is NaN, so that a command that loads the target is refused for them.
@@ -25,6 +25,7 @@ def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **
         "num_key_value_heads": 1,
         "intermediate_size": 64,
         "max_position_embeddings": 4096,
+        "initializer_range": 0.15,
     }
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -32,7 +33,6 @@ def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **
         bos_token_id=None,
         pad_token_id=0,
         tie_word_embeddings=False,
-        initializer_range=0.15,
         **own | shape,
     )
     tokenizer.save_pretrained(folder)
@@ -57,5 +57,4 @@ def save_conversations(file: Path, *, count: int, turns: int = 3, words: int = 8
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": f"{answer}."}]
         prompt = messages[0]["content"]
         rows.append({"prompt": prompt, "prompt_id": f"{number:08x}", "messages": messages})
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return write_lines(file, rows)

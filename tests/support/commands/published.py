@@ -1,6 +1,5 @@
 """Load published tokenizers; render the prompts that serving sends and the text that the target generates."""
 
-import json
 import random
 import shutil
 import subprocess
@@ -98,10 +97,6 @@ def conversations(count: int) -> list[list[Message]]:
             messages[-1]["content"] = " \n"
         rows.append(messages)
     return rows
-
-
-def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def save_thin_target(name: str, tokenizers: Path, folder: Path, *, family: str | None = None, **shape: Any) -> Path:

@@ -5,39 +5,26 @@ few steps, short rows.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.support.commands.own_target import save_conversations
 from tests.support.commands.pages import ROOT, Command, code, commands
+from tests.support.runs import run_python
 
 PAGE = ROOT / "docs/sequences.md"
 CHAIN = ["data.prepare", "train", "infer.tune", "infer.eval"]
 SHORT = {
-    "data.prepare": [
-        "mixture=one",
-        "mixture.sources.rows.path=prompts.jsonl",
-        "mixture.held_out=0.2",
-        "mixture.exclude=[]",
-        "answers.max_new_tokens=12",
-        "target.path=target",
-    ],
-    "train": [
-        "target.path=target",
-        "optim.epochs=null",
-        "optim.steps=4",
-        "optim.rows_per_step=2",
-        "data.row_length=256",
-        "interval.eval=2",
-        "held_out.selection=2",
-        "held_out.report=2",
-        "evaluation.max_new_tokens=8",
-        "evaluation.batch_sizes=[]",
-    ],
+    "data.prepare": (
+        "mixture=one mixture.sources.rows.path=prompts.jsonl mixture.held_out=0.2 mixture.exclude=[] "
+        "answers.max_new_tokens=12 target.path=target"
+    ).split(),
+    "train": (
+        "target.path=target optim.epochs=null optim.steps=4 optim.rows_per_step=2 data.row_length=256 "
+        "interval.eval=2 held_out.selection=2 held_out.report=2 evaluation.max_new_tokens=8 "
+        "evaluation.batch_sizes=[]"
+    ).split(),
     "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=2", "repeats=1", "batch=[1]"],
     "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1", "evaluation.batch_sizes=[]"],
 }
@@ -58,15 +45,7 @@ def run_sequence(name: str, folder: Path, *train_words: str) -> dict[str, Any]:
     for command in list_commands(name):
         more = train_words if command.module == "train" else ()
         words = [*command.words, *SHORT[command.module], *more, "device=cpu", "device.compile=false"]
-        process = subprocess.run(
-            [sys.executable, "-m", command.module, *words],
-            cwd=folder,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            check=False,
-        )
-        assert process.returncode == 0, f"{words}\n{process.stdout[-2000:]}\n{process.stderr[-2000:]}"
+        run_python("-m", command.module, *words, folder=folder)
         modules.append(command.module)
     assert modules == CHAIN
     outputs = folder / "outputs"

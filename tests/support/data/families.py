@@ -75,17 +75,9 @@ REPLY, REPLY_2 = ANSWER["content"], AGAIN["content"]
 ARGUMENTS = '{"city": "Troms\u00f8", "days": 1}'
 OFF = {"enable_thinking": False}
 
-QWEN_MARKERS = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-]
+QWEN_MARKERS = (
+    "<|endoftext|> <|im_start|> <|im_end|> <think> </think> <tool_call> </tool_call> <tool_response> </tool_response>"
+).split()
 QWEN_TOOL_CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 QWEN_CALL, QWEN_CALLS = f"{QWEN_TOOL_CALL}<|im_end|>", f"{QWEN_TOOL_CALL}\n{QWEN_TOOL_CALL}<|im_end|>"
 QWEN = [f"{REPLY}<|im_end|>", f"{REPLY_2}<|im_end|>"]
@@ -159,15 +151,10 @@ FAMILIES = {
         },
     ),
     "llama-3.1": Family(
-        markers=[
-            "<|begin_of_text|>",
-            "<|end_of_text|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-            "<|eot_id|>",
-            "<|eom_id|>",
-            "<|python_tag|>",
-        ],
+        markers=(
+            "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|> "
+            "<|python_tag|>"
+        ).split(),
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
         cases={
@@ -179,17 +166,9 @@ FAMILIES = {
         },
     ),
     "mistral-v0.3": Family(
-        markers=[
-            "<s>",
-            "</s>",
-            "[INST]",
-            "[/INST]",
-            "[AVAILABLE_TOOLS]",
-            "[/AVAILABLE_TOOLS]",
-            "[TOOL_CALLS]",
-            "[TOOL_RESULTS]",
-            "[/TOOL_RESULTS]",
-        ],
+        markers=(
+            "<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS]"
+        ).split(),
         bos="<s>",
         eos="</s>",
         cases={
@@ -206,20 +185,10 @@ FAMILIES = {
         },
     ),
     "mistral-v7": Family(
-        markers=[
-            "<s>",
-            "</s>",
-            "[INST]",
-            "[/INST]",
-            "[AVAILABLE_TOOLS]",
-            "[/AVAILABLE_TOOLS]",
-            "[TOOL_CALLS]",
-            "[TOOL_RESULTS]",
-            "[/TOOL_RESULTS]",
-            "[TOOL_CONTENT]",
-            "[SYSTEM_PROMPT]",
-            "[/SYSTEM_PROMPT]",
-        ],
+        markers=(
+            "<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] "
+            "[/TOOL_RESULTS] [TOOL_CONTENT] [SYSTEM_PROMPT] [/SYSTEM_PROMPT]"
+        ).split(),
         bos="<s>",
         eos="</s>",
         cases={
@@ -250,17 +219,9 @@ FAMILIES = {
         },
     ),
     "harmony": Family(
-        markers=[
-            "<|startoftext|>",
-            "<|endoftext|>",
-            "<|start|>",
-            "<|end|>",
-            "<|message|>",
-            "<|channel|>",
-            "<|constrain|>",
-            "<|call|>",
-            "<|return|>",
-        ],
+        markers=(
+            "<|startoftext|> <|endoftext|> <|start|> <|end|> <|message|> <|channel|> <|constrain|> <|call|> <|return|>"
+        ).split(),
         bos="<|startoftext|>",
         eos="<|return|>",
         cases={

@@ -19,7 +19,7 @@ from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
-from tests.support.models.tiny import CPU, batch_of, learn, tiny_tokenizer
+from tests.support.models.tiny import CPU, add_noise, batch_of, learn, tiny_tokenizer
 from tests.support.runs.trained_once import TrainedOnce
 
 WORDS = 16
@@ -85,10 +85,6 @@ def sample_batch(target: Target) -> Batch:
 def noised(target: Target, *, noise: float = 0.15) -> CausalLMDraft:
     model = Qwen3ForCausalLM(target.model.config)
     model.load_state_dict(target.model.state_dict())
-    numbers = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=numbers)
-            parameter += noise * parameter.std(correction=0) * drawn
+    add_noise(model, noise)
     model.generation_config = copy.deepcopy(target.model.generation_config)
     return CausalLMDraft(CausalLMConf(name="noised"), model.requires_grad_(False), target)

@@ -11,7 +11,7 @@ from models.drafts.causal_lm import CausalLMDraft
 from models.drafts.options import CausalLMConf
 from models.targets.loading import freeze_model
 from models.targets.target import Target
-from tests.support.models.tiny import CPU, VOCAB, tiny_tokenizer
+from tests.support.models.tiny import CPU, VOCAB, add_noise, tiny_tokenizer
 
 WINDOW = 4  # shorter than trees are deep
 SHAPE: dict[str, Any] = {
@@ -106,9 +106,5 @@ def family_target(family: str, *, device: Device = CPU) -> Target:
 def partly_agreeing(family, target, *, noise=0.04):
     """Build a draft model: the target with noise on its weights."""
     model = family_model(family)
-    numbers = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=numbers)
-            parameter += noise * parameter.std(correction=0) * drawn
+    add_noise(model, noise)
     return CausalLMDraft(CausalLMConf(name="noised"), model.requires_grad_(False), target)

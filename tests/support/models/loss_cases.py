@@ -34,6 +34,37 @@ def compute_scores(draft_logits, target_logits, conf, *, labels=None, draft_ids=
     return score_tokens(draft, target, draft_ids, conf)
 
 
+def define_loss(conf, *, draft, target, label, likely):
+    """Return the loss over the last axis by its definition.
+
+    `target` may sum to less than 1, where the draft has not every token; `label` is the draft's probability of
+    the text's token; `likely` are the tokens in the order of the target, of which the last counts as another.
+    """
+    soft = target / target.sum()
+    alpha = torch.minimum(draft, target).sum(-1)
+    trust = torch.exp(-conf.lk_eta * alpha.detach())
+    mixed = conf.beta * soft + (1 - conf.beta) * draft
+    k = min(conf.top_k, len(likely) - 1)
+    top, others = likely[:k], likely[k:]
+
+    def kl(a, b):
+        return (torch.xlogy(a, a) - a * b.log()).sum(-1)
+
+    def bucketed(probs):
+        return torch.cat([probs[..., top], probs[..., others].sum(-1, keepdim=True)], -1)
+
+    return {
+        LossName.soft_ce: lambda: -(soft * draft.log()).sum(-1),
+        LossName.forward_kl: lambda: kl(soft, draft),
+        LossName.reverse_kl: lambda: kl(draft, soft),
+        LossName.jsd: lambda: conf.beta * kl(soft, mixed) + (1 - conf.beta) * kl(draft, mixed),
+        LossName.tv: lambda: 1 - alpha,
+        LossName.ce: lambda: -label.log(),
+        LossName.lk_hybrid: lambda: trust * kl(soft, draft) + (1 - trust) * (1 - alpha),
+        LossName.topk_kl: lambda: kl(bucketed(soft), bucketed(draft)),
+    }[conf.name]()
+
+
 def draw_inputs(*, tokens=23, steps=(), draft_ids=None, vocab=11, own_heads=False, spread=1.0):
     """Draw rows of both models, with heads, labels and weights (some of them 0)."""
     draw = torch.Generator().manual_seed(1)

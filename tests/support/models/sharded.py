@@ -26,7 +26,7 @@ from models.trees.sampling_config import SamplingConf
 from tests.support.models import nxd
 from tests.support.models.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.models.parallel_layers import build_reference_layers
-from tests.support.models.tiny import CPU, tiny_tokenizer, tree
+from tests.support.models.tiny import CPU, add_noise, tiny_tokenizer, tree
 from tests.support.runs.killing import TIMEOUT_S
 from train.config.run import ParallelConf, Weights
 from train.distributed.xla import XlaParallel
@@ -194,10 +194,8 @@ def measure_moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
 
 def build_noised() -> Any:
     """Build the uncut model with noise on its weights, a draft that often agrees with the target."""
-    model, numbers = build_model(CUT["qwen3"]()), torch.Generator().manual_seed(7)
-    for parameter in model.parameters():
-        drawn = torch.randn(parameter.shape, generator=numbers)
-        parameter += 0.05 * parameter.std(correction=0) * drawn
+    model = build_model(CUT["qwen3"]())
+    add_noise(model, 0.05)
     return model
 
 

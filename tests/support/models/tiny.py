@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import jaxtyping
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from infer.engine.decode import Decoder
@@ -40,6 +41,14 @@ def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="end", pad_token="end")
+
+
+@torch.no_grad()
+def add_noise(model: nn.Module, noise: float) -> None:
+    """Add noise to every weight, in proportion to the deviation of its tensor."""
+    numbers = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        parameter += noise * parameter.std(correction=0) * torch.randn(parameter.shape, generator=numbers)
 
 
 def byte_tokenizer(

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from models.io.files import PARTIAL_SUFFIX
+from tests.support.runs import ROOT
 
-ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300
 FORKS = multiprocessing.get_context("forkserver")  # its processes have these modules imported:
 FORKS.set_forkserver_preload(["data.preparation", "tests.support.data.openai_server"])
@@ -60,8 +60,8 @@ def kill_while_saving(folder: Path, changes: dict, *, step: int) -> None:
     assert partials(folder)
 
 
-def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> bool:
-    """Start or continue a run and kill it as soon as `when` holds; return whether a partial file is left."""
+def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> None:
+    """Start or continue a run and kill it as soon as `when` holds."""
     run = start_toy_process(folder, changes)
     deadline = time.monotonic() + TIMEOUT_S
     while not when():
@@ -70,7 +70,6 @@ def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> bool:
         time.sleep(2e-4)
     run.kill()
     assert run.wait() == -9
-    return bool(partials(folder))
 
 
 def finish(folder: Path, changes: dict) -> None:

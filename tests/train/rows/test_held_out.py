@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import infer.eval
 import infer.tune
@@ -36,7 +34,8 @@ from infer.measure.context_limits import max_answer_tokens
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
-from tests.support.data import captured
+from tests.support.commands.own_target import save_target
+from tests.support.data import captured, read_lines, write_lines
 from tests.support.data.chat import asked
 from tests.support.data.families import FAMILIES
 from tests.support.models.tiny import CPU
@@ -60,36 +59,6 @@ def build_conversations(count: int) -> list[dict]:
             messages += [{"role": "user", "content": f"Tell me of {topic}."}, {"role": "assistant", "content": answer}]
         rows.append({"messages": messages, "category": ("chat", "code")[number % 5 == 0]})
     return rows
-
-
-def write_lines(file: Path, rows: list[dict]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def read_lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def save_target(folder: Path) -> None:
-    """Save a small Qwen3 with the published template."""
-    torch.manual_seed(0)
-    tokenizer = FAMILY.tokenizer("qwen3")
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        intermediate_size=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def build_conf(folder: Path, *overrides: str) -> TrainConf:
@@ -119,7 +88,7 @@ def build_conf(folder: Path, *overrides: str) -> TrainConf:
 def folder(tmp_path_factory):
     """Finish a run on conversations of several turns, with a document per turn."""
     folder = tmp_path_factory.mktemp("own")
-    save_target(folder / "target")
+    save_target(folder / "target", num_hidden_layers=4, max_position_embeddings=512, initializer_range=0.02)
     write_lines(folder / "rows.jsonl", build_conversations(27))
     main.__wrapped__(build_conf(folder))
     return folder
