@@ -165,7 +165,7 @@ class Trainer:
         return self.parallel.device.compile_if_lazy(self.train_step)
 
     def run(self) -> RunProgress:
-        """Train to the last step, write into the run folder, and return the progress; raise UserError if a loss is not finite."""
+        """Train to the last step, filling the run folder; return the progress; raise UserError if a loss is not finite."""
         conf, progress, steps = self.conf, self.state.progress, self.rate.steps
         progress.num_rows, progress.steps = len(self.rows), steps
         saves = SaveSchedule(parallel=self.parallel, minutes=conf.interval.save_minutes, every_steps=conf.save_interval)
@@ -284,7 +284,7 @@ class Trainer:
         self.log.write(step, line | (self._evaluate_draft() if should_evaluate else {}))
 
     def _read_metrics(self, seconds: float) -> dict[str, float]:
-        """Return the metrics of these seconds, and count tokens; raise UserError if a loss is not finite; collective."""
+        """Return the metrics of these seconds; count tokens; raise UserError if a loss is not finite; collective."""
         progress, optim = self.state.progress, self.conf.optim
         step_sums = self.metric_buffer.read(self.parallel)
         losses = compute_losses(step_sums.pop("loss"), last_step=progress.step)
