@@ -165,7 +165,7 @@ class Trainer:
         return self.parallel.device.compile_if_lazy(self.train_step)
 
     def run(self) -> RunProgress:
-        """Train to the last step, filling the run folder; return the progress; raise UserError if a loss is not finite."""
+        """Train to the last step, fill the run folder, return progress; raise UserError if a loss is not finite."""
         conf, progress, steps = self.conf, self.state.progress, self.rate.steps
         progress.num_rows, progress.steps = len(self.rows), steps
         saves = SaveSchedule(parallel=self.parallel, minutes=conf.interval.save_minutes, every_steps=conf.save_interval)
