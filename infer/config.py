@@ -76,10 +76,7 @@ class EvaluationConf:
 
 
 def parse_checkpoints(value: Any) -> list[str] | None:
-    """Return `checkpoint` as a list of directories; None stands for the newest finished run.
-
-    Raise UserError if it is neither a directory nor a list of them.
-    """
+    """Return `checkpoint` as a list, or None for the newest finished run; raise UserError for anything else."""
     paths = [value] if isinstance(value, str) else value
     if value is None or (isinstance(paths, list) and paths and {str} == set(map(type, paths))):
         return paths
@@ -97,10 +94,7 @@ class CheckpointConf:
 
 @dataclass(kw_only=True)
 class EvalConf(CheckpointConf):
-    """The configuration of `python -m infer.eval`.
-
-    A bare call evaluates the newest finished training run.
-    """
+    """The configuration of `python -m infer.eval`; a bare call evaluates the newest finished training run."""
 
     checkpoint: Any = None  # a directory, or a list of them
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)

@@ -16,10 +16,7 @@ from train.optim import check_optimizer
 
 
 def check_inputs(conf: TrainConf, *, reads_data: bool = True) -> Preview | None:
-    """Check models, data and prompts; return a preview of the data, or None without `reads_data`.
-
-    Raise UserError for what a run of these settings cannot use.
-    """
+    """Check models, data and prompts, or raise UserError; return a preview of the data, None without `reads_data`."""
     check_parallel(conf)
     checks = [partial(check_pretrained, model) for model in (conf.target, conf.draft.pretrained)]
     preview = None

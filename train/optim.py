@@ -30,10 +30,7 @@ def check_optimizer(conf: OptimConf, device: Device) -> None:
 def build_optimizers(
     conf: OptimConf, draft: nn.Module, adamw: type[AdamW] = AdamW, *, rate: LearningRate | None = None
 ) -> tuple[list[Optimizer], list[LambdaLR]]:
-    """Return an optimizer for each kind of trained parameter, and a schedule for each of them.
-
-    `rate` is needed if the steps depend on the number of rows.
-    """
+    """Return optimizers and a schedule for each; `rate` is needed if the steps depend on the number of rows."""
     rate = rate or conf.learning_rate(conf.steps or DEFAULT_STEPS)
     matrices, decayed, plain = split_parameters(draft)
     if conf.name is OptimName.adamw:
@@ -68,10 +65,7 @@ def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def allocate_optimizer_states(optimizers: list[Optimizer]) -> None:
-    """Set each parameter's optimizer state to what the first step would allocate.
-
-    The first step then needs no graph of its own.
-    """
+    """Set optimizer states to what the first step would allocate, which then needs no graph of its own."""
     for optimizer in optimizers:
         is_adamw = isinstance(optimizer, AdamW)
         averages = ("exp_avg", "exp_avg_sq") if is_adamw else ("momentum_buffer",)

@@ -165,11 +165,7 @@ class Trainer:
         return self.parallel.device.compile_if_lazy(self.train_step)
 
     def run(self) -> RunProgress:
-        """Train to the last step, and return the run's progress.
-
-        Metrics, states and the best checkpoint are written into the run folder on the way. Raise
-        UserError if a loss is not finite.
-        """
+        """Train to the last step, fill the run folder, return progress; raise UserError if a loss is not finite."""
         conf, progress, steps = self.conf, self.state.progress, self.rate.steps
         progress.num_rows, progress.steps = len(self.rows), steps
         saves = SaveSchedule(parallel=self.parallel, minutes=conf.interval.save_minutes, every_steps=conf.save_interval)
@@ -271,10 +267,7 @@ class Trainer:
             optimizer.zero_grad()
 
     def _sum_term_weights(self, micro_batches: list[MicroBatch]) -> Extras:
-        """Return the weights of the loss's terms as `term_weight_sums`, summed over the step's rows.
-
-        A loss without terms has none: return {}.
-        """
+        """Return the weights of the loss's terms, if any, as `term_weight_sums`, summed over the step's rows."""
         weights = [m.term_weights for m in micro_batches if m.term_weights is not None]
         if not weights:
             return {}
@@ -291,10 +284,7 @@ class Trainer:
         self.log.write(step, line | (self._evaluate_draft() if should_evaluate else {}))
 
     def _read_metrics(self, seconds: float) -> dict[str, float]:
-        """Return the metrics of the steps of these seconds, counting their tokens; collective.
-
-        Raise UserError if a loss is not finite.
-        """
+        """Return the metrics of these seconds; count tokens; raise UserError if a loss is not finite; collective."""
         progress, optim = self.state.progress, self.conf.optim
         step_sums = self.metric_buffer.read(self.parallel)
         losses = compute_losses(step_sums.pop("loss"), last_step=progress.step)

@@ -51,10 +51,7 @@ class DecodeOption:
 
 
 def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
-    """Return one option per power of two of cores that can hold the target.
-
-    Raise UserError if no number of cores can.
-    """
+    """Return one option per power of two of cores that can hold the target; raise UserError if none can."""
     machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     check_dtype(machine, dtype)
     meta_target, options = build_meta_target(conf.target, dtype), []

@@ -133,10 +133,7 @@ def describe_answer(target: Target, prompt: EvalPrompt, generation: Generation) 
 
 
 def describe_speed(generations: list[Generation], seconds: float) -> str:
-    """Return the tokens, how many rounds they took, and the speed; prompts are read in the time.
-
-    The first token of an answer comes from the pass that reads the prompt, not from a round.
-    """
+    """Return the tokens, how many rounds they took, and the speed; the time and first tokens are with the prompts."""
     tokens = sum(len(generation.ids) for generation in generations)
     rounds = sum(generation.rounds for generation in generations)
     by_rounds = sum(generation.decoded_tokens for generation in generations)

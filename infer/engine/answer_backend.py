@@ -17,10 +17,7 @@ SESSION_DIVISOR = 2  # a session takes the shorter half of what waits, and more 
 
 
 class TargetAnswerBackend:
-    """An AnswerBackend over a Target.
-
-    Noise is keyed by the request, so an answer does not depend on what else is in the batch.
-    """
+    """An AnswerBackend over a Target; noise is keyed by the request, so answers do not depend on the batch."""
 
     def __init__(self, target: Target, conf: AnswersConf):
         self.target, self.conf = target, conf

@@ -17,10 +17,7 @@ from models.targets.language_model import LanguageModel
 def allocate_slots(
     target: LanguageModel, draft: Draft | None, batch: int, slots: int
 ) -> tuple[StaticCache, DraftState]:
-    """Allocate the target's cache and the draft's state for `batch` rows of `slots` tokens.
-
-    Without a draft the state is empty.
-    """
+    """Allocate the target's cache and the draft's state, empty without one, for `batch` rows of `slots` tokens."""
     state = draft.new_state(batch, slots) if draft else {}
     device = target.device.torch_device
     # A draft without weights allocates its state on the host; for other drafts, nothing moves.
@@ -43,10 +40,7 @@ def empty_like(rows: Any, batch: int) -> Any:
 
 
 def scatter_rows(state: Any, rows: Any, row_numbers: Int[Tensor, " rows"]) -> Any:
-    """Return `state` with `rows` at `row_numbers` of every tensor, however nested.
-
-    Tensors are copied, caches are changed in place.
-    """
+    """Return `state` with `rows` at `row_numbers`; tensors are copied, caches are changed in place."""
 
     def write_rows(stored: Any, new: Any) -> Any:
         if isinstance(stored, Tensor):

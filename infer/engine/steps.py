@@ -135,10 +135,7 @@ def prefill(
     lengths: Int[Tensor, " batch"],
     row_ids: Int[Tensor, " batch"],
 ) -> tuple[TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None]:
-    """Read the padded prompts into `cache`, which is changed in place.
-
-    Return the target's output, the logits and scores of the first tokens, and the history.
-    """
+    """Read padded prompts into `cache`; return the target's output, first tokens' logits and scores, and history."""
     target, sampling = program.target, program.sampling
     # Reads what tells views of two caches apart, so that their graphs do: see FROZEN_PREFIXES of session.py.
     assert cache.num_slots <= cache.allocated_slots

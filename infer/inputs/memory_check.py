@@ -38,10 +38,7 @@ class DecodingSize:
 def check_memory(
     target: TargetConf, directories: list[Path], size: DecodingSize, device: Device, memory_gib: float | None
 ) -> None:
-    """Raise UserError, with an override that fits if there is one, for what the device cannot hold.
-
-    A device that does not tell its memory is not asked.
-    """
+    """Raise UserError, with an override that fits if there is one, for what a device of known memory cannot hold."""
     core_bytes = find_core_bytes(memory_gib, device)
     if core_bytes is None:
         return

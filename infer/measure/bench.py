@@ -43,10 +43,7 @@ def decode_prompts(
 def decode_in_turns(
     modes: dict[str, DecodePrompts], turns: Sequence[list[EvalPrompt]], title: str
 ) -> dict[str, list[PromptResult]]:
-    """Decode the prompts of each turn in every mode before the next turn; return all results.
-
-    The results of a mode are in the order of the turns and their prompts.
-    """
+    """Decode each turn in every mode before the next; return the results of each mode in the order of the turns."""
     results: dict[str, list[PromptResult]] = {name: [] for name in modes}
     for number, prompts in enumerate(track_progress(turns, title)):
         for name in alternate_order(list(modes), number):

@@ -15,20 +15,14 @@ from models.targets.target import Target
 
 
 def resolve_prompts(conf: EvaluationConf, directories: Sequence[Path], target: TargetConf) -> EvaluationConf:
-    """Return `conf` with its prompts and its limit of new tokens filled in; load no model.
-
-    Raise UserError if no prompts can be chosen.
-    """
+    """Return `conf` with prompts and limit of new tokens filled in; raise UserError without prompts; load no model."""
     prompts = conf.prompts or find_held_out_file(directories, target, FINAL_FILE, key="evaluation.prompts")
     max_new_tokens = max_answer_tokens(conf, read_context_length(target), demo=prompts == DEMO)
     return replace(conf, prompts=prompts, max_new_tokens=max_new_tokens)
 
 
 def max_answer_tokens(conf: EvaluationConf, context: int | None, *, demo: bool) -> int:
-    """Return the limit of an answer in tokens.
-
-    This is the configured limit, else the default or half of the target's `context`, whichever is less.
-    """
+    """Return the configured limit of an answer, else the default or half of the target's `context` if that is less."""
     if conf.max_new_tokens is not None:
         return conf.max_new_tokens
     default = DEMO_NEW_TOKENS if demo else DEFAULT_NEW_TOKENS

@@ -121,10 +121,7 @@ def build_evaluation_rule(conf: EvaluationConf) -> AcceptanceRule:
 
 
 def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:
-    """Raise UserError with the name of the draft if the tree is too deep for one of several.
-
-    For a single draft, the decoder's own check suffices.
-    """
+    """Raise UserError, with its name, if the tree is too deep for one of several drafts; Decoder checks a single."""
     for candidate in candidates:
         require(
             len(candidates) == 1 or tree.depth <= candidate.draft.max_depth,

@@ -144,10 +144,7 @@ def _describe_setup(
 def plan_evaluation(
     target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf
 ) -> tuple[list[EvalPrompt], dict[str, EvalMode], set[Graph]]:
-    """Return the prompts of an evaluation, its modes, and the graphs that it will need.
-
-    Raise UserError if drafts, tree and acceptance rule do not fit.
-    """
+    """Return the prompts, modes and graphs of an evaluation; raise UserError if drafts, tree and rule do not fit."""
     check_tree_depth(candidates, tree)
     build_evaluation_rule(conf).check(conf.sampling, tree)
     prompts = _load_all_turns(target, conf)
@@ -188,10 +185,7 @@ def _check_answers(
     tolerances: dict[str, LogitTolerance],
     answers: list[PromptResult],
 ) -> Exactness:
-    """Return how answers in a mode compare with those of its baseline.
-
-    Ratio tests draw different answers, so there is nothing to compare.
-    """
+    """Compare answers with the mode's baseline, except those of ratio tests, which draw different ones."""
     if mode.decoder.program.acceptance_rule.verification.is_ratio_test:
         return Exactness()
     base = mode.baseline

@@ -204,10 +204,7 @@ class CostCurve:
         return max(0.0, (nodes[1] * node_and_pass - rise[1]) / (nodes[1] - passes[1]))
 
     def _family_offset(self, family: str) -> float:
-        """Return the mean residual of a family.
-
-        A family with copied tokens that was not timed gets that of all timed ones with copies.
-        """
+        """Return the mean residual of a family; one with copies that was not timed gets that of all with copies."""
         if family in ("chain", self._probed_family):
             return 0.0
         similar = self._timed_candidates(family) or [
@@ -241,10 +238,7 @@ def choose_candidate(
 
 
 def select_probes(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
-    """Select the candidates timed first: a few windows, trees of one kind, and one with copies.
-
-    The windows of n-gram lookup alone, which resemble no other candidate, are all timed.
-    """
+    """Select the candidates timed first: a few windows and trees, one with copies, and all windows of lookup alone."""
     families: dict[str, list[TreeCandidate]] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.size):
         families.setdefault(candidate.family, []).append(candidate)

@@ -33,10 +33,7 @@ AcceptedLengths = list[ndarray]  # of each text: the accepted tokens from each s
 def estimate_candidates(
     target: Target, name: str, directory: Path, draft: Draft, prompts: list[EvalPrompt], conf: TuneConf
 ) -> DraftTuning:
-    """Return the candidates of a draft with their expected tokens, from one run of the target.
-
-    Raise UserError if no answer has more than one token.
-    """
+    """Return the candidates with their expected tokens, from one run of the target; raise UserError without rounds."""
     depth = min(conf.depth, draft.max_depth)
     print_line(f"{name}: replaying the target's answers to {len(prompts)} prompts")
     texts = collect_replay_texts(
@@ -118,10 +115,7 @@ def _count_expected_tokens(accepted: AcceptedLengths, texts: list[ReplayText]) -
 
 
 def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[TreeCandidate] = ()) -> TuningResult:
-    """Choose a candidate; measure it, its neighbors and those of `also_measured`.
-
-    A neighbor replaces the choice if it is faster beyond noise.
-    """
+    """Choose a candidate and measure it, those of `also_measured`, and its neighbors: a faster one replaces it."""
     candidates = tuning.candidates
     for candidate in [None, *dict.fromkeys([*select_probes(candidates), *also_measured])]:
         bench.decoder_for(candidate)  # compiles it, before any is timed

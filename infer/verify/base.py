@@ -41,10 +41,7 @@ class ScoredNodes:
         return self.scores.argmax(-1)
 
     def sample_token(self, weights: Float[Tensor, "batch vocab"], node: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """Return the token after `node`, sampled from unnormalized `weights` (Gumbel-max trick).
-
-        Without noise, it is the likeliest token.
-        """
+        """Return the token after `node`, sampled from `weights` (Gumbel-max trick), or without noise the likeliest."""
         scores = weights.log()
         if self.noise is not None:
             index = node[:, None, None].expand(-1, 1, weights.shape[-1])
@@ -120,10 +117,7 @@ class AcceptanceRule:
         return self.verification.is_ratio_test and tree.kind is not TreeKind.dynamic
 
     def check(self, sampling: SamplingConf, tree: Tree | None = None) -> None:
-        """Check that the rule is proven for this sampling and tree; raise UserError otherwise.
-
-        If `tree` is None, only the sampling is checked.
-        """
+        """Raise UserError unless the rule is proven for this sampling and, if there is one, tree."""
         self.verification.check_sampling(sampling)
         require(
             tree is None or not tree.ngram_tokens or not self.needs_drawn_tokens(tree),

@@ -23,10 +23,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers promp
 
 
 def check_parallel(conf: TrainConf) -> None:
-    """Raise UserError if the launched processes cannot train in the run's layout.
-
-    Of the target, only its config is read.
-    """
+    """Raise UserError if the launched processes cannot train in the run's layout; read only the target's config."""
     torchrun.check_launch()
     parallel, processes = conf.parallel, torchrun.get_world_size()
     require(

@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 def hold_out(
     conf: TrainConf, target: Target, documents: Documents
 ) -> tuple[Int[np.ndarray, " training"], HeldOutPrompts]:
-    """Return the numbers of the documents to train on, and the held-out prompts.
-
-    Raise UserError if too few prompts can be held out.
-    """
+    """Return the numbers of the documents to train on, and the held-out prompts; raise UserError for too few."""
     if conf.data.source is DataSource.demo:
         split = split_held_out(documents, selection=conf.held_out.selection, final=0, row_length=conf.data.row_length)
         return split.training, HeldOutPrompts(selection=rows_from_documents(documents, split.selection, "the demo"))

@@ -64,10 +64,7 @@ class OnPolicy:
         return Batch(**{name: torch.cat([getattr(row, name) for row in rows]) for name in BATCH_FIELDS})
 
     def _generate_rows(self, row_numbers: list[int], step: int) -> list[Batch]:
-        """Return the rows with the first answer of each document rewritten by the draft.
-
-        What follows in the document, the rest of the old answer and later turns, is dropped.
-        """
+        """Return the rows with the first answer of each document rewritten by the draft and what follows dropped."""
         rows = {number: self.rows.batch([number]) for number in row_numbers}
         spans = [(number, begin, end) for number, row in rows.items() for begin, end in first_answer_spans(row)]
         prompts = [_read_prompt(rows[number], begin) for number, begin, _ in spans]
@@ -100,10 +97,7 @@ def _read_prompt(row: Batch, begin: int) -> list[int]:
 
 
 def first_answer_spans(row: Batch) -> list[tuple[int, int]]:
-    """Return [begin, end) of the first answer of each document that has a prompt.
-
-    `row` is a batch of one row.
-    """
+    """Return [begin, end) of the first answer of each document with a prompt in `row`, a batch of one row."""
     spans = []
     for document_id in range(int(row.document_ids.max()) + 1):
         inside = row.document_ids[0] == document_id

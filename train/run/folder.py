@@ -69,10 +69,7 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
 
 
 def check_same_step(state: RunState, parallel: Parallel) -> None:
-    """Check that all processes would continue after the same step; raise UserError on each if not.
-
-    A network file system may show a node an outdated folder.
-    """
+    """Raise UserError on all processes if a network file system shows one an outdated folder, so another step."""
     step = state.progress.step
     require(
         len(set(parallel.gather(step))) == 1,
@@ -94,8 +91,9 @@ def check_steps(state: RunState, optim: OptimConf) -> None:
     factors = [optim.learning_rate(n).factor(progress.step) for n in (progress.steps, steps)]
     require(
         steps == progress.steps or (steps > progress.step and factors == [1.0, 1.0]),
-        f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was ({progress.steps} steps) unless "
-        f"the rate is at its peak, got {steps} steps; use another run_name, with draft.init_from for this draft",
+        f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was ({progress.steps} steps) once "
+        f"{progress.step} steps are done, unless the rate is at its peak before and after (constant, or wsd before its "
+        f"decay), got {steps} steps; use another run_name, where draft.init_from can start from this draft",
     )
     if steps != progress.steps:
         log.info("optim: the run goes on to step %d instead of %d", steps, progress.steps)
@@ -111,10 +109,7 @@ def create_run_dir(folder: Path) -> None:
 
 
 def reset_run_dir(folder: Path) -> None:
-    """Remove the files of an earlier run of this name.
-
-    Its states go first, by one rename, so that a kill leaves either all of them or none.
-    """
+    """Remove the files of an earlier run, first its states by one rename, so that a kill leaves all or none."""
     remove_state(folder / "state")
     if (folder / "checkpoint").exists():
         shutil.rmtree(folder / "checkpoint")

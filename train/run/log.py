@@ -46,10 +46,7 @@ class MetricBuffer:
         self.num_lines += 1
 
     def read(self, parallel: Parallel) -> dict[str, list[tuple[float, float]]]:
-        """Return (sum, count) of each metric for each step since the last call; collective.
-
-        They are summed over all processes. The buffer is empty afterwards.
-        """
+        """Empty the buffer: return each metric's (sum, count) of each step, summed over all processes; collective."""
         assert self.lines is not None
         num_steps, self.num_lines = self.num_lines, 0
         steps = parallel.all_reduce_sum(self.lines).tolist()[:num_steps]
