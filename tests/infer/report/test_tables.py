@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from infer.report.cost_tables import ROUND_PARTS, batch_table, efficiency_table, split_table
+from infer.engine.phase_timer import PHASES
+from infer.report.cost_tables import batch_table, efficiency_table, split_table
 from infer.report.definitions import DEFINITIONS
 from infer.report.mode_tables import exactness_table, overview_table, summary_table
 from infer.report.number_format import ABSENT
@@ -105,7 +106,7 @@ def test_definitions_are_on_hover_under_the_tables_and_in_the_docs(report, repor
 def test_the_parts_of_a_round_are_shown_with_their_bottleneck_below(report, report_page):
     table = split_table(report)
     assert get_column(table, "mode") == ["autoregressive", "ngram", "untrained", "chain", "tree"]
-    names = [part.replace("_", " ") for part in ROUND_PARTS]
+    names = [part.replace("_", " ") for part in PHASES]
     assert [get_column(table, name)[-1] for name in names] == ["12.30", "0.40", "0.30", "2.00", "0.20"]
     for name, value in (("sum", "15.20"), ("round", "15.20"), ("fused round", "14.00")):
         assert get_column(table, name)[-1] == value
