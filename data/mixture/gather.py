@@ -73,7 +73,8 @@ def check_source(name: str, source: SourceConf) -> None:
     require(
         bool(columns),
         f"{key}.path: must hold rows that can be read, got "
-        f"{to_single_line(next(iter(errors), f'none in {source.path}'), 300)}; give JSON lines or Parquet",
+        f"{to_single_line(next(iter(errors), f'none in {source.path}'), 300)}; "
+        "give JSON lines, a JSON array or Parquet",
     )
     require(
         any(_has_known_columns(row, source) for row in rows),

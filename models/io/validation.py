@@ -29,7 +29,7 @@ def at_most(maximum: int | float, remedy: str = "lower it") -> Rule:
     return Rule(f"must be at most {maximum}", lambda value: value <= maximum, remedy)
 
 
-def each_at_least(minimum: int | float, remedy: str = "such as [8]") -> Rule:
+def each_at_least(minimum: int | float, remedy: str = "list one, such as [8]") -> Rule:
     """Return the rule that a list is not empty and that none of its numbers is below `minimum`."""
     return Rule(
         f"must list numbers of at least {minimum}", lambda values: bool(values) and min(values) >= minimum, remedy
@@ -37,14 +37,14 @@ def each_at_least(minimum: int | float, remedy: str = "such as [8]") -> Rule:
 
 
 POSITIVE = Rule("must be positive", lambda value: value > 0, "raise it")
-BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1, "such as 0.1")
-SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48, "such as 0")  # see derive_seed
+BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1, "choose one such as 0.1")
+SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48, "0 is the default")  # see derive_seed
 FOLDER_NAME = Rule(
     "must name a folder below output_dir",
     lambda name: bool(parts := Path(name).parts) and parts[0] != "/" and ".." not in parts,
     "to write elsewhere set output_dir",
 )
-SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1, "such as 0.1")
+SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1, "choose one such as 0.1")
 
 
 def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:

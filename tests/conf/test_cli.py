@@ -40,15 +40,15 @@ MISTAKES = {
     "log.color=1": "log.color: no such key; choose one of entity, project, wandb",
     "+log.color=1": "log.color: no such key; choose one of entity, project, wandb",
     "data.template.thinking=1": "data.template.thinking: no such key; to add it write +data.template.thinking=VALUE",
-    "optim.lr=fast": "optim.lr: must be a number, got 'fast'",
-    "optim.steps=1.5": "optim.steps: must be an integer, got '1.5'",
+    "optim.lr=fast": "optim.lr: must be a number, got 'fast'; write one such as 0.1",
+    "optim.steps=1.5": "optim.steps: must be an integer, got '1.5'; write one such as 1",
     "optim.lr=null": "optim.lr: must be set, got null; leave the key out for its default",
     "resume=maybe": "resume: must be true or false, got 'maybe'",
     "draft.layers=5": "draft.layers: must be a list, got one int",
     "device.name=gpu": "device.name: must be one of auto, cpu, cuda, neuron, xla, got 'gpu'",
     "optim.epochs=2": "optim.epochs: must be null if optim.steps is set, got 2.0 and 300 steps; "
     "set one of them to null",
-    "optim.steps=0": "optim.steps: must be at least 1, got 0",
+    "optim.steps=0": "optim.steps: must be at least 1, got 0; raise it",
     "draft.layers=[5,1]": "draft.layers: must be strictly increasing, got [5, 1]; null takes low, middle and high",
     "steps": "command line: must be KEY=VALUE, got 'steps'; see --help",
     "target=null": "command line: a group takes the name of an option, got a value of type NoneType; see --help",
@@ -57,9 +57,10 @@ MISTAKES = {
     """'optim.lr="1é"'""",
     "draft.layers=[1": "draft.layers: must be a value that Hydra reads, got '[1'; for text write "
     """'draft.layers="[1"'""",
-    "seed=-1": "seed: must be in 0..2^48 - 1, got -1",
-    "data.seed=-2": "data.seed: must be in 0..2^48 - 1, got -2",
-    "evaluation.sampling.seed=281474976710656": "sampling.seed: must be in 0..2^48 - 1, got 281474976710656",
+    "seed=-1": "seed: must be in 0..2^48 - 1, got -1; 0 is the default",
+    "data.seed=-2": "data.seed: must be in 0..2^48 - 1, got -2; 0 is the default",
+    "evaluation.sampling.seed=281474976710656": "sampling.seed: must be in 0..2^48 - 1, "
+    "got 281474976710656; 0 is the default",
     "run_name=": "run_name: must not be empty, got ''; if the text comes from a shell variable, "
     "set it, else leave the key out",
     "run_name=../x": "run_name: must name a folder below output_dir, got ../x; to write elsewhere set output_dir",

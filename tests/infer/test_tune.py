@@ -285,12 +285,12 @@ def test_a_draft_that_is_never_right_is_not_worth_speculating(tune):
 
 
 REFUSED = {
-    "batch=[]": "batch: must list numbers of at least 1, got []",
-    "nodes=[0]": "nodes: must list numbers of at least 1, got [0]",
-    "depth=0": "depth: must be at least 1, got 0",
+    "batch=[]": "batch: must list numbers of at least 1, got []; list one, such as [8]",
+    "nodes=[0]": "nodes: must list numbers of at least 1, got [0]; list one, such as [8]",
+    "depth=0": "depth: must be at least 1, got 0; raise it",
     "ngram_tokens=-1": "ngram_tokens: must not be negative, got -1; 0 copies no tokens",
     "ngram_windows=[4,65]": "ngram_windows: must list numbers in 1..64, got [4, 65]; [] leaves lookup alone out",
-    "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
+    "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1; raise it",
     "ranks=1 depth=4 nodes=[8,16]": "nodes: must list a budget of at most the 4 paths that "
     "depth and ranks give, got [8, 16]; raise depth or ranks",
 }

@@ -41,7 +41,7 @@ DEFAULT_STEPS = 300  # if neither optim.steps nor optim.epochs is set
 MOMENT_DECAYS = Rule(
     "must be two numbers in [0, 1)",
     lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-    "such as [0.9, 0.95]",
+    "the default is [0.9, 0.95]",
 )
 
 

@@ -72,7 +72,7 @@ def test_texts_of_the_data_stay_in_their_line_of_the_page(tmp_path):
         (
             '{"text": " "}\n' * 3,
             r"sources.a: must hold a row that can be used, got 3 rows read, "
-            r"0 can be used; 3 an empty turn; remove the source",
+            r"0 can be used; 3 an empty turn; remove it",
         ),
     ],
 )
