@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is compared here are the numbers of a CPU; commands would take the GPU
 
 import pytest
 import torch
