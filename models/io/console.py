@@ -83,7 +83,7 @@ def log_progress(items: Iterable[Item], description: str, total: int | None) -> 
             count = f"{done:,}"
             if total is not None:
                 left = timedelta(seconds=round((total - done) * (now - start) / done))
-                count += f"/{total:,}" + (f"  {left} left" if done >= MIN_SHARE_TIMED * total else "")
+                count += f"/{total:,}" + (f"  {left} left" if done > max(1, MIN_SHARE_TIMED * total) else "")
             log.info("%s %s", description, count)
         yield item
 

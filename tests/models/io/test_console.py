@@ -21,10 +21,11 @@ def test_the_first_item_of_a_batch_gives_no_time_left(monkeypatch, caplog):
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(console, "SHOWS_BARS", False)
     caplog.set_level("INFO")
-    for item in console.track_progress(range(200), "answers"):
-        now += 11.0 if item in (0, 99) else 0.0
+    for total in (200, 4):
+        for item in console.track_progress(range(total), "answers"):
+            now += 11.0 if item in (0, total // 2 - 1) else 0.0
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["answers 1/200", "answers 100/200  0:00:22 left"]
+    assert lines == ["answers 1/200", "answers 100/200  0:00:22 left", "answers 1/4", "answers 2/4  0:00:22 left"]
 
 
 def test_work_of_unknown_length_passes_unchanged(monkeypatch):
