@@ -37,12 +37,13 @@ def load_checkpoint_target(
 def load_draft_under_test(directory: Path, target: Target, *, name: str | None = None) -> DraftUnderTest:
     """Load the draft of a checkpoint, and rebuild it as it was before distillation."""
     draft = load_draft(directory, target)
+    untrained = draft.rebuild_untrained(draft.get_verifying_target(target))
     return DraftUnderTest(
         name=name or run_names([directory])[0],
         draft=draft,
         directory=directory,
         adapted_target=draft.get_adapted_target(target),
-        untrained=draft.rebuild_untrained(draft.get_verifying_target(target)),
+        untrained=untrained if isinstance(untrained, str) else untrained.requires_grad_(False),
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from models.device.graph_budget import KIND_SEPARATOR, Graph, GraphBudget, GraphLedger, format_counts
+from models.device.packed_linear import pack_linear_layers
 
 SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads this many in a fraction of a millisecond
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
@@ -129,18 +130,9 @@ class Device:
         return function if is_neuron else torch.compiler.nested_compile_region(function)
 
     def arrange_weights(self, module: nn.Module) -> None:
-        """Store the fp32 weights of linear layers by column, in place, on a CPU that compiles.
-
-        Only their strides change. MKL then multiplies 5 rows in half the time and 13 rows in a
-        third of it, while bf16 products would get slower. Embeddings, which a head may share, stay
-        in rows, because a lookup reads rows.
-        """
-        if self.name != "cpu" or not self.compiles:
-            return
-        embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-        for layer in (m for m in module.modules() if isinstance(m, nn.Linear)):
-            if layer.weight.dtype is torch.float32 and id(layer.weight) not in embeddings:
-                layer.weight.data = layer.weight.data.t().contiguous().t()
+        """Pack the weights of linear layers for products of few rows, on a CPU that compiles."""
+        if self.name == "cpu" and self.compiles:
+            pack_linear_layers(module)
 
     @contextmanager
     def cpu_threads_for(self, weights: int) -> Iterator[None]:

@@ -22,14 +22,15 @@ def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int) -
 
 
 def load_draft(directory: Path, target: Target) -> Draft:
-    """Load the draft of a checkpoint of any method.
+    """Load the draft of a checkpoint of any method, its weights frozen.
 
     Raise UserError if it does not fit the target, or has weights that are not finite.
     """
     config = read_config(directory)
     classes = [find_draft_class(conf) for conf in METHODS.values()]
     if matching := [draft_class for draft_class in classes if draft_class.matches_config(config)]:
-        return matching[-1].load(directory, target)  # the last match is the most specific
+        draft = matching[-1].load(directory, target)  # the last match is the most specific
+        return draft.requires_grad_(False)
     known = ", ".join(conf.architecture for conf in METHODS.values())
     raise UserError(
         f"checkpoint: architecture must be one of {known}, got {config.get('architectures')} in {directory}"
