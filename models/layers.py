@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from models.targets.attention import attention_bias
+from models.targets.attention import attend_folded, attention_bias, should_fold_heads
 
 
 class RMSNorm(nn.Module):
@@ -61,10 +61,11 @@ def attend(
     With gradients the heads are repeated: CUDA's kernels for training that take a mask take no
     groups, and its fallback keeps a T x S matrix of scores for each head.
     """
-    if torch.is_grad_enabled():
-        key, value = (repeat_heads(x, query.shape[1] // x.shape[1]) for x in (key, value))
     bias = attention_bias(mask, query.dtype)
-    return F.scaled_dot_product_attention(query, key, value, bias, enable_gqa=query.shape[1] != key.shape[1])
+    if not torch.is_grad_enabled() and should_fold_heads(query, key):
+        return attend_folded(query, key, value, bias)
+    key, value = (repeat_heads(x, query.shape[1] // x.shape[1]) for x in (key, value))
+    return F.scaled_dot_product_attention(query, key, value, bias)
 
 
 def repeat_heads(x: Float[Tensor, "b kv s d"], groups: int) -> Float[Tensor, "b h s d"]:

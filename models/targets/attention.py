@@ -37,24 +37,36 @@ def attend_grouped(
 ) -> tuple[Float[Tensor, "b t h v"], None]:
     """Return softmax attention with grouped heads.
 
-    A mask of numbers is added to the scores, one of bools lets a query attend where it is True. The
-    mask is copied for each query head of a group. Beyond as many tokens as a head has channels, as
-    in prompts, that would cost more than copies of the keys, which transformers then makes.
+    A mask of numbers is added to the scores, one of bools lets a query attend where it is True.
     """
-    batch, heads, tokens, _ = query.shape
-    groups = heads // key.shape[1]
     has_options = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     has_options = has_options or options.get("dropout", 0.0) > 0
-    if attention_mask is None or attention_mask.shape[1] != 1 or groups == 1 or tokens > key.shape[-1] or has_options:
+    if attention_mask is None or attention_mask.shape[1] != 1 or has_options or not should_fold_heads(query, key):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    output = F.scaled_dot_product_attention(
-        query.reshape(batch, -1, groups * tokens, query.shape[-1]),
-        key,
-        value,
-        attention_mask.repeat(1, 1, groups, 1),
-        scale=scaling,
-    )
-    return output.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous(), None
+    return attend_folded(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+
+
+def should_fold_heads(query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"]) -> bool:
+    """Return whether a copy of the mask for each query head of a group costs less than copies of the keys.
+
+    Beyond as many tokens as a head has channels, as in prompts, it costs more.
+    """
+    return query.shape[1] != key.shape[1] and query.shape[2] <= key.shape[3]
+
+
+def attend_folded(
+    query: Float[Tensor, "b h t d"],
+    key: Float[Tensor, "b kv s d"],
+    value: Float[Tensor, "b kv s v"],
+    mask: Shaped[Tensor, "#b 1 t s"],
+    scaling: float | None = None,
+) -> Float[Tensor, "b h t v"]:
+    """Return softmax attention in which the query heads of a group are so many more tokens of one head."""
+    batch, heads, tokens, size = query.shape
+    groups = heads // key.shape[1]
+    folded = query.reshape(batch, -1, groups * tokens, size)
+    output = F.scaled_dot_product_attention(folded, key, value, mask.repeat(1, 1, groups, 1), scale=scaling)
+    return output.reshape(batch, heads, tokens, -1)
 
 
 ALL_ATTENTION_FUNCTIONS.register(GROUPED_SDPA, attend_grouped)
