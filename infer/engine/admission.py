@@ -73,8 +73,7 @@ def pad_and_start(
     return session.start_prompts(
         *(tensor.to(session.device.torch_device) for tensor in (input_ids, lengths, padded_row_ids)),
         buffers=buffers,
-        # Graphs that take a view of a cache were tried on CPUs alone.
-        num_slots=length if device.name == "cpu" or not device.has_static_shapes else None,
+        num_slots=length if session.reads_views else None,
     )
 
 

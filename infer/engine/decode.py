@@ -154,7 +154,8 @@ class Decoder:
             state.rows.active = torch.tensor(
                 [row in running for row in range(self.batch)], device=session.device.torch_device
             )
-            state, output = session.run_round(state, phase_timer and phase_timer.end_phase)
+            longest = max(len(request.ids) + len(request.generation.ids) for request in running.values())
+            state, output = session.run_round(state, phase_timer and phase_timer.end_phase, longest=longest)
             host_rows = output.ids_and_count.tolist()  # the only read of the round
             round_s = time.perf_counter() - start
             if logits_out is not None:
@@ -178,9 +179,9 @@ class Decoder:
         (request,) = self._make_requests([prompt], [row_id], len(ids))
         state, logits, scores = pad_and_start(self.session, [request.ids], [request.row_id])
         yield logits[0], scores[0]
-        for token in ids[:-1]:
+        for number, token in enumerate(ids[:-1], 1):
             state.rows.root = torch.full_like(state.rows.root, token)
-            state, output = self.session.run_round(state)
+            state, output = self.session.run_round(state, longest=len(request.ids) + number)
             yield output.logits[0, 0], output.scores[0, 0]
 
     def _distribute_tokens(

@@ -10,10 +10,12 @@ Sessions of equal shapes share graphs, because the steps are functions of tensor
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from infer.engine import steps
 from infer.engine.row_tensors import allocate_slots, empty_like, scatter_rows
@@ -24,6 +26,8 @@ from models.targets.target import Target
 
 NO_DRAFT = "alone"  # the kind of rounds without a draft
 MIN_SCRATCH_SLOTS = 32  # least number of slots kept for a round: see SLOT_ALIGNMENT
+VIEW_ALIGNMENT = 64  # slots; rounds read views of multiples of it
+MIN_VIEWED_SLOTS = 512  # of a cache; rounds read shorter caches whole, which takes less time by the call
 SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees share graphs
 # Arguments of target passes whose guards dynamo may skip: it checks what identifies them, the target's
 # fingerprint (see the assert in Target.forward_hidden) and the cache's numbers of slots (see steps.prefill).
@@ -59,9 +63,9 @@ class Session:
         # A Target's weights are frozen; those of a draft that generates text in its place are not.
         frozen = FROZEN_PREFIXES if isinstance(target, Target) else ()
         if isinstance(target, Target):
-            device.arrange_weights(target.model)
+            device.pack_weights(target.model)
             if draft is not None:
-                device.arrange_weights(draft)
+                device.pack_weights(draft)
         kind = self.kind = draft.graph_kind if draft else NO_DRAFT
         self._prefill = device.compile(steps.prefill, frozen_names=frozen, unread=UNREAD_BY_PREFILL)
         self._begin = device.compile(steps.begin, kind=kind, unread=UNREAD_BY_DRAFT)
@@ -71,15 +75,21 @@ class Session:
         self._cache_move = device.compile(steps.cache_move, unread=UNREAD_BY_MOVE)
         self._draft = device.compile(steps.draft, kind=kind, unread=UNREAD_BY_DRAFT)
         self._side_buffers: Buffers | None = None
+        # Graphs that take a view of a cache were tried on CPUs alone.
+        self.reads_views = device.name == "cpu" or not device.has_static_shapes
 
     @property
     def cache_slots(self) -> int:
         """Return the size of the caches: `slots`, a round's nodes, and tokens emitted past the end, aligned."""
+        slots = self.slots + max(self._scratch_slots, MIN_SCRATCH_SLOTS)
+        return -(-slots // SLOT_ALIGNMENT) * SLOT_ALIGNMENT  # rounded up
+
+    @property
+    def _scratch_slots(self) -> int:
+        """Return how many slots after a row's tokens a round may write."""
         tree = self.program.tree
         # + 1: a round emits its path and one token of the target's own
-        scratch = max(tree.size, tree.scratch_slots) + tree.max_path_length + 1
-        slots = self.slots + max(scratch, MIN_SCRATCH_SLOTS)
-        return -(-slots // SLOT_ALIGNMENT) * SLOT_ALIGNMENT  # rounded up
+        return max(tree.size, tree.scratch_slots) + tree.max_path_length + 1
 
     @cached_property
     def buffers(self) -> Buffers:
@@ -117,7 +127,6 @@ class Session:
             program.sampling,
             program.lookahead,
             program.max_moves,
-            cache.garbage_slot,
             row_ids,
             lengths,
             scores,
@@ -139,13 +148,25 @@ class Session:
         return self._scatter_rows(state, prefilled, row_numbers)
 
     def run_round(
-        self, state: SessionState, end_phase: Callable[[str], None] | None = None
+        self, state: SessionState, end_phase: Callable[[str], None] | None = None, *, longest: int
     ) -> tuple[SessionState, RoundOutput]:
         """Run a round; return the state and the emitted tokens.
 
         The round is one graph. With `end_phase` it runs in parts, and `end_phase` is called with
-        the name of each as it ends.
+        the name of each as it ends. No active row has more than `longest` tokens: later slots are not read.
         """
+        if not self.reads_views or self.cache_slots < MIN_VIEWED_SLOTS:
+            return self._run_round(state, end_phase)
+        needed = -(-(longest + self._scratch_slots) // VIEW_ALIGNMENT) * VIEW_ALIGNMENT  # rounded up
+        count = min(needed, self.cache_slots)
+        any_length = self.device.has_static_shapes
+        view = _map_caches(state, lambda cache: cache.first_slots(count, any_length=any_length))
+        state, output = self._run_round(view, end_phase)
+        return _map_caches(state, lambda cache: cache.whole), output
+
+    def _run_round(
+        self, state: SessionState, end_phase: Callable[[str], None] | None
+    ) -> tuple[SessionState, RoundOutput]:
         if end_phase is None:
             return self._fused(self.program, state)
         target_output, logits = self._verify(self.program, state)
@@ -159,3 +180,9 @@ class Session:
             state = self._draft(self.program, state, output)
         end_phase("draft")
         return state, output
+
+
+def _map_caches(state: SessionState, change: Callable[[StaticCache], StaticCache]) -> SessionState:
+    """Return a state with the caches of the target, and of a draft that is a language model, changed."""
+    cache, draft_state = tree_map_only(StaticCache, change, (state.cache, state.draft_state))
+    return replace(state, cache=cache, draft_state=draft_state)

@@ -137,8 +137,7 @@ def prefill(
 ) -> tuple[TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None]:
     """Read padded prompts into `cache`; return the target's output, first tokens' logits and scores, and history."""
     target, sampling = program.target, program.sampling
-    # Reads what tells views of two caches apart, so that their graphs do: see FROZEN_PREFIXES of session.py.
-    assert cache.num_slots <= cache.allocated_slots
+    _read_guards(cache)
     num_positions = input_ids.shape[1]
     positions = torch.arange(num_positions, device=input_ids.device).expand_as(input_ids)
     target_output = target.forward_hidden(
@@ -160,11 +159,15 @@ def prefill(
     return target_output, logits, scores, history
 
 
+def _read_guards(cache: StaticCache) -> None:
+    """Read what tells views of two caches apart, so that their graphs do: see FROZEN_PREFIXES of session.py."""
+    assert cache.num_slots <= cache.allocated_slots
+
+
 def start_rows(
     sampling: SamplingConf,
     lookahead: int,
     max_moves: int,
-    garbage_slot: int,
     row_ids: Int[Tensor, " batch"],
     lengths: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch vocab"],
@@ -178,16 +181,16 @@ def start_rows(
         active=lengths > 0,
         noise=lookahead_noise(sampling, lookahead, scores.shape[-1], row_ids, lengths + 1),
         history=history,
-        moves=_no_moves(len(lengths), max_moves, garbage_slot, lengths.device),
+        moves=_no_moves(len(lengths), max_moves, lengths.device),
     )
     return make_contiguous(rows)
 
 
-def _no_moves(batch: int, max_moves: int, garbage_slot: int, device: torch.device) -> CacheMoves | None:
-    """Return moves of the garbage slot to itself, or None if rounds move nothing."""
+def _no_moves(batch: int, max_moves: int, device: torch.device) -> CacheMoves | None:
+    """Return moves of the first slot to itself, or None if rounds move nothing."""
     if not max_moves:
         return None
-    source, destination = (torch.full((batch, max_moves), garbage_slot, device=device) for _ in range(2))
+    source, destination = (torch.zeros((batch, max_moves), dtype=torch.int64, device=device) for _ in range(2))
     return CacheMoves(source=source, destination=destination)
 
 
@@ -254,6 +257,7 @@ def verify(program: Program, state: SessionState) -> tuple[TargetOutput, Float[T
     The cache is changed in place: keys of the last round's path are moved, those of root and nodes are added.
     """
     rows, cache, target = state.rows, state.cache, program.target
+    _read_guards(cache)
     input_ids, ancestors = _verified_nodes(rows, state.proposal)
     slots = rows.lengths[:, None] + torch.arange(input_ids.shape[1], device=input_ids.device)
     target_output = target.forward_hidden(
@@ -262,7 +266,8 @@ def verify(program: Program, state: SessionState) -> tuple[TargetOutput, Float[T
         mask=tree_mask(rows.lengths, ancestors, cache.num_slots),
         layers=program.layers,
         cache=cache,
-        write=CacheWrite(slots=torch.where(rows.active[:, None], slots, cache.garbage_slot), moves=rows.moves),
+        # A row that has ended may have no slots left: it writes to the last, the garbage slot, and moves nothing.
+        write=CacheWrite(slots=slots.clamp_max(cache.num_slots - 1), moves=rows.moves and rows.moves.of(rows.active)),
     )
     return target_output, target.logits(target_output.hidden)
 
@@ -300,7 +305,7 @@ def accept(
         noise=lookahead_noise(program.sampling, program.lookahead, logits.shape[-1], rows.row_ids, lengths + 1),
         # The root joins the history only now; the token after the path is the new root.
         history=rows.history and rows.history.add(torch.cat([rows.root[:, None], path.ids], 1)[:, :-1], count),
-        moves=rows.moves and _moves_of_path(rows.lengths, path.nodes[:, 1:], count, state.cache.garbage_slot),
+        moves=rows.moves and _moves_of_path(rows.lengths, path.nodes[:, 1:], count),
     )
     output = RoundOutput(
         ids=path.ids,
@@ -315,15 +320,15 @@ def accept(
 
 
 def _moves_of_path(
-    lengths: Int[Tensor, " batch"], nodes: Int[Tensor, "batch depth"], count: Int[Tensor, " batch"], garbage_slot: int
+    lengths: Int[Tensor, " batch"], nodes: Int[Tensor, "batch depth"], count: Int[Tensor, " batch"]
 ) -> CacheMoves:
     """Return the moves of a path's `nodes`, of which rows emitted `count - 1`, behind the root."""
     # The root is in place, and the target's own token, the last of `count`, has no key yet.
     offset = torch.arange(1, nodes.shape[1] + 1, device=nodes.device)
     is_moved = offset < count[:, None]
     return CacheMoves(
-        source=torch.where(is_moved, lengths[:, None] + nodes, garbage_slot),
-        destination=torch.where(is_moved, lengths[:, None] + offset, garbage_slot),
+        source=torch.where(is_moved, lengths[:, None] + nodes, 0),
+        destination=torch.where(is_moved, lengths[:, None] + offset, 0),
     )
 
 
@@ -361,5 +366,5 @@ def cache_move(state: SessionState) -> SessionState:
     assert moves is not None
     state.cache.move(moves)
     batch, max_moves = moves.source.shape
-    none = _no_moves(batch, max_moves, state.cache.garbage_slot, moves.source.device)
+    none = _no_moves(batch, max_moves, moves.source.device)
     return replace(state, rows=replace(state.rows, moves=none))

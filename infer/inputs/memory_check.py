@@ -16,6 +16,7 @@ from models.device.config import MachineConf
 from models.device.device import Device
 from models.device.machine_specs import read_process_bytes
 from models.device.memory_trace import fake_model
+from models.device.packed_linear import count_packed_bytes
 from models.io.errors import UserError
 from models.meta_model import build_meta_target
 from models.targets.config import TargetConf
@@ -43,6 +44,8 @@ def check_memory(
     if core_bytes is None:
         return
     draft_bytes, limit = count_draft_bytes(directories), (1 - MEMORY_MARGIN) * core_bytes
+    if device.packs_weights:
+        draft_bytes *= 2
 
     def count_bytes(batch: int) -> int:
         return draft_bytes + trace_decoding(target, device, size, batch)
@@ -89,4 +92,5 @@ def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: 
             decoder = Decoder(target, sampling=SamplingConf(), slots=slots, batch=batch)
             prompts = [[0] * size.prompt_tokens] * batch
             decoder.decode(prompts, row_ids=range(batch), max_new_tokens=1)
-    return phase.peak_bytes.total()
+    packed_bytes = count_packed_bytes(target.model) if device.packs_weights else 0
+    return phase.peak_bytes.total() + packed_bytes

@@ -129,9 +129,13 @@ class Device:
         is_neuron = self.backend == "neuron"
         return function if is_neuron else torch.compiler.nested_compile_region(function)
 
-    def arrange_weights(self, module: nn.Module) -> None:
+    @property
+    def packs_weights(self) -> bool:
+        return self.name == "cpu" and self.compiles
+
+    def pack_weights(self, module: nn.Module) -> None:
         """Pack the weights of linear layers for products of few rows, on a CPU that compiles."""
-        if self.name == "cpu" and self.compiles:
+        if self.packs_weights:
             pack_linear_layers(module)
 
     @contextmanager

@@ -45,6 +45,36 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def pack_linear_layers(module: nn.Module) -> None:
+    """Let the large linear layers of a module whose weights are frozen multiply by packed copies of them."""
+    for layer in _find_large_layers(module):
+        is_plain = type(layer.weight.data) is Tensor  # neither fake nor spread over processes
+        if is_plain and not layer.weight.requires_grad and not hasattr(layer, "packed_key"):
+            key = next(_keys)
+            _PACKED[key] = torch.ops.mkldnn._reorder_linear_weight(layer.weight, HINTED_ROWS)
+            weakref.finalize(layer, _PACKED.pop, key, None)
+            layer.register_buffer("packed_key", torch.tensor(key), persistent=False)
+            layer.forward = MethodType(_forward_packed, layer)
+
+
+def count_packed_bytes(module: nn.Module) -> int:
+    """Return the bytes that packed copies of a module's weights take."""
+    return sum(layer.weight.nbytes for layer in _find_large_layers(module))
+
+
+def _find_large_layers(module: nn.Module) -> Iterator[nn.Linear]:
+    for layer in module.modules():
+        if type(layer) is nn.Linear and layer.weight.numel() >= MIN_PACKED_WEIGHTS and can_pack(layer.weight.dtype):
+            yield layer
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN is there and computes with this type on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def pack_linear_layers(module: nn.Module) -> None:
     """Let the large frozen linear layers of a module multiply by packed copies of their weights."""
     for layer in find_packable_layers(module):
         if not hasattr(layer, "packed_key"):

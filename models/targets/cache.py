@@ -2,6 +2,8 @@
 
     slots:  [ committed 0 .. length-1 | scratch length .. length+nodes | free ...  | garbage ]
 
+A pass may read a view of the first slots, as far as its rows are filled.
+
 Layers with a sliding window keep every key too, and mask those that have left the window: this is
 simple and exact, and costs memory. See docs/decoding.md.
 
@@ -25,11 +27,16 @@ LayerArgs = tuple[Tensor, ...]
 class CacheMoves:
     """The slots of the nodes that a round accepted, and the slots that they move to.
 
-    There are `Tree.max_path_length` moves a row; rows with fewer move garbage to garbage.
+    There are `Tree.max_path_length` moves a row; rows with fewer move their first slot to itself.
     """
 
     source: Int[Tensor, "batch moves"]
     destination: Int[Tensor, "batch moves"]
+
+    def of(self, rows: Bool[Tensor, " batch"]) -> "CacheMoves":
+        """Return the moves of these rows; the others move nothing."""
+        source, destination = (torch.where(rows[:, None], slots, 0) for slots in (self.source, self.destination))
+        return CacheMoves(source=source, destination=destination)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +75,11 @@ class StaticCache:
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         # of the tokens in the slots; only targets with sliding windows record and read them
         self.positions = torch.zeros((batch, slots + 1), dtype=torch.int64, device=device)
-        self.garbage_slot = slots
         self.allocated_slots = slots + 1  # also of a view of the first slots, whose strides depend on it
+        self.whole = self  # of a view: the cache that it shows
+        self.any_length = False  # whether one graph serves views of all lengths
+        self._fixed_slots = slots + 1
+        self._views: dict[tuple[int, bool], StaticCache] = {}
 
     @property
     def batch(self) -> int:
@@ -78,13 +88,14 @@ class StaticCache:
     @property
     def num_slots(self) -> int:
         """Return the slots of a row, the garbage slot included."""
-        return self.garbage_slot + 1
+        # An attribute tells a graph's guards the number, a shape does not: see FROZEN_PREFIXES of session.py.
+        return self.keys[0].shape[2] if self.any_length else self._fixed_slots
 
     @property
     def graph_key(self) -> str:
         """Return what graphs depend on (see models/device/graph_budget.py)."""
-        rows, slots = self.positions.shape
-        return f"{rows} rows of {slots} slots, {self.keys[0].dtype}"
+        slots = f"any of {self.allocated_slots}" if self.any_length else self.num_slots
+        return f"{self.batch} rows of {slots} slots, {self.keys[0].dtype}"
 
     def record_positions(self, positions: Int[Tensor, "batch new"], write: CacheWrite) -> Int[Tensor, "batch slots"]:
         """Record the positions of new tokens and return those of all slots.
@@ -118,18 +129,33 @@ class StaticCache:
         for tensor, other_tensor in zip((*self.keys, *self.values, self.positions), theirs, strict=True):
             tensor.index_copy_(0, rows, other_tensor)
 
-    def first_slots(self, count: int) -> "StaticCache":
-        """Return a view of the first `count` slots, for passes that neither read nor write more."""
+    def first_slots(self, count: int, *, any_length: bool = False) -> "StaticCache":
+        """Return a view of the first `count` slots, for passes that neither read nor write more.
+
+        With `any_length` a compiled function has one graph for the views of all lengths.
+        """
+        if (count, any_length) not in self._views:  # graphs are looked up by the identity of their caches
+            self._views[count, any_length] = self._build_view(count, any_length)
+        return self._views[count, any_length]
+
+    def _build_view(self, count: int, any_length: bool) -> "StaticCache":
         view = copy.copy(self)
         view.keys = [keys[:, :, :count] for keys in self.keys]
         view.values = [values[:, :, :count] for values in self.values]
         view.positions = self.positions[:, :count]
-        view.garbage_slot = count - 1
+        view._fixed_slots, view.any_length, view._views = count, any_length, {}
+        if any_length:
+            # Otherwise a graph would take the strides of its slots for a function of their number.
+            assert count < self.allocated_slots
+            for tensor in (*view.keys, *view.values):
+                torch._dynamo.mark_dynamic(tensor, 2)
+            torch._dynamo.mark_dynamic(view.positions, 1)
         return view
 
     def repeat_row(self, batch: int) -> "StaticCache":
         """Return a copy of a cache of one row with `batch` rows that are equal."""
         repeated = copy.copy(self)
+        repeated.whole, repeated._views = repeated, {}
         repeated.keys = [keys.repeat(batch, 1, 1, 1) for keys in self.keys]
         repeated.values = [values.repeat(batch, 1, 1, 1) for values in self.values]
         repeated.positions = self.positions.repeat(batch, 1)

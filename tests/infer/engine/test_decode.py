@@ -142,7 +142,7 @@ def test_every_tensor_of_a_rounds_state_is_contiguous(target, shape):
     state, _, _ = pad_and_start(decoder.session, [[3, 4, 5], [6, 7]], [0, 1])
     with torch.no_grad():
         for _ in range(2):
-            state, output = decoder.session.run_round(state)
+            state, output = decoder.session.run_round(state, longest=16)
             tensors = [t for t in tree_leaves((state, output)) if isinstance(t, torch.Tensor)]
             assert len(tensors) > 5
             assert all(tensor.is_contiguous() for tensor in tensors)
@@ -164,3 +164,49 @@ def test_each_size_of_the_cache_has_graphs_of_its_own(fresh_compiler):
         decoder = Decoder(target, None, NO_TREE, sampling=SamplingConf(), slots=slots)
         decoder.decode([[5, 9, 2]], row_ids=[0], max_new_tokens=4)
         assert target.device.count_graphs() - before == graphs
+
+
+LONG = [[5 + i % 50 for i in range(500)], [7, 9, 11], [3 + i % 40 for i in range(130)], [8] * 70]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_rounds_over_the_filled_part_of_a_long_cache_emit_the_same_tokens(target, learned, shape):
+    """The longest row ends first, so that later rounds see less than what its last one wrote."""
+    draft, _ = learned
+    answers, slots_seen = [], set()
+    for sees_all in (True, False):
+        decoder = Decoder(target, draft, SHAPES[shape], sampling=GREEDY, slots=640, batch=3)
+        decoder.session.reads_views = not sees_all
+        if not sees_all:
+            watch_slots(decoder.session, slots_seen)
+        generations = decoder.decode(LONG, row_ids=range(4), max_new_tokens=[4, 80, 40, 20])
+        answers.append([(row.ids, row.accepted) for row in generations])
+    assert answers[0] == answers[1]
+    assert min(slots_seen) < 200 < 500 < max(slots_seen)
+
+
+def watch_slots(session, slots_seen):
+    """Collect the number of slots that each round reads."""
+    fused = session._fused
+
+    def watched(program, state):
+        slots_seen.add(state.cache.num_slots)
+        return fused(program, state)
+
+    session._fused = watched
+
+
+@pytest.mark.no_shapes  # compiled calls do not pass through the checks
+@torch.no_grad()
+def test_views_of_all_lengths_share_a_graph(fresh_compiler):
+    compiled, eager = (tiny_target(seed=0, device=replace(CPU, compiles=c, backend="eager")) for c in (True, False))
+    prompts = [[5 + i % 50 for i in range(length)] for length in (60, 230)]
+    options = {"row_ids": range(2), "max_new_tokens": 100}
+    before = compiled.device.count_graphs()
+    decoder = Decoder(compiled, NgramDraft(), chain(3), sampling=GREEDY, slots=640)
+    answers = decoder.decode(prompts, **options)
+    # both prompts, also for the draft, and the round
+    assert compiled.device.count_graphs() - before == 5
+    reference = Decoder(eager, NgramDraft(), chain(3), sampling=GREEDY, slots=640).decode(prompts, **options)
+    assert [row.ids for row in answers] == [row.ids for row in reference]

@@ -123,7 +123,7 @@ def drop_cache_moves(honest):
 
     def verify(program, state):
         if state.rows.moves is not None:
-            nowhere = torch.full_like(state.rows.moves.source, state.cache.garbage_slot)
+            nowhere = torch.zeros_like(state.rows.moves.source)
             moves = CacheMoves(source=nowhere, destination=nowhere)
             state = replace(state, rows=replace(state.rows, moves=moves))
         return honest.verify(program, state)

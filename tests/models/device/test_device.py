@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from models.device.out_of_memory import report_out_of_memory
 from models.io.errors import UserError
 
 CPU = torch.device("cpu")
-NO_BIAS = partial(torch.nn.Linear, bias=False)
 
 
 @pytest.fixture
@@ -116,23 +114,11 @@ def test_tiny_layers_are_not_shared_among_threads_unless_the_user_says_so(chosen
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_cpu_that_compiles_stores_weights_by_column_and_changes_no_value(tied):
-    """Embeddings and heads tied to them stay in rows; without compilation, so do all weights."""
-    device = Device(name="cpu", torch_device=CPU, dtype=torch.float32, compiles=True)
-    model = torch.nn.ModuleDict(
-        {"embed": torch.nn.Embedding(7, 4), "layer": torch.nn.Linear(4, 6), "head": NO_BIAS(4, 7)}
-    )
-    if tied:
-        model["head"].weight = model["embed"].weight
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    replace(device, compiles=False).arrange_weights(model)
-    assert model["layer"].weight.is_contiguous()
-    device.arrange_weights(model)
-    assert all(map(torch.equal, model.state_dict().values(), before.values()))
-    assert model["layer"].weight.T.is_contiguous()
-    assert model["head"].weight.is_contiguous() is tied
-    assert model["embed"].weight.is_contiguous()
+@pytest.mark.parametrize("compiles", [True, False])
+def test_weights_are_packed_on_cpus_that_compile(compiles):
+    layer = torch.nn.Linear(512, 256).requires_grad_(False)
+    Device(name="cpu", torch_device=CPU, dtype=torch.float32, compiles=compiles).pack_weights(layer)
+    assert hasattr(layer, "packed_key") is compiles
 
 
 @pytest.mark.parametrize("numbers", [2**45, 2**55])

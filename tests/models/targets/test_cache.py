@@ -56,17 +56,6 @@ def test_a_smaller_length_rolls_the_cache_back(target):
     assert_close(hidden[0], compute_hidden(target, [*PROMPT[:5], 13, 21])[-2:])
 
 
-@torch.no_grad()
-def test_rows_without_work_write_to_the_garbage_slot(target):
-    cache = target.new_cache(1, SLOTS)
-    lengths, _ = read_prompts(target, cache, [PROMPT], 8)
-    before = [stored.clone() for stored in (*cache.keys, *cache.values)]
-    read_tree(target, cache, lengths, TREE, PARENTS, active=False)
-    for was, stored in zip(before, (*cache.keys, *cache.values), strict=True):
-        assert torch.equal(was[:, :, :SLOTS], stored[:, :, :SLOTS])
-        assert not torch.equal(was[:, :, SLOTS], stored[:, :, SLOTS])
-
-
 def test_a_pass_moves_before_it_writes_and_reads_before_it_moves(target):
     cache = target.new_cache(2, 6)
     cache.keys[0][:] = torch.arange(7.0)[:, None]

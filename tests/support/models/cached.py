@@ -16,7 +16,7 @@ def read_prompts(target, cache, prompts, padded, layers=LAYERS):
     seen = target.forward_hidden(
         ids,
         positions=positions,
-        mask=prompt_mask(lengths, padded, cache.garbage_slot + 1),
+        mask=prompt_mask(lengths, padded, cache.num_slots),
         layers=layers,
         cache=cache,
         write=CacheWrite.at(positions),
@@ -24,16 +24,15 @@ def read_prompts(target, cache, prompts, padded, layers=LAYERS):
     return lengths, seen
 
 
-def read_tree(target, cache, lengths, ids, parents, *, active=True, source=None, goal=None, layers=LAYERS):
+def read_tree(target, cache, lengths, ids, parents, *, source=None, goal=None, layers=LAYERS):
     sees = ancestor_mask(parents)
     positions = lengths[:, None] + torch.arange(ids.shape[1])
-    slots = positions if active else torch.full_like(positions, cache.garbage_slot)
     moves = None if source is None else CacheMoves(source=source, destination=goal)
     return target.forward_hidden(
         ids,
         positions=lengths[:, None] + node_depths(sees),
-        mask=tree_mask(lengths, sees, cache.garbage_slot + 1),
+        mask=tree_mask(lengths, sees, cache.num_slots),
         layers=layers,
         cache=cache,
-        write=CacheWrite(slots=slots, moves=moves),
+        write=CacheWrite(slots=positions, moves=moves),
     ).hidden

@@ -37,9 +37,9 @@ def watch_rounds(decoder, on_round):
     """Call `on_round` after each round with the verified tree, the emitted ids and their number."""
     run_round = decoder.session.run_round
 
-    def watched(state, end_phase=None):
+    def watched(state, end_phase=None, *, longest):
         proposal = state.proposal
-        state, output = run_round(state, end_phase)
+        state, output = run_round(state, end_phase, longest=longest)
         on_round(proposal, output.ids, output.count)
         return state, output
 

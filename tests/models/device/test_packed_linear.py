@@ -1,0 +1,84 @@
+"""Packed weights give the products of the weights themselves, and only frozen layers have them."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from models.device import packed_linear
+from models.device.packed_linear import can_pack, pack_linear_layers
+
+SIZE = 320  # squared: more than the fewest weights that are packed
+
+
+def frozen_layer(dtype=torch.float32, *, bias=True):
+    torch.manual_seed(0)
+    return nn.Linear(SIZE, SIZE + 32, bias=bias).to(dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1,), (1, 5), (2, 40), (3, 2, 1)])
+@torch.no_grad()
+def test_products_are_those_of_the_weights(dtype, bias, shape):
+    if not can_pack(dtype):
+        pytest.skip(f"this CPU does not pack {dtype}")
+    layer = frozen_layer(dtype, bias=bias)
+    hidden = torch.randn(*shape, SIZE, dtype=dtype)
+    expected = layer(hidden)
+    pack_linear_layers(layer)
+    assert_close(layer(hidden), expected)
+
+
+@pytest.mark.no_shapes  # compiled calls do not pass through the checks
+@torch.no_grad()
+def test_layers_of_a_compiled_function_have_their_own_weights(fresh_compiler):
+    layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(3)).requires_grad_(False)
+
+    def run(hidden):
+        for layer in layers:
+            hidden = layer(hidden).tanh()
+        return hidden
+
+    hidden = torch.randn(2, SIZE)
+    expected = run(hidden)
+    pack_linear_layers(layers)
+    assert_close(torch.compile(run, fullgraph=True, dynamic=False, backend="aot_eager")(hidden), expected)
+
+
+def test_a_packed_layer_passes_gradients_on():
+    layer, plain = frozen_layer(), frozen_layer()
+    pack_linear_layers(layer)
+    ours, theirs = (torch.ones(2, SIZE, requires_grad=True) for _ in range(2))
+    layer(ours).square().sum().backward()
+    plain(theirs).square().sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_layers_that_learn_or_are_small_stay_as_they_are():
+    layers = [frozen_layer().requires_grad_(True), nn.Linear(SIZE, 8).requires_grad_(False)]
+    pack_linear_layers(nn.ModuleList(layers))
+    assert not any(hasattr(layer, "packed_key") for layer in layers)
+
+
+def test_a_layer_is_packed_once_and_its_packed_weights_go_with_it():
+    gc.collect()
+    before = len(packed_linear._PACKED)
+    layer = frozen_layer()
+    for _ in range(2):
+        pack_linear_layers(layer)
+    assert len(packed_linear._PACKED) == before + 1
+    del layer
+    gc.collect()
+    assert len(packed_linear._PACKED) == before
+
+
+@torch.no_grad()
+def test_a_copy_of_a_packed_layer_multiplies_as_the_layer_does():
+    layer = frozen_layer()
+    pack_linear_layers(layer)
+    hidden = torch.randn(2, SIZE)
+    assert torch.equal(copy.deepcopy(layer)(hidden), layer(hidden))
