@@ -12,6 +12,7 @@ Sessions of equal shapes share graphs, because the steps are functions of tensor
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -75,6 +76,7 @@ class Session:
         self._cache_move = device.compile(steps.cache_move, unread=UNREAD_BY_MOVE)
         self._draft = device.compile(steps.draft, kind=kind, unread=UNREAD_BY_DRAFT)
         self._side_buffers: Buffers | None = None
+        self._views: WeakKeyDictionary[StaticCache, dict[tuple[int, bool], StaticCache]] = WeakKeyDictionary()
         # Graphs that take a view of a cache were tried on CPUs alone.
         self.reads_views = device.name == "cpu" or not device.has_static_shapes
 
@@ -121,7 +123,7 @@ class Session:
         """
         program = self.program
         cache, draft_state = buffers or self.buffers
-        read_cache = cache if num_slots is None else cache.first_slots(num_slots)
+        read_cache = cache if num_slots is None else self._first_slots(cache, num_slots)
         target_output, logits, scores, history = self._prefill(program, read_cache, input_ids, lengths, row_ids)
         rows = self._start_rows(
             program.sampling,
@@ -158,11 +160,25 @@ class Session:
         if not self.reads_views or self.cache_slots < MIN_VIEWED_SLOTS:
             return self._run_round(state, end_phase)
         needed = -(-(longest + self._scratch_slots) // VIEW_ALIGNMENT) * VIEW_ALIGNMENT  # rounded up
-        count = min(needed, self.cache_slots)
-        any_length = self.device.has_static_shapes
-        view = _map_caches(state, lambda cache: cache.first_slots(count, any_length=any_length))
-        state, output = self._run_round(view, end_phase)
-        return _map_caches(state, lambda cache: cache.whole), output
+        wholes: dict[StaticCache, StaticCache] = {}
+
+        def narrow(cache: StaticCache) -> StaticCache:
+            any_length = self.device.has_static_shapes
+            view = self._first_slots(cache, min(needed, self.cache_slots), any_length=any_length)
+            wholes[view] = cache
+            return view
+
+        state, output = self._run_round(_map_caches(state, narrow), end_phase)
+        return _map_caches(state, wholes.__getitem__), output
+
+    def _first_slots(self, cache: StaticCache, count: int, *, any_length: bool = False) -> StaticCache:
+        """Return a view of a cache; where graphs look caches up by identity, the same one in each call."""
+        if not self.device.has_static_shapes:
+            return cache.first_slots(count)
+        views = self._views.setdefault(cache, {})
+        if (count, any_length) not in views:
+            views[count, any_length] = cache.first_slots(count, any_length=any_length)
+        return views[count, any_length]
 
     def _run_round(
         self, state: SessionState, end_phase: Callable[[str], None] | None

@@ -24,7 +24,7 @@ class DeviceName(Enum):
 class Precision(Enum):
     """Number types of target and runtime, or of Muon's products; drafts have fp32 masters."""
 
-    # bfloat16; on a CPU float32, unless it has matrix units for bfloat16 and the target is large
+    # bfloat16; on a CPU float32, unless it has instructions for bfloat16 and the target is large
     # (models/targets/precision.py).
     auto = "auto"
     float32 = "float32"

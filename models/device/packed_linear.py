@@ -7,6 +7,7 @@ A compiled graph cannot take packed weights as its inputs. They are kept in a ta
 """
 
 import itertools
+import platform
 import weakref
 from collections.abc import Iterator
 from types import MethodType
@@ -38,8 +39,8 @@ torch.library.register_fake("draftsmith::packed_linear", _allocate_product, lib=
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN is there and computes with this type on this CPU."""
-    if not torch.backends.mkldnn.is_available():
+    """Return whether oneDNN is there and computes with this type on this CPU; it was tried on x86 alone."""
+    if platform.machine() != "x86_64" or not torch.backends.mkldnn.is_available():
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -68,8 +69,8 @@ def _find_large_layers(module: nn.Module) -> Iterator[nn.Linear]:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN is there and computes with this type on this CPU."""
-    if not torch.backends.mkldnn.is_available():
+    """Return whether oneDNN is there and computes with this type on this CPU; it was tried on x86 alone."""
+    if platform.machine() != "x86_64" or not torch.backends.mkldnn.is_available():
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -95,8 +96,8 @@ def find_packable_layers(module: nn.Module) -> Iterator[nn.Linear]:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN is there and computes with this type on this CPU."""
-    if not torch.backends.mkldnn.is_available():
+    """Return whether oneDNN is there and computes with this type on this CPU; it was tried on x86 alone."""
+    if platform.machine() != "x86_64" or not torch.backends.mkldnn.is_available():
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

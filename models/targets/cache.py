@@ -76,10 +76,8 @@ class StaticCache:
         # of the tokens in the slots; only targets with sliding windows record and read them
         self.positions = torch.zeros((batch, slots + 1), dtype=torch.int64, device=device)
         self.allocated_slots = slots + 1  # also of a view of the first slots, whose strides depend on it
-        self.whole = self  # of a view: the cache that it shows
         self.any_length = False  # whether one graph serves views of all lengths
         self._fixed_slots = slots + 1
-        self._views: dict[tuple[int, bool], StaticCache] = {}
 
     @property
     def batch(self) -> int:
@@ -134,16 +132,11 @@ class StaticCache:
 
         With `any_length` a compiled function has one graph for the views of all lengths.
         """
-        if (count, any_length) not in self._views:  # graphs are looked up by the identity of their caches
-            self._views[count, any_length] = self._build_view(count, any_length)
-        return self._views[count, any_length]
-
-    def _build_view(self, count: int, any_length: bool) -> "StaticCache":
         view = copy.copy(self)
         view.keys = [keys[:, :, :count] for keys in self.keys]
         view.values = [values[:, :, :count] for values in self.values]
         view.positions = self.positions[:, :count]
-        view._fixed_slots, view.any_length, view._views = count, any_length, {}
+        view._fixed_slots, view.any_length = count, any_length
         if any_length:
             # Otherwise a graph would take the strides of its slots for a function of their number.
             assert count < self.allocated_slots
@@ -155,7 +148,6 @@ class StaticCache:
     def repeat_row(self, batch: int) -> "StaticCache":
         """Return a copy of a cache of one row with `batch` rows that are equal."""
         repeated = copy.copy(self)
-        repeated.whole, repeated._views = repeated, {}
         repeated.keys = [keys.repeat(batch, 1, 1, 1) for keys in self.keys]
         repeated.values = [values.repeat(batch, 1, 1, 1) for values in self.values]
         repeated.positions = self.positions.repeat(batch, 1)

@@ -1,7 +1,7 @@
 """The precision of a target on a CPU, where the fastest one depends on the target's size.
 
-A CPU without matrix units multiplies in bf16 several times slower than in fp32. With them (Intel's
-AMX) it is the other way round once weights come from memory instead of a cache: docs/benchmarks.md.
+A CPU without instructions for bf16 multiplies in it several times slower than in fp32. With them (AVX512-BF16, AMX)
+it is the other way round once weights come from memory instead of a cache: docs/benchmarks.md.
 """
 
 import logging
@@ -24,13 +24,13 @@ LARGE_TARGET_WEIGHTS = 100_000_000  # more than caches hold, in either precision
 def build_device(conf: DeviceConf, target: ModelSource) -> Device:
     """Build the device; `precision=auto` takes what is fastest for this target there."""
     device = open_device(conf)
-    if conf.precision is not Precision.auto or not _has_bf16_units(device):
+    if conf.precision is not Precision.auto or not _multiplies_bf16(device):
         return device
     weights = count_weights(target)
     if weights < LARGE_TARGET_WEIGHTS:
         return device
     log.info(
-        "precision: bfloat16, because this CPU has matrix units for it and the %s has %d million "
+        "precision: bfloat16, because this CPU has instructions for it and the %s has %d million "
         "weights; device.precision=float32 overrides",
         target.config_key,
         weights // 10**6,
@@ -58,6 +58,7 @@ def count_weights(source: ModelSource) -> int:
     return sum(p.numel() for p in build_planning_model(source, torch.float32).parameters())
 
 
-def _has_bf16_units(device: Device) -> bool:
-    """Return whether the device is a CPU with matrix units for bf16."""
-    return device.name == "cpu" and torch.cpu._is_amx_tile_supported()  # no public name in torch 2.9
+def _multiplies_bf16(device: Device) -> bool:
+    """Return whether the device is a CPU with instructions for bf16."""
+    # no public names in torch 2.9
+    return device.name == "cpu" and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())

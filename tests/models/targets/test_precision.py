@@ -1,4 +1,4 @@
-"""`device.precision=auto` takes bf16 where a CPU has matrix units and the target is large."""
+"""`device.precision=auto` takes bf16 where a CPU multiplies in it and the target is large."""
 
 from dataclasses import replace
 
@@ -15,10 +15,11 @@ LARGE = TargetConf(name="Qwen/Qwen3-8B")  # its configuration ships with the pac
 CPU = DeviceConf(name=DeviceName.cpu)
 
 
-@pytest.fixture(params=[True, False], ids=["matrix units", "no matrix units"])
-def has_units(request, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param)
-    return request.param
+@pytest.fixture(params=["amx_tile", "avx512_bf16", None])
+def has_bf16(request, monkeypatch):
+    for name in ("amx_tile", "avx512_bf16"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name == request.param)
+    return request.param is not None
 
 
 def test_weights_are_counted_from_the_configuration_alone():
@@ -26,25 +27,25 @@ def test_weights_are_counted_from_the_configuration_alone():
     assert 8.1e9 < count_weights(LARGE) < 8.3e9
 
 
-def test_a_large_target_is_bf16_where_the_cpu_has_matrix_units(has_units, caplog):
+def test_a_large_target_is_bf16_where_the_cpu_multiplies_in_it(has_bf16, caplog):
     caplog.set_level("INFO")
     device = build_device(CPU, LARGE)
-    assert device.dtype is (torch.bfloat16 if has_units else torch.float32)
-    assert ("bfloat16, because this CPU" in caplog.text) is has_units
+    assert device.dtype is (torch.bfloat16 if has_bf16 else torch.float32)
+    assert ("bfloat16, because this CPU" in caplog.text) is has_bf16
 
 
-def test_a_target_that_fits_the_caches_of_a_cpu_stays_fp32(has_units):
+def test_a_target_that_fits_the_caches_of_a_cpu_stays_fp32(has_bf16):
     assert build_device(CPU, TargetConf()).dtype is torch.float32
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])
-def test_a_chosen_precision_is_used(has_units, precision):
+def test_a_chosen_precision_is_used(has_bf16, precision):
     for target in (LARGE, TargetConf()):
         device = build_device(replace(CPU, precision=precision), target)
         assert device.dtype is getattr(torch, precision.value)
 
 
-def test_a_plan_for_this_machine_is_in_the_precision_of_a_run_here(has_units):
+def test_a_plan_for_this_machine_is_in_the_precision_of_a_run_here(has_bf16):
     machine, dtype = resolve_machine(MachineConf(), CPU, LARGE)
     assert dtype is build_device(CPU, LARGE).dtype
     check_dtype(machine, dtype)
