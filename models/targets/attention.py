@@ -37,21 +37,16 @@ def attend_grouped(
 ) -> tuple[Float[Tensor, "b t h v"], None]:
     """Return softmax attention with grouped heads.
 
-    A mask of numbers is added to the scores, one of bools lets a query attend where it is True.
+    A mask of numbers is added to the scores, one of bools lets a query attend where it is True. The
+    mask is copied for each query head of a group. Beyond as many tokens as a head has channels, as
+    in prompts, that would cost more than copies of the keys, which transformers then makes.
     """
+    is_folded = query.shape[1] != key.shape[1] and query.shape[2] <= key.shape[3]
     has_options = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     has_options = has_options or options.get("dropout", 0.0) > 0
-    if attention_mask is None or attention_mask.shape[1] != 1 or has_options or not should_fold_heads(query, key):
+    if attention_mask is None or attention_mask.shape[1] != 1 or has_options or not is_folded:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     return attend_folded(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
-
-
-def should_fold_heads(query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"]) -> bool:
-    """Return whether a copy of the mask for each query head of a group costs less than copies of the keys.
-
-    Beyond as many tokens as a head has channels, as in prompts, it costs more.
-    """
-    return query.shape[1] != key.shape[1] and query.shape[2] <= key.shape[3]
 
 
 def attend_folded(
