@@ -9,6 +9,7 @@ from infer.engine.requests import Request, StopCriteria
 from infer.engine.session import Buffers, Session
 from infer.engine.steps import SessionState
 from models.device.device import Device
+from models.trees.keyed_noise import split_row_ids
 
 MIN_BUCKET = 64  # tokens; longer prompts are padded to a power of two: one graph per length
 PASS_COST = 64  # padded tokens that cost as much as the weights' read of one more pass
@@ -69,9 +70,9 @@ def pad_and_start(
     padding = batch - len(prompts)
     input_ids = torch.tensor([ids + [0] * (length - len(ids)) for ids in prompts] + [[0] * length] * padding)
     lengths = torch.tensor([*map(len, prompts), *[0] * padding])
-    padded_row_ids = torch.tensor(row_ids + [0] * padding)
+    row_limbs = split_row_ids(row_ids + [0] * padding)
     return session.start_prompts(
-        *(tensor.to(session.device.torch_device) for tensor in (input_ids, lengths, padded_row_ids)),
+        *(tensor.to(session.device.torch_device) for tensor in (input_ids, lengths, row_limbs)),
         buffers=buffers,
         num_slots=length if session.reads_views else None,
     )

@@ -111,7 +111,7 @@ class Session:
         self,
         input_ids: Int[Tensor, "batch prompt"],
         lengths: Int[Tensor, " batch"],
-        row_ids: Int[Tensor, " batch"],
+        row_limbs: Int[Tensor, "batch limbs"],
         *,
         buffers: Buffers | None = None,
         num_slots: int | None = None,
@@ -124,15 +124,9 @@ class Session:
         program = self.program
         cache, draft_state = buffers or self.buffers
         read_cache = cache if num_slots is None else self._first_slots(cache, num_slots)
-        target_output, logits, scores, history = self._prefill(program, read_cache, input_ids, lengths, row_ids)
+        target_output, logits, scores, history = self._prefill(program, read_cache, input_ids, lengths, row_limbs)
         rows = self._start_rows(
-            program.sampling,
-            program.lookahead,
-            program.max_moves,
-            row_ids,
-            lengths,
-            scores,
-            history,
+            program.sampling, program.lookahead, program.max_moves, row_limbs, lengths, scores, history
         )
         state = SessionState(rows=rows, proposal=None, cache=cache, draft_state=draft_state)
         if program.draft is not None:

@@ -22,7 +22,8 @@ from models.drafts.base import Draft, DraftState
 from models.targets.cache import CacheMoves, CacheWrite, StaticCache, prompt_mask, tree_mask
 from models.targets.language_model import LanguageModel, TargetOutput
 from models.trees.growth import Proposal, ancestor_mask, node_depths
-from models.trees.sampling import History, Sampler, gumbel_noise, uniform_noise, warp_logits
+from models.trees.keyed_noise import gumbel_noise, uniform_noise
+from models.trees.sampling import History, Sampler, warp_logits
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree
 
@@ -60,7 +61,7 @@ class Program:
 class RowState:
     """The decoding state of each row; the root is the last known token, whose key is not in the cache yet."""
 
-    row_ids: Int[Tensor, " batch"]  # from the data, not indices into the batch: they key the noise
+    row_limbs: Int[Tensor, "batch limbs"]  # of row ids of the data, not indices into the batch: they key the noise
     lengths: Int[Tensor, " batch"]  # committed tokens, without the root
     root: Int[Tensor, " batch"]
     active: Bool[Tensor, " batch"]  # has a running request; the host sets it before each round
@@ -105,27 +106,27 @@ def lookahead_noise(
     sampling: SamplingConf,
     lookahead: int,
     vocab_size: int,
-    row_ids: Int[Tensor, " batch"],
+    row_limbs: Int[Tensor, "batch limbs"],
     lengths: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch lookahead vocab"] | None:
     """Return the target's noise of the positions from `lengths` on; None if it is not shared."""
     if not lookahead:
         return None
     positions = lengths[:, None] + torch.arange(lookahead, device=lengths.device)
-    return _keyed_noise(sampling, TARGET_NOISE, vocab_size, row_ids, 0, positions)
+    return _keyed_noise(sampling, TARGET_NOISE, vocab_size, row_limbs, 0, positions)
 
 
 def _keyed_noise(
     sampling: SamplingConf,
     use: int,
     vocab_size: int,
-    row_ids: Int[Tensor, " batch"],
+    row_limbs: Int[Tensor, "batch limbs"],
     round_start: int | Int[Tensor, " batch"],
     places: Int[Tensor, "batch places"],
 ) -> Float[Tensor, "batch places vocab"]:
     """Return the Gumbel noise of all tokens at some places, for one use of random numbers."""
     tokens = torch.arange(vocab_size, device=places.device)
-    return gumbel_noise(derive_seed(sampling, use), row_ids, round_start, places, tokens)
+    return gumbel_noise(derive_seed(sampling, use), row_limbs, round_start, places, tokens)
 
 
 def prefill(
@@ -133,7 +134,7 @@ def prefill(
     cache: StaticCache,
     input_ids: Int[Tensor, "batch prompt"],
     lengths: Int[Tensor, " batch"],
-    row_ids: Int[Tensor, " batch"],
+    row_limbs: Int[Tensor, "batch limbs"],
 ) -> tuple[TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None]:
     """Read padded prompts into `cache`; return the target's output, first tokens' logits and scores, and history."""
     target, sampling = program.target, program.sampling
@@ -155,7 +156,7 @@ def prefill(
     scores = warp_logits(sampling, logits, history)
     if not sampling.is_greedy:
         positions = lengths[:, None]
-        scores = scores + _keyed_noise(sampling, TARGET_NOISE, vocab, row_ids, 0, positions)[:, 0]
+        scores = scores + _keyed_noise(sampling, TARGET_NOISE, vocab, row_limbs, 0, positions)[:, 0]
     return target_output, logits, scores, history
 
 
@@ -168,18 +169,18 @@ def start_rows(
     sampling: SamplingConf,
     lookahead: int,
     max_moves: int,
-    row_ids: Int[Tensor, " batch"],
+    row_limbs: Int[Tensor, "batch limbs"],
     lengths: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch vocab"],
     history: History | None,
 ) -> RowState:
     """Return the state of the rows after their prompts; the root is the argmax of the scores."""
     rows = RowState(
-        row_ids=row_ids,
+        row_limbs=row_limbs,
         lengths=lengths,
         root=scores.argmax(-1),
         active=lengths > 0,
-        noise=lookahead_noise(sampling, lookahead, scores.shape[-1], row_ids, lengths + 1),
+        noise=lookahead_noise(sampling, lookahead, scores.shape[-1], row_limbs, lengths + 1),
         history=history,
         moves=_no_moves(len(lengths), max_moves, lengths.device),
     )
@@ -238,7 +239,7 @@ def _make_sampler(program: Program, rows: RowState) -> Sampler:
         # ratio test is built without.
         return Sampler(rule=sampling, noise=rows.noise, history=history)
     levels = torch.arange(tree.depth, device=rows.root.device).expand(len(rows.root), -1)
-    noise = _keyed_noise(sampling, DRAFT_NOISE, program.vocab_size, rows.row_ids, rows.lengths, levels)
+    noise = _keyed_noise(sampling, DRAFT_NOISE, program.vocab_size, rows.row_limbs, rows.lengths, levels)
     return Sampler(rule=sampling, noise=noise, history=history, draws=True)
 
 
@@ -298,11 +299,11 @@ def accept(
     lengths = rows.lengths + count
     last = path.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]  # inactive rows have count 0
     next_rows = RowState(
-        row_ids=rows.row_ids,
+        row_limbs=rows.row_limbs,
         lengths=lengths,
         active=rows.active,
         root=torch.where(rows.active, last, rows.root),
-        noise=lookahead_noise(program.sampling, program.lookahead, logits.shape[-1], rows.row_ids, lengths + 1),
+        noise=lookahead_noise(program.sampling, program.lookahead, logits.shape[-1], rows.row_limbs, lengths + 1),
         # The root joins the history only now; the token after the path is the new root.
         history=rows.history and rows.history.add(torch.cat([rows.root[:, None], path.ids], 1)[:, :-1], count),
         moves=rows.moves and _moves_of_path(rows.lengths, path.nodes[:, 1:], count),
@@ -352,11 +353,11 @@ def _warp_nodes(program: Program, rows: RowState, proposal: Proposal | None, log
         return ScoredNodes(warped_logits=warped, noise=rows.noise.gather(1, depth))
     node = torch.arange(warped.shape[1], device=warped.device).expand(len(warped), -1)
     # No two rounds of a row start at the same length, so the length identifies the round.
-    row_ids, round_start = rows.row_ids, rows.lengths
+    row_limbs, round_start = rows.row_limbs, rows.lengths
     return ScoredNodes(
         warped_logits=warped,
-        noise=_keyed_noise(sampling, RESIDUAL_NOISE, vocab_size, row_ids, round_start, node),
-        uniforms=proposal and uniform_noise(derive_seed(sampling, COIN_NOISE), row_ids, round_start, node[:, 1:]),
+        noise=_keyed_noise(sampling, RESIDUAL_NOISE, vocab_size, row_limbs, round_start, node),
+        uniforms=proposal and uniform_noise(derive_seed(sampling, COIN_NOISE), row_limbs, round_start, node[:, 1:]),
     )
 
 

@@ -18,7 +18,8 @@ from infer.engine.steps import TARGET_NOISE, derive_seed
 from infer.results.records import Exactness, LogitTolerance, PromptResult
 from infer.results.schema import Mismatch
 from models.targets.language_model import LanguageModel
-from models.trees.sampling import History, apply_penalties, drop_margins, gumbel_noise
+from models.trees.keyed_noise import gumbel_noise, split_row_ids
+from models.trees.sampling import History, apply_penalties, drop_margins
 from models.trees.sampling_config import SamplingConf
 
 # The gap of a mismatch that no rounding explains: a finite number, because JSON has no infinity.
@@ -182,9 +183,9 @@ def logit_shortfall(
     scores = apply_penalties(rule, logits.cpu().float(), history) / temperature
     margins, noisy_scores = drop_margins(rule, scores), scores
     if not rule.is_greedy:
-        row_ids = torch.tensor([prompt.row_id])
+        row_limbs = split_row_ids([prompt.row_id])
         positions = torch.tensor([[len(prompt.ids) + position]])
         seed = derive_seed(rule, TARGET_NOISE)
-        noisy_scores = scores + gumbel_noise(seed, row_ids, 0, positions, vocab_ids)[0, 0]
+        noisy_scores = scores + gumbel_noise(seed, row_limbs, 0, positions, vocab_ids)[0, 0]
     shortfall = (noisy_scores - noisy_scores[token]).minimum(margins).max()
     return temperature * max(float(shortfall), -float(margins[token]))

@@ -30,6 +30,7 @@ from models.io.console import track_progress
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 from models.trees.growth import Proposal, ancestor_mask, node_depths
+from models.trees.keyed_noise import split_row_ids
 from models.trees.sampling import History, Sampler
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, tree_from_paths
@@ -207,8 +208,8 @@ class _PrefixBatch:
                 in_text=History.from_prompts(ids, roots + 1, vocab_size).in_text,
                 in_answer=History.from_prompts(answer_ids, starts + 1, vocab_size).in_text,
             )
-        row_ids = torch.full_like(roots, text.row_id)
-        noise = lookahead_noise(rule, 0 if rule.is_greedy else lookahead, vocab_size, row_ids, roots + 1)
+        row_limbs = split_row_ids([text.row_id] * len(roots)).to(roots.device)
+        noise = lookahead_noise(rule, 0 if rule.is_greedy else lookahead, vocab_size, row_limbs, roots + 1)
         self.sampler = Sampler(rule=rule, noise=noise, history=history)
 
     def replay_tree(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """Sampling of tokens: target and draft share one rule and one source of noise.
 
 A token is the argmax of the warped logits plus Gumbel noise, which samples their softmax exactly.
-The noise is a function of (seed, row id, round start, place, token) only. Where all rounds share
-it, the place is the token's position and the round start 0; else the place is a level or a node and
-the start the row's length. See docs/exactness.md and https://arxiv.org/abs/2408.07978.
+The noise is a function of (seed, row id, round start, place, token) only (keyed_noise.py). Where all
+rounds share it, the place is the token's position and the round start 0; else the place is a level or
+a node and the start the row's length. See docs/exactness.md and https://arxiv.org/abs/2408.07978.
 """
 
 import math
@@ -16,8 +16,6 @@ from torch.nn.functional import one_hot
 
 from models.trees.operators import topk_rows
 from models.trees.sampling_config import SamplingConf
-
-UINT32_MASK = 0xFFFFFFFF
 
 
 @dataclass(kw_only=True)
@@ -169,64 +167,3 @@ class Sampler:
             return warped
         noise = self.noise[:, level]
         return warped + (noise if kept_ids is None else noise[:, kept_ids])[:, None]
-
-
-def gumbel_noise(
-    seed: int,
-    row_ids: Int[Tensor, " batch"],
-    round_start: int | Int[Tensor, " batch"],
-    places: Int[Tensor, "batch places"],
-    vocab_ids: Int[Tensor, " vocab"],
-) -> Float[Tensor, "batch places vocab"]:
-    """Return standard Gumbel noise of tokens at places, from a hash without state.
-
-    `vocab_ids` are target ids, so that a reduced draft vocabulary gets the target's noise.
-    """
-    # The largest values decide the sample. There `upper_tail` is small, where fp32 is precise.
-    upper_tail = _hash_uniform(seed, row_ids, round_start, places, vocab_ids)
-    return -torch.log(-torch.log1p(-upper_tail))
-
-
-def uniform_noise(
-    seed: int,
-    row_ids: Int[Tensor, " batch"],
-    round_start: int | Int[Tensor, " batch"],
-    places: Int[Tensor, "batch places"],
-) -> Float[Tensor, "batch places"]:
-    """Return uniform numbers in (0, 1), a function of the arguments like `gumbel_noise`."""
-    return _hash_uniform(seed, row_ids, round_start, places, torch.zeros_like(places[0, :1]))[..., 0]
-
-
-def _hash_uniform(
-    seed: int, row_ids: Tensor, round_start: int | Tensor, places: Tensor, vocab_ids: Tensor
-) -> Float[Tensor, "batch places vocab"]:
-    outer, inner = (
-        _hash_key(start, seed, row_ids, round_start, places)[..., None] for start in (0x9E3779B9, 0x85EBCA6B)
-    )
-    # Two keys of 32 bits avoid collisions.
-    bits = _mix_bits(outer ^ _mix_bits(inner ^ (vocab_ids & UINT32_MASK)))
-    # The middles of 2^32 equal intervals; fp32 rounds the last ones to 1, so the clamp takes the
-    # largest number below 1.
-    return ((bits.float() + 0.5) * 2.0**-32).clamp_max(1 - 2.0**-24)
-
-
-def _hash_key(
-    start: int, seed: int, row_ids: Tensor, round_start: int | Tensor, places: Tensor
-) -> Int[Tensor, "batch places"]:
-    key = torch.full_like(row_ids, start ^ (seed & UINT32_MASK))
-    for word in (seed >> 32, row_ids, row_ids >> 32, round_start):
-        key = _mix_bits(key) + word & UINT32_MASK
-    return _mix_bits(_mix_bits(key)[:, None] + places & UINT32_MASK)
-
-
-def _mix_bits(bits: Tensor) -> Tensor:
-    """Hash integers of 32 bits; the hash is bijective and has no visible bias.
-
-    The constants are from https://github.com/skeeto/hash-prospector. Both are below 2^31, so that
-    no product overflows int64: overflow is undefined in compiled code.
-    """
-    bits = bits ^ (bits >> 16)
-    bits = bits * 0x21F0AAAD & UINT32_MASK
-    bits = bits ^ (bits >> 15)
-    bits = bits * 0x735A2D97 & UINT32_MASK
-    return bits ^ (bits >> 15)

@@ -23,7 +23,8 @@ from infer.results.schema import LosslessVerdict
 from infer.verify import greedy_and_coupled
 from models.drafts.ngram import NgramDraft
 from models.targets.cache import CacheMoves
-from models.trees.sampling import gumbel_noise, warp_logits
+from models.trees.keyed_noise import gumbel_noise, split_row_ids
+from models.trees.sampling import warp_logits
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.support.models.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
@@ -260,7 +261,7 @@ def test_a_near_tie_at_the_border_of_top_k_top_p_or_min_p_is_one_like_any_other(
         logits = 2 * torch.randn(40, generator=draws)
         other = logits + moved * (2 * torch.rand(40, generator=draws) - 1)
         prompt = EvalPrompt(id=str(number), category="all", ids=[1, 2, 3])
-        row, position, tokens = torch.tensor([prompt.row_id]), torch.tensor([[5]]), torch.arange(40)
+        row, position, tokens = split_row_ids([prompt.row_id]), torch.tensor([[5]]), torch.arange(40)
         noise = gumbel_noise(0, row, 0, position, tokens)[0, 0]
         own, chosen = (int((warp_logits(rule, each) + noise).argmax()) for each in (logits, other))
         short = logit_shortfall(rule, logits, prompt, [7, 8, chosen], 2)

@@ -1,4 +1,4 @@
-"""Sampling warps as transformers does; its noise is Gumbel, keyed, and independent of batch and shape."""
+"""Sampling warps as transformers does, and with noise it follows the softmax."""
 
 import itertools
 import math
@@ -17,18 +17,13 @@ from transformers import (
 
 from models.io.errors import UserError
 from models.trees.growth import ancestor_mask
-from models.trees.sampling import History, gumbel_noise, warp_logits
+from models.trees.keyed_noise import gumbel_noise, split_row_ids
+from models.trees.sampling import History, warp_logits
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import VOCAB, tiny_target
 
 ROWS = 20_000
 PROMPT = 7  # tokens of a text that are its prompt
-
-
-def draw_noise(rows=ROWS, *, vocab=12, count=2, seed=0, turn=0):
-    """Draw the noise of `count` positions of many rows."""
-    positions = torch.arange(7, 7 + count).expand(rows, -1)
-    return gumbel_noise(seed, torch.arange(rows), turn, positions, torch.arange(vocab))
 
 
 def draw_texts_and_logits(case):
@@ -172,19 +167,12 @@ def test_a_history_grows_by_the_emitted_tokens_alone():
         assert torch.equal(history.in_answer[row], expected.in_answer[0])
 
 
-def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
-    noise = draw_noise(vocab=50, count=1).flatten()
-    assert stats.kstest(noise.double(), stats.gumbel_r.cdf).pvalue > 1e-3
-    assert noise.isfinite().all()
-    tail = noise[noise > 7]  # 24 bits of a uniform number near 1 would leave few values there
-    assert stats.kstest(tail.double() - 7, stats.expon.cdf).pvalue > 1e-3
-    assert len(tail.unique()) > 0.99 * len(tail)
-
-
 def test_sampled_tokens_follow_the_softmax():
     rule = SamplingConf(temperature=1.3, top_k=9, top_p=0.95)
     logits = torch.linspace(-2, 2, 12).roll(5)
-    tokens = (warp_logits(rule, logits.expand(ROWS, 2, -1)) + draw_noise()).argmax(-1)
+    positions = torch.arange(7, 9).expand(ROWS, -1)
+    noise = gumbel_noise(0, split_row_ids(range(ROWS)), 0, positions, torch.arange(12))
+    tokens = (warp_logits(rule, logits.expand(ROWS, 2, -1)) + noise).argmax(-1)
     probs = warp_logits(rule, logits).double().softmax(-1)
     possible = probs > 0
     for position in range(2):
@@ -193,59 +181,17 @@ def test_sampled_tokens_follow_the_softmax():
         assert stats.chisquare(counts[possible], ROWS * probs[possible]).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("what", ["positions", "rows", "turns", "seeds", "high bits of the row"])
-def test_noise_of_neighbouring_keys_is_independent(what):
-    if what == "positions":
-        pair = draw_noise().unbind(1)
-    elif what == "rows":
-        pair = draw_noise(ROWS + 1, count=1)[:, 0].unfold(0, 2, 1).unbind(-1)
-    elif what == "high bits of the row":
-        pair = [
-            gumbel_noise(0, torch.arange(ROWS) + (i << 32), 0, torch.ones(ROWS, 1).long(), torch.arange(12))[:, 0]
-            for i in (0, 1)
-        ]
-    else:
-        pair = [draw_noise(count=1, **{what[:-1]: value})[:, 0] for value in (0, 1)]
-    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    first, second = ((logits + noise[:, 3:7]).argmax(-1) for noise in pair)
-    counts = (first * 4 + second).bincount(minlength=16)
-    joint = torch.outer(logits.exp(), logits.exp()).flatten().double()
-    assert stats.chisquare(counts, len(first) * joint / joint.sum()).pvalue > 1e-3
-
-
-def test_noise_of_neighbouring_tokens_is_independent():
-    noise = draw_noise(count=1, vocab=8)[:, 0]
-    correlation = torch.corrcoef(noise.T) - torch.eye(8)
-    assert correlation.abs().max() < 5 / ROWS**0.5
-
-
-def test_noise_depends_on_the_key_and_not_on_the_batch():
-    everything = draw_noise(6, count=4, vocab=30)
-    rows, tokens = torch.tensor([4, 1]), torch.tensor([3, 29, 0])
-    positions = torch.tensor([[9, 7], [10, 8]])
-    part = gumbel_noise(0, rows, 0, positions, tokens)
-    expected = everything[rows[:, None], positions - 7][..., tokens]
-    torch.testing.assert_close(part, expected, atol=1e-6, rtol=1e-6)
-
-
-def test_a_turn_may_differ_by_row():
-    positions = torch.tensor([[7], [7]])
-    both = gumbel_noise(0, torch.tensor([0, 0]), torch.tensor([0, 3]), positions, torch.arange(12))
-    torch.testing.assert_close(both[0], draw_noise(1, count=1)[0])
-    torch.testing.assert_close(both[1], draw_noise(1, count=1, turn=3)[0])
-
-
 @pytest.mark.no_shapes
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_noise_and_warping_compile_into_a_single_graph(backend):
     rule = SamplingConf(temperature=0.8, top_k=9, top_p=0.9, seed=3)
 
-    def sample(logits, row_ids, positions):
-        noise = gumbel_noise(rule.seed, row_ids, 0, positions, torch.arange(12))
+    def sample(logits, row_limbs, positions):
+        noise = gumbel_noise(rule.seed, row_limbs, 0, positions, torch.arange(12))
         return noise, (warp_logits(rule, logits) + noise).argmax(-1)
 
-    args = (torch.randn(4, 2, 12), torch.tensor([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))
+    args = (torch.randn(4, 2, 12), split_row_ids([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))
     noise, tokens = torch.compile(sample, backend=backend, fullgraph=True)(*args)
     expected_noise, expected_tokens = sample(*args)
     torch.testing.assert_close(noise, expected_noise, atol=1e-5, rtol=1e-5)
