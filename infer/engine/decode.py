@@ -25,6 +25,7 @@ from models.drafts.ngram import MixedDraft
 from models.io.errors import require
 from models.targets.language_model import LanguageModel
 from models.targets.target import Target
+from models.trees.keyed_noise import require_equal_noise
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree
 
@@ -69,6 +70,7 @@ class Decoder:
         )
         rule = acceptance_rule or build_acceptance_rule(Verification.auto, sampling)
         rule.check(sampling, tree)
+        require_equal_noise(sampling, target.device)
         if draft is not None and tree.ngram_tokens:
             draft = MixedDraft(draft)
         self.target, self.draft, self.tree = target, draft, tree

@@ -6,10 +6,16 @@ What has more than 32 bits, a seed or a row id, is cut on the host.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from models.device.device import Device
+from models.device.graph_budget import GraphLedger
+from models.io.errors import require
+from models.trees.sampling_config import SamplingConf
 
 Word = tuple[Tensor, Tensor]  # low and high limb
 
@@ -20,6 +26,9 @@ MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
 # Their digits of base 256, lowest first. The third of the first is negative, as 0xF0 is 0x100 - 0x10: with it the
 # sums of `_multiply_words` are below 13.4 million, those of the second multiplier below 15.9 million.
 MULTIPLIER_DIGITS = ((0xAD, 0xAA, -0x10, 0x22), (0x97, 0x2D, 0x5A, 0x73))
+
+# The results of `check_noise` in this process, by the device's name and whether it compiles.
+_noise_checks: dict[tuple[str, bool], bool] = {}
 
 
 def split_row_ids(row_ids: Sequence[int]) -> Int[Tensor, "batch limbs"]:
@@ -77,6 +86,35 @@ def draw_uniform(
     # The middles of 2^32 equal intervals; fp32 rounds the last ones to 1, so the clamp takes the
     # largest number below 1.
     return ((bits + 0.5) * 2.0**-32).clamp_max(1 - 2.0**-24)
+
+
+def check_noise(device: Device) -> bool:
+    """Return whether the device draws the same numbers as a CPU, bit for bit, as graphs if it compiles."""
+    round_starts = torch.tensor([0, 1, 4095, 2**31 - 8])
+    arguments = (
+        split_row_ids([0, 7, 2**31 - 1, 2**63 - 1]),
+        round_starts,
+        round_starts[:, None] + torch.arange(4),
+        torch.arange(0, 2**18, 2**10) + 5,
+    )
+    own = replace(device, ledger=GraphLedger())  # This graph counts in no run's budget.
+    seed = 2**50 - 1
+    drawn = own.compile(draw_uniform)(seed, *(tensor.to(device.torch_device) for tensor in arguments))
+    return torch.equal(drawn.cpu(), draw_uniform(seed, *arguments))
+
+
+def require_equal_noise(sampling: SamplingConf, device: Device) -> None:
+    """Raise UserError if tokens are sampled on a device whose noise is not a CPU's; check each device once."""
+    if sampling.is_greedy or device.name == "cpu":
+        return
+    key = device.name, device.compiles
+    if key not in _noise_checks:
+        _noise_checks[key] = check_noise(device)
+    require(
+        _noise_checks[key],
+        f"sampling.temperature: must be 0 on {device.name}, whose random numbers are not those of a CPU bit for bit, "
+        f"got {sampling.temperature}; set it to 0 or use device=cpu",
+    )
 
 
 def _derive_keys(seed: int, row_limbs: Tensor, round_start: int | Tensor, places: Tensor) -> Word:

@@ -1,13 +1,21 @@
 """Noise is Gumbel, keyed, and independent of batch, shape and device; its bits are those of a hash in int64."""
 
 import itertools
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from models.trees.keyed_noise import draw_uniform, gumbel_noise, split_row_ids, uniform_noise
+from infer.engine.decode import Decoder
+from models.device.device import Device
+from models.io.errors import UserError
+from models.trees.keyed_noise import check_noise, draw_uniform, gumbel_noise, split_row_ids, uniform_noise
+from models.trees.sampling_config import SamplingConf
+from tests.support.models.tiny import tiny_target
 from tests.support.models.watching import WatchedOperators
 
 ROWS = 20_000
@@ -110,6 +118,62 @@ def test_no_integer_of_the_hash_has_64_bits_or_exceeds_what_fp32_holds():
         gumbel_noise(seed, row_limbs, start, places, vocab_ids)
         uniform_noise(seed, row_limbs, 7, places)
     assert EXACT_IN_FP32 / 2 < max(largest) <= EXACT_IN_FP32
+
+
+class AlteredArithmetic(TorchDispatchMode):
+    """Hold int64 as int32, and compute sums and products of integers in a type of floats."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in SUMS_AND_PRODUCTS and not output.is_floating_point():
+            floats = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.dtype), args)
+            output = func(*floats, **(kwargs or {})).to(output.dtype)
+        is_wide = isinstance(output, torch.Tensor) and output.dtype is torch.int64
+        return output.int().long() if is_wide else output
+
+
+@dataclass(kw_only=True)
+class SimulatedAccelerator(Device):
+    """A CPU under another name, whose integers are computed as `mode` says."""
+
+    torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    compiles: bool = False
+    mode: Any
+    compiled_names: list[str] = field(default_factory=list)
+
+    def compile(self, function, **_):
+        self.compiled_names.append(function.__name__)
+
+        def run(*args):
+            with self.mode:
+                return function(*args)
+
+        return run
+
+
+def test_a_device_that_computes_narrow_integers_in_fp32_draws_the_numbers_of_a_cpu():
+    """The int64 form does not: its products are rounded."""
+    mode = AlteredArithmetic(torch.float32)
+    assert check_noise(SimulatedAccelerator(name="narrow", mode=mode))
+    arguments = draw_arguments(torch.Generator().manual_seed(0), vocab=100)
+    with mode:
+        narrow = draw_by_int64(*arguments)
+    assert not torch.equal(narrow, draw_by_int64(*arguments))
+
+
+def test_sampling_is_refused_on_a_device_that_draws_other_numbers_and_greedy_decoding_is_not():
+    device = SimulatedAccelerator(name="faulty", mode=AlteredArithmetic(torch.bfloat16))
+    target = tiny_target(seed=0, device=device)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"^sampling\.temperature: must be 0 on faulty, .*, got 0\.7; .*=cpu$"):
+            Decoder(target, sampling=SamplingConf(temperature=0.7), slots=32)
+    assert device.compiled_names.count("draw_uniform") == 1  # one check for all decoders of the process
+    Decoder(target, sampling=SamplingConf(), slots=32)
 
 
 @pytest.mark.no_shapes
