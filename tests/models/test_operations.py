@@ -110,7 +110,8 @@ METHOD = "a tree of "  # for each class of drafts, beside the modes of EAGLE-3
 
 
 def build_decoding_modes():
-    """Build the case of the draft, the tree and the sampling of each mode, by name, at temperature 0."""
+    """Build the case of the draft, the tree and the sampling of each mode, by name."""
+    sampled = SamplingConf(temperature=0.7)
     penalty = SamplingConf(repetition_penalty=1.2, presence_penalty=0.1)
     product = TreeConf(depth=3, nodes=6, beam_width=None, children=3).build()
     modes = {
@@ -126,6 +127,8 @@ def build_decoding_modes():
     return {name: (*mode, SamplingConf()) for name, mode in (modes | every).items()} | {
         "penalties": ("eagle3", mixed(), penalty),
         "penalties, autoregressive": (None, NO_TREE, penalty),
+        "sampled": ("eagle3", mixed(), sampled),
+        "sampled, autoregressive": (None, NO_TREE, sampled),
     }
 
 
