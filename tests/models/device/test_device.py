@@ -1,7 +1,6 @@
 """A command takes the configured device, or says in a line that it is missing."""
 
 import logging
-from dataclasses import replace
 
 import pytest
 import torch

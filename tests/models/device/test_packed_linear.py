@@ -66,14 +66,14 @@ def test_layers_that_learn_or_are_small_stay_as_they_are():
 
 def test_a_layer_is_packed_once_and_its_packed_weights_go_with_it():
     gc.collect()
-    before = len(packed_linear._PACKED)
+    before = len(packed_linear._packed_weights)
     layer = frozen_layer()
     for _ in range(2):
         pack_linear_layers(layer)
-    assert len(packed_linear._PACKED) == before + 1
+    assert len(packed_linear._packed_weights) == before + 1
     del layer
     gc.collect()
-    assert len(packed_linear._PACKED) == before
+    assert len(packed_linear._packed_weights) == before
 
 
 @torch.no_grad()
