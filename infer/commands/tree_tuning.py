@@ -27,7 +27,7 @@ from infer.tuning.results import (
     write_choices,
 )
 from infer.tuning.search import choose_tree, estimate_candidates
-from models.device.out_of_memory import report_out_of_memory
+from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.registry import load_draft
 from models.io.console import print_line, print_table

@@ -19,7 +19,8 @@ from infer.engine.session import Session
 from infer.engine.steps import Program
 from infer.verify.base import AcceptanceRule
 from infer.verify.config import Verification
-from infer.verify.rules import build_acceptance_rule
+from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
+from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from models.drafts.base import Draft
 from models.drafts.ngram import MixedDraft
 from models.io.errors import require
@@ -221,3 +222,19 @@ class Decoder:
     def _detokenize(self, ids: list[int]) -> str:
         assert isinstance(self.target, Target)
         return self.target.tokenizer.decode(ids)
+
+
+def build_acceptance_rule(
+    verification: Verification, sampling: SamplingConf, *, typical: TypicalRule | None = None
+) -> AcceptanceRule:
+    """Return the rule that `verification` names; raise UserError if it does not fit `sampling`.
+
+    `typical` has the thresholds of the typical rule.
+
+    >>> build_acceptance_rule(Verification.auto, SamplingConf(temperature=0.7)).name
+    'coupled'
+    """
+    rules = (GreedyRule(), CoupledRule(), RejectionRule(), BlockRule(), typical or TypicalRule())
+    (rule,) = (rule for rule in rules if rule.verification is verification.resolve(sampling))
+    rule.check(sampling)
+    return rule

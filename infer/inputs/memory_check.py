@@ -13,10 +13,10 @@ import torch
 from conf.entry import CONF_DIR, read_config
 from infer.engine.decode import Decoder
 from models.device.config import MachineConf
+from models.device.cpu import count_packed_bytes
 from models.device.device import Device
 from models.device.machine_specs import read_process_bytes
 from models.device.memory_trace import fake_model
-from models.device.packed_linear import count_packed_bytes
 from models.io.errors import UserError
 from models.meta_model import build_meta_target
 from models.targets.config import TargetConf

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf
-from infer.engine.decode import Decoder
+from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.measure.context_limits import check_context
 from infer.results.records import AUTOREGRESSIVE
 from infer.verify.base import AcceptanceRule
 from infer.verify.config import Verification
 from infer.verify.greedy_and_coupled import TypicalRule
-from infer.verify.rules import build_acceptance_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.io.errors import require

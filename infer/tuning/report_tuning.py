@@ -23,7 +23,7 @@ from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import DraftTuning, TuningResult
 from infer.tuning.search import choose_tree, estimate_candidates
-from models.device.out_of_memory import report_out_of_memory
+from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.io.errors import UserError, first_line, require

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from models.device.graph_budget import KIND_SEPARATOR, Graph, GraphBudget, GraphLedger, format_counts
-from models.device.packed_linear import pack_linear_layers
 
 SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads this many in a fraction of a millisecond
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
@@ -131,12 +130,11 @@ class Device:
 
     @property
     def packs_weights(self) -> bool:
-        return self.name == "cpu" and self.compiles
+        """Return whether `pack_weights` copies weights."""
+        return False
 
     def pack_weights(self, module: nn.Module) -> None:
-        """Pack the weights of linear layers for products of few rows, on a CPU that compiles."""
-        if self.packs_weights:
-            pack_linear_layers(module)
+        """Prepare the frozen weights of a module for products of few rows, where that pays."""
 
     @contextmanager
     def cpu_threads_for(self, weights: int) -> Iterator[None]:

@@ -1,15 +1,20 @@
-"""The most memory that a process takes, to stand beside what was planned."""
+"""The most memory that a process takes, to stand beside what was planned, and memory that is not there."""
 
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
 
 from models.device.device import Device
+from models.io.errors import UserError
 
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+# What PyTorch's allocators say in a RuntimeError, which only that of CUDA has a class for.
+ALLOCATION_FAILURES = ("can't allocate memory", "out of memory")
 
 
 class MemoryWatch:
@@ -37,3 +42,16 @@ class MemoryWatch:
             peak = MAXRSS_UNIT * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return max(0, peak - self.bytes_before)
         return None
+
+
+@contextmanager
+def report_out_of_memory(message: str) -> Iterator[None]:
+    """Raise UserError with `message` if an allocation in the block fails."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise UserError(message) from error
+    except RuntimeError as error:
+        if not any(failure in str(error).lower() for failure in ALLOCATION_FAILURES):
+            raise
+        raise UserError(message) from error

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from models.device.config import DeviceConf, Precision
+from models.device.cpu import CpuDevice
 from models.device.device import Device
 from models.device.host import Host
 from models.device.packages import PACKAGES, check_native, check_package_mix, installed_version
@@ -99,7 +100,9 @@ def is_neuron_route(name: str) -> bool:
 
 def open_route(route: str) -> tuple[type[Device], torch.device]:
     """Return the class of a route's device, and the PyTorch device that it computes on."""
-    return (XlaDevice, open_xla_device()) if route == "xla" else (Device, torch.device(route))
+    if route == "xla":
+        return XlaDevice, open_xla_device()
+    return CpuDevice if route == "cpu" else Device, torch.device(route)
 
 
 @functools.cache

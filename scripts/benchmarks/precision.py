@@ -12,7 +12,7 @@ import time
 import torch
 from torch import nn
 
-from models.device.packed_linear import pack_linear_layers
+from models.device.cpu import pack_linear_layers
 
 SHAPES = ((6, 320, 784), (8, 512, 1408), (12, 1024, 2816), (8, 2048, 5632))  # layers, widths
 ROWS = (1, 5, 13, 33)

@@ -9,9 +9,8 @@ import torch
 from scipy.stats import chisquare
 
 from infer.engine import steps
-from infer.engine.decode import Decoder
+from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.verify.config import Verification
-from infer.verify.rules import build_acceptance_rule
 from models.trees.sampling import warp_logits
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.agreeing import METHODS, SHAPES, WORDS, noised

@@ -5,11 +5,10 @@ from itertools import islice
 import pytest
 import torch
 
-from infer.engine.decode import Decoder
+from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Request
 from infer.verify.config import Verification
-from infer.verify.rules import build_acceptance_rule
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.agreeing import METHODS, SHAPES, WORDS
 from tests.support.models.watching import WatchedOperators

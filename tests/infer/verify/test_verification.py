@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from infer.engine.decode import build_acceptance_rule
 from infer.verify.base import ScoredTree
 from infer.verify.config import Verification
 from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
-from infer.verify.rules import build_acceptance_rule
 from models.io.errors import UserError
 from models.trees.config import TreeConf
 from models.trees.growth import Proposal

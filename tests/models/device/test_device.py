@@ -8,8 +8,8 @@ import torch
 from models.device import opening
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
+from models.device.memory_watch import report_out_of_memory
 from models.device.opening import open_device
-from models.device.out_of_memory import report_out_of_memory
 from models.io.errors import UserError
 
 CPU = torch.device("cpu")
@@ -111,13 +111,6 @@ def test_tiny_layers_are_not_shared_among_threads_unless_the_user_says_so(chosen
         assert torch.get_num_threads() == outside
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("compiles", [True, False])
-def test_weights_are_packed_on_cpus_that_compile(compiles):
-    layer = torch.nn.Linear(512, 256).requires_grad_(False)
-    Device(name="cpu", torch_device=CPU, dtype=torch.float32, compiles=compiles).pack_weights(layer)
-    assert hasattr(layer, "packed_key") is compiles
 
 
 @pytest.mark.parametrize("numbers", [2**45, 2**55])

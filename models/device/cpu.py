@@ -1,4 +1,4 @@
-"""Linear layers of a CPU that compiles, with weights packed as oneDNN wants them.
+"""The device of a CPU: if it compiles, linear layers multiply by weights packed as oneDNN wants them.
 
 A decoding pass multiplies few rows by every weight. With packed weights, several rows take about as long as one,
 which PyTorch's own products reach neither in fp32 nor in bf16: docs/decoding.md.
@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from models.device.device import Device
 
 # oneDNN takes 12 microseconds a call and MKL one: equal at about this many weights, for 1 and for 5 rows.
 MIN_PACKED_WEIGHTS = 100_000
@@ -36,6 +38,18 @@ def _allocate_product(input: Tensor, key: Tensor, bias: Tensor | None, out_featu
 
 _library.impl("packed_linear", _multiply_packed, "CPU")
 torch.library.register_fake("draftsmith::packed_linear", _allocate_product, lib=_library)
+
+
+class CpuDevice(Device):
+    """A CPU, which packs the weights that its graphs multiply few rows by."""
+
+    @property
+    def packs_weights(self) -> bool:
+        return self.compiles
+
+    def pack_weights(self, module: nn.Module) -> None:
+        if self.compiles:
+            pack_linear_layers(module)
 
 
 def pack_linear_layers(module: nn.Module) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from models.device import packed_linear
-from models.device.packed_linear import can_pack, pack_linear_layers
+from models.device import cpu
+from models.device.cpu import CpuDevice, can_pack, pack_linear_layers
 
 SIZE = 320  # squared: more than the fewest weights that are packed
 
@@ -66,14 +66,14 @@ def test_layers_that_learn_or_are_small_stay_as_they_are():
 
 def test_a_layer_is_packed_once_and_its_packed_weights_go_with_it():
     gc.collect()
-    before = len(packed_linear._packed_weights)
+    before = len(cpu._packed_weights)
     layer = frozen_layer()
     for _ in range(2):
         pack_linear_layers(layer)
-    assert len(packed_linear._packed_weights) == before + 1
+    assert len(cpu._packed_weights) == before + 1
     del layer
     gc.collect()
-    assert len(packed_linear._packed_weights) == before
+    assert len(cpu._packed_weights) == before
 
 
 @torch.no_grad()
@@ -82,3 +82,11 @@ def test_a_copy_of_a_packed_layer_multiplies_as_the_layer_does():
     pack_linear_layers(layer)
     hidden = torch.randn(2, SIZE)
     assert torch.equal(copy.deepcopy(layer)(hidden), layer(hidden))
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_weights_are_packed_if_the_cpu_compiles(compiles):
+    layer = frozen_layer()
+    device = CpuDevice(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=compiles)
+    device.pack_weights(layer)
+    assert (hasattr(layer, "packed_key"), device.packs_weights) == (compiles, compiles)
