@@ -18,11 +18,11 @@ from torch._dynamo.utils import counters
 
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
+from infer.inputs.command_inputs import load_draft_under_test
 from infer.verify.greedy_and_coupled import TypicalRule
 from models.device.device import Device
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.drafts.registry import load_draft
 from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
@@ -90,10 +90,9 @@ def build_method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]
     learn(draft, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60, lr=case.lr)
     with tempfile.TemporaryDirectory() as folder:
         draft.save(Path(folder), target)
-        again = load_draft(Path(folder), target)
-    untrained = again.rebuild_untrained(target)
-    assert isinstance(untrained, Draft)
-    return again.get_verifying_target(target), [untrained, again]
+        loaded = load_draft_under_test(Path(folder), target, name=name)
+    assert isinstance(loaded.untrained, Draft)
+    return loaded.adapted_target or target, [loaded.untrained, loaded.draft]
 
 
 def compare_compiled_loss(name: str, target: Target) -> float:
