@@ -65,6 +65,8 @@ def list_forbidden(node: Node) -> Iterator[str]:
         yield "top-k of more than two dimensions"
     if name == "topk" and read[0].shape[-1] > operators.MAX_TOPK_COLUMNS:
         yield "top-k of wide rows"
+    if name in ("scatter_add", "scatter_reduce", "index_add") and not read[0].is_floating_point():
+        yield f"{name} of integers"
     if name in ("remainder", "fmod", "floor_divide") and not read[0].is_floating_point():
         yield f"{name} of integers"
     if name in ("argmax", "argmin", "max", "min") and not read[0].is_floating_point():
