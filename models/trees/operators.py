@@ -1,12 +1,20 @@
 """Operators of decoding, by those that every accelerator's compiler has.
 
-Some compilers have no sort, no top-k of more than two dimensions, no remainder or argmax of
-integers, and no gather of bools; `tests/models/test_operations.py` keeps these out of our graphs.
+Some compilers have no sort, no top-k of wide rows or of more than two dimensions, no remainder or
+argmax of integers, no gather of bools and no scatter that adds integers;
+`tests/models/test_operations.py` keeps these out of our graphs.
 """
+
+import math
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
+
+MAX_TOPK_COLUMNS = 16_384  # of a row of one top-k
+# Of a bisection of scores below the highest: e^-32 is 1e-14, and fp32 holds multiples of 2^(5 - 24) up to 2^5.
+SCORE_RANGE, SCORE_BITS = 32.0, 24
 
 
 def gather_mask(mask: Bool[Tensor, "*source"], dim: int, index: Int[Tensor, "*result"]) -> Bool[Tensor, "*result"]:
@@ -17,10 +25,37 @@ def gather_mask(mask: Bool[Tensor, "*source"], dim: int, index: Int[Tensor, "*re
 def topk_rows(
     values: Float[Tensor, "*rows columns"], count: int
 ) -> tuple[Float[Tensor, "*rows count"], Int[Tensor, "*rows count"]]:
-    """Return the largest `count` values of each row, in descending order, and their indices."""
-    top, index = values.reshape(-1, values.shape[-1]).topk(count, dim=-1)
+    """Return the largest `count` values of each row, in descending order, and their indices.
+
+    As in `torch.topk`, NaN counts as the largest value, and it is not defined which of equal values
+    are taken. A count above half of MAX_TOPK_COLUMNS is taken from whole rows, however wide they are.
+    """
+    top, index = _topk_matrix(values.reshape(-1, values.shape[-1]), count)
     shape = (*values.shape[:-1], count)
     return top.view(shape), index.view(shape)
+
+
+def _topk_matrix(
+    values: Float[Tensor, "rows columns"], count: int
+) -> tuple[Float[Tensor, "rows count"], Int[Tensor, "rows count"]]:
+    """Return the top of a matrix: that of the `count` groups of columns whose highest values are the largest."""
+    num_rows, columns = values.shape
+    if columns <= MAX_TOPK_COLUMNS or count > MAX_TOPK_COLUMNS // 2:
+        return values.topk(count, dim=-1)
+    width = 2 ** max(1, round(math.log2(columns / count) / 2))  # so that groups and candidates are about as many
+    padded = values
+    if padding := -columns % width:
+        # The clamp lets a column of -inf come before the padding, which the result must not hold.
+        lowest = torch.finfo(values.dtype).min
+        padded = pad(values.clamp_min(lowest / 2), (0, padding), value=lowest)
+    groups = padded.reshape(num_rows, -1, width)
+    group = _topk_matrix(groups.amax(-1), count)[1]
+    first_group = groups.shape[1] * torch.arange(num_rows, device=values.device)
+    candidates = groups.flatten(0, 1)[first_group[:, None] + group].flatten(1)
+    column = (width * group[:, :, None] + torch.arange(width, device=values.device)).flatten(1)
+    top, place = _topk_matrix(candidates, count)
+    index = column.gather(1, place)
+    return (values.gather(1, index) if padding else top), index
 
 
 def stable_topk(
@@ -42,3 +77,49 @@ def stable_topk(
     rank = is_ahead.sum(-1, dtype=torch.int32).long()
     index = torch.zeros_like(rank).scatter(1, rank, place.expand_as(rank))[:, :count]
     return values.gather(1, index), index
+
+
+def mark_tokens(
+    ids: Int[Tensor, "*rows places"], is_counted: Bool[Tensor, "*rows places"], vocab: int
+) -> Bool[Tensor, "*rows vocab"]:
+    """Return which tokens of the vocabulary are among the counted ids of each row."""
+    counts = torch.zeros((*ids.shape[:-1], vocab), dtype=torch.float32, device=ids.device)
+    # As integers, because Inductor writes the mask of a comparison of floats more slowly.
+    return counts.scatter_add(-1, ids, is_counted.float()).int() > 0
+
+
+def drop_tail(scores: Float[Tensor, "*rows vocab"], mass: float) -> Float[Tensor, "*rows vocab"]:
+    """Return scores with -inf for the least likely tokens: as many as have at most `mass` of the probability.
+
+    Of equal scores the earlier ones go first, and the last of the highest always stays. A stable
+    sort and a cumulative sum give the same, unless the sum comes as close to `mass` as it is
+    rounded. Scores less than 2^-19 apart may count as equal.
+    """
+    shifted = scores - scores.amax(-1, keepdim=True)
+    # Not a softmax: that of PyTorch adds a wide row one by one, and sums to 1 with an error of 2e-5.
+    weights = shifted.exp()
+    limit = mass * weights.sum(-1, keepdim=True)
+
+    def sum_up_to(bound: Tensor) -> Tensor:
+        return torch.where(shifted <= bound, weights, 0.0).sum(-1, keepdim=True)
+
+    # A bisection for the highest bound up to which all tokens go. Its steps are exact in fp32.
+    low, width = torch.full_like(limit, -SCORE_RANGE), SCORE_RANGE
+    for _ in range(SCORE_BITS):
+        width /= 2
+        low = torch.where(sum_up_to(low + width) <= limit, low + width, low)
+    # Of the tokens with the next score the first ones go, as far as the limit allows.
+    is_next = (shifted > low) & (shifted <= low + width)
+    sums = _add_up(torch.where(is_next, weights, 0.0))
+    place = torch.arange(scores.shape[-1], dtype=torch.float32, device=scores.device)
+    is_before_last = place < torch.where(is_next, place, -1.0).amax(-1, keepdim=True)
+    goes = (shifted <= low) | (is_next & (sums <= limit - sum_up_to(low)) & is_before_last)
+    return scores.masked_fill(goes, -torch.inf)
+
+
+def _add_up(values: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows columns"]:
+    """Return the cumulative sums of rows, by those of short parts, as that of a wide row is slow on accelerators."""
+    columns, width = values.shape[-1], 128
+    parts = pad(values, (0, -columns % width)).unflatten(-1, (-1, width)).cumsum(-1)
+    totals = parts[..., -1]
+    return (parts + (totals.cumsum(-1) - totals)[..., None]).flatten(-2)[..., :columns]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from models.trees.operators import topk_rows
+from models.trees.operators import drop_tail, mark_tokens, topk_rows
 from models.trees.sampling_config import SamplingConf
 
 
@@ -31,8 +30,7 @@ class History:
     ) -> "History":
         """Build the history of prompts of `lengths` tokens, without answers."""
         is_prompt = torch.arange(input_ids.shape[1], device=input_ids.device) < lengths[:, None]
-        counts = torch.zeros(len(input_ids), vocab, dtype=torch.int64, device=input_ids.device)
-        in_prompt = counts.scatter_add(1, input_ids, is_prompt.long()) > 0
+        in_prompt = mark_tokens(input_ids, is_prompt, vocab)
         return cls(in_text=in_prompt, in_answer=torch.zeros_like(in_prompt))
 
     def on_path(self, node_ids: Int[Tensor, "batch nodes"], ancestors: Bool[Tensor, "batch nodes nodes"]) -> "History":
@@ -40,13 +38,13 @@ class History:
 
         `ancestors` is the mask of each node's ancestors and itself.
         """
-        on_path = ancestors.float() @ one_hot(node_ids, self.in_text.shape[-1]).float() > 0
+        on_path = mark_tokens(node_ids[:, None].expand_as(ancestors), ancestors, self.in_text.shape[-1])
         return History(in_text=self.in_text[:, None] | on_path, in_answer=self.in_answer[:, None] | on_path)
 
     def add(self, input_ids: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]) -> "History":
         """Return the history extended by the first `count` of `input_ids`."""
         is_emitted = torch.arange(input_ids.shape[1], device=input_ids.device) < count[:, None]
-        is_new = (one_hot(input_ids, self.in_text.shape[-1]).bool() & is_emitted[:, :, None]).any(1)
+        is_new = mark_tokens(input_ids, is_emitted, self.in_text.shape[-1])
         return History(in_text=self.in_text | is_new, in_answer=self.in_answer | is_new)
 
 
@@ -67,10 +65,7 @@ def warp_logits(
         threshold = topk_rows(scores, min(rule.top_k, scores.shape[-1]))[0][..., -1:]
         scores = scores.masked_fill(scores < threshold, -math.inf)
     if rule.top_p < 1:
-        ordered, order = scores.sort(dim=-1)
-        unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - rule.top_p
-        unlikely[..., -1] = False  # the likeliest token always stays
-        scores = scores.masked_fill(unlikely.scatter(-1, order, unlikely), -math.inf)
+        scores = drop_tail(scores, 1 - rule.top_p)
     if rule.min_p:
         probs = scores.softmax(-1)
         unlikely = probs < rule.min_p * probs.amax(-1, keepdim=True)

@@ -17,6 +17,7 @@ from models.layers import attend
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import TopKLogits
 from models.targets import attention
+from models.trees import operators
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
@@ -135,7 +136,14 @@ def build_decoding_modes():
 DECODING = build_decoding_modes()
 
 
+@pytest.fixture
+def narrow_topk(monkeypatch):
+    """Lower the limit of a top-k below the tiny vocabulary."""
+    monkeypatch.setattr(operators, "MAX_TOPK_COLUMNS", 60)
+
+
 @recorded_graphs
+@pytest.mark.usefixtures("narrow_topk")
 @pytest.mark.parametrize("mode", DECODING)
 def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mode):
     name, shape, sampling = DECODING[mode]
@@ -149,6 +157,21 @@ def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mod
         decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4, phase_timer=timer)
     assert "embedding" in list_operators()
     assert not find_forbidden()
+
+
+@recorded_graphs
+@pytest.mark.usefixtures("narrow_topk")
+@pytest.mark.parametrize("shape", [NO_TREE, static(), mixed()])
+def test_graphs_of_sampling_have_neither_sorts_nor_top_k_of_wide_rows_nor_scatters_that_add_integers(shape):
+    """Exceptions are the infinite scores of tokens that are cut, and the noise, which is hashed in 64 bits."""
+    target = tiny_target(seed=0, device=build_recording_device())
+    draft = None if shape is NO_TREE else CASES["eagle3"].build(target)
+    sampling = SamplingConf(
+        temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.1
+    )
+    Decoder(target, draft, shape, sampling=sampling, slots=40).decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4)
+    assert "scatter_add" in list_operators()
+    assert not [name for name in find_forbidden() if not name.startswith(("infinity", "shift"))]
 
 
 @recorded_graphs
@@ -190,6 +213,8 @@ def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
     cases = {
         "sort": lambda: values.sort(dim=-1, stable=True).indices,
         "top-k of more than two dimensions": lambda: values.topk(2).indices,
+        "top-k of wide rows": lambda: torch.zeros(1, 16_385).topk(2).indices,
+        "scatter_add of integers": lambda: ids.scatter_add(1, ids % 4, ids),
         "remainder of integers": lambda: ids % 3,
         "argmax of integers": lambda: ids.argmax(1),
         "tril": lambda: values.tril(),

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from models.device.graph_budget import GraphLedger
+from models.trees import operators
 from tests.support.models.tiny import CPU
 
 GRAPHS: list[GraphModule] = []  # forward, backward and inference, in the order of compilation
@@ -62,6 +63,10 @@ def list_forbidden(node: Node) -> Iterator[str]:
         yield "sort"
     if name == "topk" and read[0].ndim != 2:
         yield "top-k of more than two dimensions"
+    if name == "topk" and read[0].shape[-1] > operators.MAX_TOPK_COLUMNS:
+        yield "top-k of wide rows"
+    if name in ("scatter_add", "scatter_reduce", "index_add") and not read[0].is_floating_point():
+        yield f"{name} of integers"
     if name in ("remainder", "fmod", "floor_divide") and not read[0].is_floating_point():
         yield f"{name} of integers"
     if name in ("argmax", "argmin", "max", "min") and not read[0].is_floating_point():
