@@ -1,4 +1,4 @@
-"""Operators of decoding, by those that every accelerator's compiler has.
+"""Operators of decoding and losses, by those that every accelerator's compiler has.
 
 Some compilers have no sort, no top-k of wide rows or of more than two dimensions, no remainder or
 argmax of integers, no gather of bools and no scatter that adds integers;
@@ -39,7 +39,7 @@ def _topk_matrix(
     values: Float[Tensor, "rows columns"], count: int
 ) -> tuple[Float[Tensor, "rows count"], Int[Tensor, "rows count"]]:
     """Return the top of a matrix: that of the `count` groups of columns whose highest values are the largest."""
-    num_rows, columns = values.shape
+    columns = values.shape[1]
     if columns <= MAX_TOPK_COLUMNS or count > MAX_TOPK_COLUMNS // 2:
         return values.topk(count, dim=-1)
     width = 2 ** max(1, round(math.log2(columns / count) / 2))  # so that groups and candidates are about as many
@@ -48,9 +48,9 @@ def _topk_matrix(
         # The clamp lets a column of -inf come before the padding, which the result must not hold.
         lowest = torch.finfo(values.dtype).min
         padded = pad(values.clamp_min(lowest / 2), (0, padding), value=lowest)
-    groups = padded.reshape(num_rows, -1, width)
+    groups = padded.unflatten(1, (-1, width))
     group = _topk_matrix(groups.amax(-1), count)[1]
-    first_group = groups.shape[1] * torch.arange(num_rows, device=values.device)
+    first_group = groups.shape[1] * torch.arange(len(values), device=values.device)
     candidates = groups.flatten(0, 1)[first_group[:, None] + group].flatten(1)
     column = (width * group[:, :, None] + torch.arange(width, device=values.device)).flatten(1)
     top, place = _topk_matrix(candidates, count)

@@ -20,7 +20,7 @@ from models.trees.operators import drop_tail, mark_tokens, topk_rows
 
 VOCABULARIES, ROWS = (32_000, 151_936), (1, 5, 20)
 PROMPT = 2048
-REPEATS = 25
+REPEATS, SECONDS = 15, 0.5  # at least, of a pair of forms
 
 
 def topk_plain(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,8 @@ def build_cases(vocab: int, rows: int) -> dict[str, Case]:
 def time_forms(ours: Callable, plain: Callable, arguments: tuple[Any, ...]) -> tuple[float, float]:
     """Return the median seconds of our form and of the plain form."""
     seconds: dict[Callable, list[float]] = {ours: [], plain: []}
-    for _ in range(2 + REPEATS):  # the first two warm up
+    end = time.perf_counter() + SECONDS
+    while len(seconds[ours]) < 2 + REPEATS or time.perf_counter() < end:  # the first two calls warm up
         for form, times in seconds.items():
             began = time.perf_counter()
             form(*arguments)
