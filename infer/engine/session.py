@@ -31,7 +31,7 @@ VIEW_ALIGNMENT = 64  # slots; rounds read views of multiples of it
 MIN_VIEWED_SLOTS = 512  # of a cache; rounds read shorter caches whole, which takes less time by the call
 SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees share graphs
 # Arguments of target passes whose guards dynamo may skip: it checks what identifies them, the target's
-# fingerprint (see the assert in Target.forward_hidden) and the cache's numbers of slots (see steps.prefill).
+# fingerprint (see the assert in Target.forward_hidden) and the cache's numbers of slots (see _read_guards of steps.py).
 FROZEN_PREFIXES = (
     "program.target.decoder.",
     "cache.keys[",

@@ -1,4 +1,4 @@
-"""Operators of decoding and losses, by those that every accelerator's compiler has.
+"""Operators of decoding, by those that every accelerator's compiler has.
 
 Some compilers have no sort, no top-k of wide rows or of more than two dimensions, no remainder or
 argmax of integers, no gather of bools and no scatter that adds integers;

@@ -49,6 +49,21 @@ def test_layers_of_a_compiled_function_have_their_own_weights(fresh_compiler):
     assert_close(torch.compile(run, fullgraph=True, dynamic=False, backend="aot_eager")(hidden), expected)
 
 
+@pytest.mark.no_shapes
+@torch.no_grad()
+def test_two_models_of_one_graph_multiply_by_their_own_weights(fresh_compiler):
+    """As a trained and an untrained draft do."""
+    compiled = torch.compile(lambda layer, hidden: layer(hidden), fullgraph=True, dynamic=False, backend="aot_eager")
+    layers, hidden = [nn.Linear(SIZE, SIZE).requires_grad_(False) for _ in range(2)], torch.randn(2, SIZE)
+    expected = [layer(hidden) for layer in layers]
+    for layer in layers:
+        pack_linear_layers(layer)
+    before = CpuDevice.count_graphs()
+    for layer, product in zip(layers, expected, strict=True):
+        assert_close(compiled(layer, hidden), product)
+    assert CpuDevice.count_graphs() == before + 1
+
+
 def test_a_packed_layer_passes_gradients_on():
     layer, plain = frozen_layer(), frozen_layer()
     pack_linear_layers(layer)
