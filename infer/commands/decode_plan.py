@@ -24,6 +24,7 @@ from models.io.files import open_output_file
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, collect_models, shard_target
 from models.parallel.tensor_parallel import plan_shards
 from models.targets.precision import resolve_machine
+from models.trees.keyed_noise import split_row_ids
 
 GIB, MS = 2**30, 1000
 TARGET, DRAFT, CACHE = "target", "draft", "cache"
@@ -108,8 +109,7 @@ def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list
         with tracer.trace_phase(PROMPT) as prompt:
             input_ids = torch.zeros(conf.batch, bucket_length(conf.prompt_tokens), dtype=torch.int64)
             lengths = torch.full((conf.batch,), conf.prompt_tokens)
-            # any row_ids will do
-            state, _, _ = decoder.session.start_prompts(input_ids, lengths, lengths)
+            state, _, _ = decoder.session.start_prompts(input_ids, lengths, split_row_ids(range(conf.batch)))
         with tracer.trace_phase(ONE_TOKEN) as one_token:
             steps.verify(program, replace(state, proposal=None))
         with tracer.trace_phase(VERIFY) as verify:

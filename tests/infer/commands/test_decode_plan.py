@@ -50,6 +50,12 @@ def test_the_break_even_length_is_the_cost_of_a_round_with_the_draft(folder):
     assert long.break_even_length > short.break_even_length > 1
 
 
+def test_a_plan_at_a_temperature_counts_its_operators_too(folder):
+    greedy, _ = decode_plan.list_options(compose_plan(folder))
+    sampled, _ = decode_plan.list_options(compose_plan(folder, "sampling.temperature=0.7", "sampling.top_p=0.9"))
+    assert sampled.alone_s >= greedy.alone_s
+
+
 def test_the_plan_creates_its_folder_and_a_file_that_cannot_be_written_is_refused_in_one_line(folder):
     file = folder / "new" / "plan.json"
     infer_plan.main.__wrapped__(compose_plan(folder, f"output={file}"))
