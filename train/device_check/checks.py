@@ -1,0 +1,174 @@
+"""Run the checks of a stage one after the other, whatever becomes of the others, and record their outcomes.
+
+A check is a function with a remedy. It returns what it measured, and raises if the device failed.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from models.device.cpu import CpuDevice
+from models.device.device import Device
+from models.io.console import print_line
+
+MAX_DETAIL = 300  # characters of an error
+
+
+class Result(Enum):
+    """What became of a check."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    ABSENT = "ABSENT"  # an operator that the device lacks and that no graph of ours has
+    SKIP = "SKIP"  # not run, for the reason in `detail`
+
+
+class CheckFailed(Exception):
+    """The device computed something else than it should have."""
+
+
+class CheckSkipped(Exception):
+    """The check cannot run on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that a device should do."""
+
+    name: str
+    run: Callable[[], str]  # returns what was measured
+    remedy: str
+    is_needed: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of a check, as the file of outcomes and the page have it."""
+
+    stage: str
+    name: str
+    result: str
+    seconds: float
+    detail: str
+    remedy: str = ""  # of a check that failed
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """What checks share: the device, a CPU that computes eagerly in fp32, and an empty folder."""
+
+    device: Device
+    folder: Path
+    reference: Device = field(
+        default_factory=lambda: CpuDevice(
+            name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False
+        )
+    )
+
+    @property
+    def accelerators(self) -> int:
+        """Return the number of processes that can have a device of their own; those of a CPU share it."""
+        if self.device.name in ("cpu", "xla"):
+            return 4
+        return torch.accelerator.device_count()
+
+
+class OutcomeFile:
+    """The file of outcomes: a line when a check begins, and one when it has ended."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def read_outcomes(self) -> list[Outcome]:
+        return [Outcome(**line) for line in self._read_lines() if "result" in line]
+
+    def find_unfinished(self) -> tuple[str, str, str] | None:
+        """Return stage, name and remedy of the check that has begun and not ended, or None."""
+        lines = self._read_lines()
+        if not lines or "result" in lines[-1]:
+            return None
+        return lines[-1]["stage"], lines[-1]["name"], lines[-1]["remedy"]
+
+    def begin(self, stage: str, check: Check) -> None:
+        self._append({"stage": stage, "name": check.name, "remedy": check.remedy})
+
+    def end(self, outcome: Outcome) -> None:
+        """Record and print an outcome."""
+        self._append(dataclasses.asdict(outcome))
+        print_line(format_outcome(outcome))
+
+    def _append(self, line: dict) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _read_lines(self) -> list[dict]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+
+def format_outcome(outcome: Outcome) -> str:
+    """Return the line of an outcome; a second one has the remedy.
+
+    >>> print(format_outcome(Outcome(stage="place", name="memory", result="PASS", seconds=0.2, detail="24 GiB")))
+    PASS    0.2 s  place: memory: 24 GiB
+    """
+    line = f"{outcome.result:6} {outcome.seconds:4.1f} s  {outcome.stage}: {outcome.name}: {outcome.detail}"
+    return f"{line}\n{'':6} remedy: {outcome.remedy}" if outcome.remedy else line
+
+
+def run_checks(stage: str, checks: Iterable[Check], outcomes: OutcomeFile, *, deadline: float = float("inf")) -> None:
+    """Run the checks that have no outcome yet; after the deadline, record that they were not begun."""
+    ended = {outcome.name for outcome in outcomes.read_outcomes() if outcome.stage == stage}
+    for check in checks:
+        if check.name in ended:
+            continue
+        if time.time() > deadline:
+            outcomes.end(
+                Outcome(
+                    stage=stage,
+                    name=check.name,
+                    result=Result.SKIP.value,
+                    seconds=0.0,
+                    detail="the stage's time was over",
+                    remedy=f"stages=[{stage}] minutes=60",
+                )
+            )
+            continue
+        outcomes.begin(stage, check)
+        outcomes.end(run_check(stage, check))
+
+
+def run_check(stage: str, check: Check) -> Outcome:
+    """Run one check; whatever it raises is its outcome."""
+    start = time.perf_counter()
+    try:
+        result, detail = Result.PASS, check.run()
+    except CheckSkipped as reason:
+        result, detail = Result.SKIP, str(reason)
+    except Exception as error:  # noqa: BLE001 - a device may raise anything
+        result = Result.FAIL if check.is_needed else Result.ABSENT
+        detail = shorten_error(error)
+    return Outcome(
+        stage=stage,
+        name=check.name,
+        result=result.value,
+        seconds=round(time.perf_counter() - start, 2),
+        detail=detail,
+        remedy=check.remedy if result is Result.FAIL else "",
+    )
+
+
+def shorten_error(error: BaseException) -> str:
+    """Return the type and the text of an error in one line.
+
+    >>> shorten_error(CheckFailed("3 of 9 tokens differ"))
+    '3 of 9 tokens differ'
+    """
+    text = " ".join(str(error).split())
+    name = "" if isinstance(error, CheckFailed) else f"{type(error).__name__}: "
+    return (name + text)[:MAX_DETAIL]
