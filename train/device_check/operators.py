@@ -1,0 +1,204 @@
+"""Third stage: operators alone, compiled, beside the CPU.
+
+Some are needed by our graphs. The others were found to be missing or wrong on some device, and our graphs avoid them;
+whether this device has them is worth knowing, so their failure counts as ABSENT.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.device.device import Device
+from models.trees.keyed_noise import gumbel_noise, split_row_ids, uniform_noise
+from models.trees.operators import drop_tail, mark_tokens, topk_rows
+from train.device_check.checks import Bench, Check, CheckFailed
+
+VOCABULARIES = (32_000, 151_936)
+COUNTS = (1, 4, 16)  # of the likeliest tokens
+ROWS, SLOTS, WIDTH = 5, 64, 64
+NEEDED = "a graph of ours has this operator: report the error to the compiler's authors, with this page"
+NOISE = "device.name: decode at temperature 0 there, as noise must have the same bits on every device"
+TOLERANCE = {"rtol": 2e-3, "atol": 2e-3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """A function of tensors with arguments for it; integers must be equal, other results close unless `is_exact`.
+
+    Gradients are compared too, for the arguments that require one.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    is_needed: bool = True
+    is_exact: bool = False
+    remedy: str = NEEDED
+
+
+def list_checks(bench: Bench) -> Iterator[Check]:
+    for operator in [*list_needed(), *list_avoided()]:
+        yield Check(
+            name=operator.name,
+            run=lambda operator=operator: compare_with_cpu(operator, bench.device),
+            remedy=operator.remedy,
+            is_needed=operator.is_needed,
+        )
+
+
+def compare_with_cpu(operator: Operator, device: Device) -> str:
+    """Compute an operator compiled on the device and eagerly on the CPU; raise CheckFailed if they disagree."""
+    expected = _compute(operator.function, [_copy(value) for value in operator.arguments])
+    arguments = [_copy(value, device.torch_device) for value in operator.arguments]
+    addresses = _list_addresses(arguments)
+    actual = _compute(device.compile(operator.function), arguments)
+    device.synchronize()
+    if _list_addresses(arguments) != addresses:
+        raise CheckFailed("a tensor that is written in place has moved")
+    return compare_results(actual, expected, is_exact=operator.is_exact)
+
+
+def _compute(function: Callable[..., Any], arguments: list[Any]) -> list[Tensor]:
+    """Return the results of a function, the tensors among its arguments, and gradients."""
+    results = list_tensors(function(*arguments))
+    leaves = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
+    if leaves:
+        results += torch.autograd.grad(results[0].square().mean(), leaves)
+    return results + [value for value in arguments if isinstance(value, Tensor)]
+
+
+def _list_addresses(arguments: list[Any]) -> list[int]:
+    return [value.data_ptr() for value in arguments if isinstance(value, Tensor)]
+
+
+def _copy(value: Any, torch_device: torch.device | None = None) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().to(torch_device or value.device).requires_grad_(value.requires_grad)
+
+
+def compare_results(actual: list[Tensor], expected: list[Tensor], *, is_exact: bool = False) -> str:
+    """Return how far results are from the expected ones; raise CheckFailed if integers differ or numbers are far."""
+    worst = 0.0
+    for got, right in zip(actual, expected, strict=True):
+        got, right = got.detach().cpu(), right.detach()
+        if got.shape != right.shape or got.dtype != right.dtype:
+            raise CheckFailed(f"{got.dtype} of {tuple(got.shape)} in place of {right.dtype} of {tuple(right.shape)}")
+        if is_exact or not got.dtype.is_floating_point:
+            if wrong := int((got != right).sum()):
+                raise CheckFailed(f"{wrong} of {right.numel()} values differ")
+            continue
+        if not torch.allclose(got, right, equal_nan=True, **TOLERANCE):
+            raise CheckFailed(f"differs by up to {(got - right).abs().max():.3g}")
+        if right.numel() and right.isfinite().all():
+            worst = max(worst, float((got - right).abs().max()))
+    return f"differs by up to {worst:.1g}" if worst else "equal"
+
+
+def list_tensors(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [part for item in value for part in list_tensors(item)]
+
+
+def list_needed() -> Iterator[Operator]:
+    """Yield the operators that graphs of training and decoding have."""
+    numbers = torch.Generator().manual_seed(0)
+    row_limbs, places = split_row_ids([3, 2**40]), torch.arange(4).expand(2, 4).contiguous()
+    for vocab in VOCABULARIES:
+        scores = 4 * torch.randn(ROWS, vocab, generator=numbers)
+        ids = torch.randint(vocab, (1, SLOTS), generator=numbers)
+        vocab_ids, note = torch.arange(vocab), f", {vocab:,} columns"
+        for count in COUNTS:
+            yield Operator(name=f"topk_rows of {count}{note}", function=topk_rows, arguments=(scores, count))
+        yield Operator(name=f"argmax{note}", function=_argmax, arguments=(scores,))
+        yield Operator(name=f"log-softmax{note}", function=_log_softmax, arguments=(scores,))
+        yield Operator(name=f"top-p without a sort{note}", function=_keep_likely, arguments=(scores,))
+        yield Operator(name=f"tokens that occur{note}", function=mark_tokens, arguments=(ids, ids % 2 == 0, vocab))
+        yield Operator(
+            name=f"noise{note}",
+            function=gumbel_noise,
+            arguments=(7, row_limbs, 11, places, vocab_ids),
+            remedy=NOISE,
+        )
+    yield Operator(
+        name="bits of noise", function=uniform_noise, arguments=(7, row_limbs, 11, places), is_exact=True, remedy=NOISE
+    )
+    query, key, value = torch.randn(3, 2, 4, SLOTS, WIDTH, generator=numbers).unbind()
+    mask = torch.arange(SLOTS)[:, None] >= torch.arange(SLOTS)
+    yield Operator(name="attention with a mask", function=_attend, arguments=(query, key, value, mask))
+    leaves = tuple(tensor.clone().requires_grad_() for tensor in (query, key, value))
+    yield Operator(name="attention with a mask, gradient", function=_attend, arguments=(*leaves, mask))
+    table = torch.randn(1000, WIDTH, generator=numbers).requires_grad_()
+    some = torch.randint(1000, (2, SLOTS), generator=numbers)
+    yield Operator(name="embedding, gradient", function=_embed, arguments=(table, some))
+    cache, slots = torch.zeros(ROWS, SLOTS, WIDTH), torch.tensor([3, 1, 4, 0, 5])
+    update = torch.randn(ROWS, WIDTH, generator=numbers)
+    yield Operator(name="write into a cache in place", function=_write_slots, arguments=(cache, slots, update))
+    yield Operator(name="sum of integers", function=_sum_integers, arguments=(some,))
+    yield Operator(name="gather", function=_gather, arguments=(update, some[:1, :ROWS].T % WIDTH))
+
+
+def list_avoided() -> Iterator[Operator]:
+    """Yield operators that some compilers lack or compute wrongly, so that our graphs avoid them."""
+    numbers = torch.Generator().manual_seed(1)
+    small = torch.randn(2, 3, 40, generator=numbers)
+    ids = torch.arange(12).view(3, 4)
+    for vocab in VOCABULARIES:
+        scores, note = torch.randn(ROWS, vocab, generator=numbers), f", {vocab:,} columns"
+        for count in COUNTS:
+            yield _avoided(f"topk of {count}{note}", lambda s, count=count: s.topk(count), scores)
+        yield _avoided(f"sort{note}", lambda s: s.sort(dim=-1).values, scores)
+        yield _avoided(f"cumsum{note}", lambda s: s.softmax(-1).cumsum(-1), scores)
+    yield _avoided("stable sort", lambda s: s.sort(dim=-1, stable=True, descending=True), (4 * small).round())
+    yield _avoided("topk of three axes", lambda s: s.topk(4).values, small)
+    yield _avoided("tril", lambda s: s.tril(), small)
+    yield _avoided("remainder of integers", lambda i: i % 3, ids)
+    yield _avoided("argmax of integers", lambda i: i.argmax(1), ids)
+    yield _avoided("shift of 64 bits", lambda i: (i << 40) >> 3, ids)
+    yield _avoided("product of 64 bits", lambda i: i * 0x9E3779B97F4A7C15 % 2**31, ids[:, :1])
+    yield _avoided("scatter_add of integers", lambda i: torch.zeros_like(i).scatter_add(1, i % 4, i), ids)
+    yield _avoided("gather of bools", lambda i: (i > 5).gather(1, i % 4), ids)
+    yield _avoided("size zero", lambda s: (s[..., :0], s + 1), small)
+    yield _avoided("masked_fill with -inf", lambda s: s.masked_fill(s > 0, -torch.inf).exp(), small)
+    yield _avoided("softmax of a row of -inf", lambda s: s.masked_fill(s > -99, -torch.inf).softmax(-1), small)
+    yield _avoided("float64", lambda s: s.double().cumsum(-1).float(), small)
+
+
+def _avoided(name: str, function: Callable[..., Any], *arguments: Any) -> Operator:
+    return Operator(name=f"(not needed) {name}", function=function, arguments=arguments, is_needed=False)
+
+
+def _argmax(scores: Tensor) -> Tensor:
+    return scores.argmax(-1)
+
+
+def _log_softmax(scores: Tensor) -> Tensor:
+    return scores.log_softmax(-1)
+
+
+def _keep_likely(scores: Tensor) -> Tensor:
+    return drop_tail(scores, 0.1).isfinite()
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def _embed(table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, table)
+
+
+def _write_slots(cache: Tensor, slots: Tensor, update: Tensor) -> Tensor:
+    cache[torch.arange(len(slots), device=slots.device), slots] = update
+    return cache.sum(-1)
+
+
+def _sum_integers(ids: Tensor) -> Tensor:
+    return ids.sum(-1)
+
+
+def _gather(values: Tensor, index: Tensor) -> Tensor:
+    return values.gather(1, index)

@@ -1,0 +1,112 @@
+"""First stage: what is installed, what the machine has, and whether caches can be written."""
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from models.device.device import Device
+from models.device.memory_watch import MemoryWatch
+from models.device.neuron_env import CACHE_VARIABLES, INDUCTOR_CACHE
+from models.device.opening import can_compile
+from models.device.packages import PACKAGES, installed_version
+from train.device_check.checks import Bench, Check, CheckFailed, CheckSkipped
+
+ALLOCATED_BYTES = 256 << 20
+MIN_FREE_BYTES = 10 << 30  # compiled graphs of a large target take gigabytes
+
+
+def list_checks(bench: Bench) -> Iterator[Check]:
+    device = bench.device
+    yield Check(name="versions", run=describe_versions, remedy="install by a script of scripts/ (docs/trainium.md)")
+    yield Check(
+        name="hardware",
+        run=lambda: describe_hardware(device),
+        remedy="read the driver's own tool: nvidia-smi or neuron-ls",
+    )
+    yield Check(
+        name="compiler", run=lambda: find_compiler(device), remedy="put the environment's bin folder on PATH, or set it up"
+    )
+    yield Check(
+        name="cache of graphs",
+        run=lambda: check_cache(device),
+        remedy="set device.cache_dir to a folder on a disk that survives, with 10 GiB free",
+    )
+    yield Check(
+        name="memory figures",
+        run=lambda: check_memory_figures(device),
+        remedy="plans cannot be compared with the device; set device.memory_gib by hand",
+    )
+
+
+def describe_versions() -> str:
+    packages = ("torch", "transformers", "accelerate", "datasets", *PACKAGES)
+    versions = [f"{name} {version}" for name in dict.fromkeys(packages) if (version := installed_version(name))]
+    return ", ".join([f"Python {platform.python_version()}", *versions, platform.platform(terse=True)])
+
+
+def describe_hardware(device: Device) -> str:
+    facts = device.describe()
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    settings = [f"{name}={value}" for name, value in facts["environment"].items()]
+    return ", ".join([facts["kind"], f"{count} accelerators", f"computes in {facts['dtype']}", *settings])
+
+
+def find_compiler(device: Device) -> str:
+    """Return the compiler of the device's graphs; on Neuron the backend looks for it on PATH."""
+    if not device.compiles and device.name != "cpu":
+        raise CheckSkipped("device.compile is false")
+    if device.name == "xla" and importlib.metadata.packages_distributions().get("libneuronxla") is None:
+        return "part of PyTorch/XLA"
+    tools = {"cpu": ("g++", "clang++", "c++"), "cuda": ("ptxas", "gcc")}.get(device.name, ("neuronx-cc",))
+    found = [path for tool in tools if (path := shutil.which(tool))]
+    if device.name == "cuda" and importlib.util.find_spec("triton"):
+        found.insert(0, f"triton {importlib.metadata.version('triton')}")
+    if not found or not can_compile(device.name):
+        raise CheckFailed(f"none of {', '.join(tools)} is on PATH")
+    return ", ".join(found)
+
+
+def find_cache_folder(device: Device) -> Path | None:
+    """Return the folder of compiled graphs; None for PyTorch/XLA's CPU device, which keeps none."""
+    variable = CACHE_VARIABLES.get(device.name, INDUCTOR_CACHE)
+    if folder := device.environment.get(variable):
+        return Path(folder)
+    if device.name == "xla":
+        return None
+    if device.name == "neuron":
+        return Path("/tmp/neff_cache")  # noqa: S108 - the backend's default
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # deferred: slow to import
+
+    return Path(cache_dir())
+
+
+def check_cache(device: Device) -> str:
+    folder = find_cache_folder(device)
+    if folder is None:
+        raise CheckSkipped("this device keeps no graphs on disk")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        file.write(bytes(1024))
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        raise CheckFailed(f"{folder} has {free / 2**30:.1f} GiB free")
+    return f"{folder}, {free / 2**30:.0f} GiB free"
+
+
+def check_memory_figures(device: Device) -> str:
+    """Check that the device's own figure of its peak contains a tensor of known size."""
+    watch = MemoryWatch(device)
+    tensor = torch.ones(ALLOCATED_BYTES // 4, device=device.torch_device)
+    device.synchronize()
+    peak = watch.peak_bytes()
+    if peak is None:
+        raise CheckFailed("the device tells no peak")
+    if not ALLOCATED_BYTES <= peak + (64 << 20):
+        raise CheckFailed(f"a tensor of {tensor.nbytes >> 20} MiB raised the peak by {peak >> 20}")
+    return f"a tensor of {tensor.nbytes >> 20} MiB raised the peak by {peak >> 20}"

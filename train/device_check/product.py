@@ -1,0 +1,105 @@
+"""Second stage: one matrix product, eager, compiled, and compiled again in another process from the cache.
+
+Each runs in a process of its own, because on some devices a process takes all cores that it sees.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.device.device import Device
+from train.device_check.checks import Bench, Check, CheckFailed, CheckSkipped, shorten_error
+from train.device_check.place import find_cache_folder
+
+SIZE = 256
+
+
+def list_checks(bench: Bench) -> Iterator[Check]:
+    device, seconds = bench.device, {}
+
+    def compile_in_process() -> str:
+        seconds["first"] = run_alone(multiply, device, True)
+        return f"{seconds['first']:.1f} s with compilation"
+
+    yield Check(
+        name="eager",
+        run=lambda: f"{run_alone(multiply, device, False):.2f} s",
+        remedy="the device does not compute at all: reinstall its driver and packages",
+    )
+    yield Check(name="compiled", run=compile_in_process, remedy="the compiler fails; device.compile=false runs eagerly")
+    yield Check(
+        name="again in another process",
+        run=lambda: compile_again(device, seconds.get("first")),
+        remedy="graphs are not found again: set device.cache_dir in the launcher, before torch is imported",
+    )
+
+
+def compile_again(device: Device, first_s: float | None) -> str:
+    """Compile in another process; check that it writes no graphs to the cache."""
+    folder = find_cache_folder(device)
+    if folder is None or not device.compiles:
+        raise CheckSkipped("this device keeps no graphs on disk")
+    before = list_artifacts(folder)
+    seconds = run_alone(multiply, device, True)
+    text = f"{seconds:.1f} s, {first_s or 0:.1f} s the first time"
+    if new := list_artifacts(folder) - before:
+        raise CheckFailed(f"compiled again ({len(new)} new files in {folder}): {text}")
+    return text
+
+
+def list_artifacts(folder: Path) -> set[Path]:
+    """Return the files of the cache, without locks."""
+    return {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
+def multiply(device: Device, compiles: bool) -> float:
+    """Multiply two matrices on the device; return the seconds; raise CheckFailed if the CPU's result is another."""
+    numbers = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, SIZE, SIZE, generator=numbers)
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        return left @ right + 1
+
+    function = device.compile(product) if compiles else product
+    start = time.perf_counter()
+    result = function(left.to(device.torch_device), right.to(device.torch_device))
+    device.synchronize()
+    seconds = time.perf_counter() - start
+    if not torch.allclose(result.cpu(), product(left, right), rtol=1e-2, atol=1e-1):
+        raise CheckFailed("the product is not the CPU's")
+    return seconds
+
+
+def run_alone(function: Callable, *args: Any, timeout_s: float = 600.0) -> Any:
+    """Return what a function returns in a new process; raise CheckFailed with its error, or if the process dies."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(sender, function, args))
+    process.start()
+    sender.close()
+    try:
+        answer = receiver.recv() if receiver.poll(timeout_s) else None
+    except EOFError:
+        answer = None
+    process.join(timeout=5)
+    if process.is_alive():
+        process.kill()
+        raise CheckFailed(f"the process did not end within {timeout_s:.0f} s")
+    if answer is None:
+        raise CheckFailed(f"the process ended with exit code {process.exitcode}")
+    result, error = answer
+    if error is not None:
+        raise CheckFailed(error)
+    return result
+
+
+def _send_result(sender: Any, function: Callable, args: tuple) -> None:
+    try:
+        sender.send((function(*args), None))
+    except Exception as error:  # noqa: BLE001 - a device may raise anything
+        sender.send((None, shorten_error(error)))
