@@ -6,13 +6,11 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from models.device.device import Device
 from models.device.memory_watch import MemoryWatch
-from models.device.neuron_env import CACHE_VARIABLES, INDUCTOR_CACHE
 from models.device.opening import can_compile
 from models.device.packages import PACKAGES, installed_version
 from train.device_check.checks import Bench, Check, CheckFailed, CheckSkipped
@@ -72,24 +70,10 @@ def find_compiler(device: Device) -> str:
     return ", ".join(found)
 
 
-def find_cache_folder(device: Device) -> Path | None:
-    """Return the folder of compiled graphs; None for PyTorch/XLA's CPU device, which keeps none."""
-    variable = CACHE_VARIABLES.get(device.name, INDUCTOR_CACHE)
-    if folder := device.environment.get(variable):
-        return Path(folder)
-    if device.name == "xla":
-        return None
-    if device.name == "neuron":
-        return Path("/tmp/neff_cache")  # noqa: S108 - the backend's default
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # deferred: slow to import
-
-    return Path(cache_dir())
-
-
 def check_cache(device: Device) -> str:
-    folder = find_cache_folder(device)
+    folder = device.cache_folder
     if folder is None:
-        raise CheckSkipped("this device keeps no graphs on disk")
+        raise CheckSkipped("no folder is known in which this device keeps its graphs")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         file.write(bytes(1024))

@@ -1,0 +1,55 @@
+"""Run each stage in a process of its own, so that one that crashes or hangs stops nothing."""
+
+import multiprocessing
+import time
+from importlib import import_module
+from pathlib import Path
+
+from models.device.opening import open_device
+from train.config.device_check import DeviceCheckConf
+from train.device_check.checks import Bench, Check, Outcome, OutcomeFile, Result, run_checks
+
+GRACE_S = 600.0  # for the check that runs when a stage's time is over: a large graph compiles for minutes
+OPENING = "open the device"
+
+
+def run_stages(conf: DeviceCheckConf, file: Path) -> list[Outcome]:
+    """Run the chosen stages in order; return the outcomes of all their checks."""
+    for stage in conf.stages:
+        run_stage(conf, stage, file)
+    return OutcomeFile(file).read_outcomes()
+
+
+def run_stage(conf: DeviceCheckConf, stage: str, file: Path) -> None:
+    """Run the checks of a stage; after a crash, go on behind the check that crashed in a new process."""
+    outcomes, deadline = OutcomeFile(file), time.time() + 60 * conf.minutes
+    while True:
+        process = multiprocessing.get_context("spawn").Process(target=_run_checks, args=(conf, stage, file, deadline))
+        start = time.perf_counter()
+        process.start()
+        process.join(timeout=max(0.0, deadline + GRACE_S - time.time()))
+        if process.exitcode == 0:
+            return
+        is_hanging = process.is_alive()
+        process.kill()
+        process.join()
+        unfinished = outcomes.find_unfinished()
+        if unfinished is None:
+            return
+        reason = "did not end in time" if is_hanging else f"ended the process with exit code {process.exitcode}"
+        _, name, remedy = unfinished
+        seconds = round(time.perf_counter() - start, 2)
+        outcomes.end(
+            Outcome(stage=stage, name=name, result=Result.FAIL.value, seconds=seconds, detail=reason, remedy=remedy)
+        )
+        if is_hanging or name == OPENING:
+            return
+
+
+def _run_checks(conf: DeviceCheckConf, stage: str, file: Path, deadline: float) -> None:
+    outcomes = OutcomeFile(file)
+    opening = Check(name=OPENING, run=lambda: "", remedy="see the text above, and docs/trainium.md")
+    outcomes.begin(stage, opening)
+    bench = Bench(conf=conf.device, device=open_device(conf.device), folder=file.parent)
+    checks = import_module(f"train.device_check.{stage}").list_checks(bench)
+    run_checks(stage, checks, outcomes, deadline=deadline)
