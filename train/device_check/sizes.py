@@ -105,19 +105,22 @@ def check_all_layers(bench: Bench, name: str, shape: dict[str, Any]) -> str:
         extrapolate(measured, field, total) for field in ("compile_s", "step_ms", "round_ms", "peak_bytes")
     )
     return (
-        f"from {', '.join(str(figures.layers) for figures in measured)} to {total} layers: compiled in {seconds:.0f} s, "
-        f"step {step_ms:.1f} ms, round {round_ms:.1f} ms, memory {_format_size(peak_bytes)}, "
-        f"planned {_format_size(plan_bytes(bench, name, shape))}"
+        f"from {', '.join(str(figures.layers) for figures in measured)} to {total} layers: compiled in "
+        f"{_format_figure(seconds)} s, step {_format_figure(step_ms)} ms, round {_format_figure(round_ms)} ms, "
+        f"memory {_format_size(peak_bytes)}, planned {_format_size(plan_bytes(bench, name, shape))}"
     )
 
 
 def extrapolate(measured: Sequence[SizeFigures], field: str, layers: int) -> float | None:
-    """Return a figure at `layers` on the straight line of least squares; None if it was not measured."""
+    """Return a figure at `layers` on the straight line of least squares; None if it was not measured or the line falls.
+
+    Noise alone makes it fall, where a layer takes less than the figure varies.
+    """
     figures = [getattr(size, field) for size in measured]
     if None in figures:
         return None
     slope, start = np.polyfit([size.layers for size in measured], figures, 1)
-    return float(start + slope * layers)
+    return None if slope < 0 else float(start + slope * layers)
 
 
 def measure_size(bench: Bench, name: str, shape: dict[str, Any], layers: int) -> SizeFigures:
@@ -222,12 +225,16 @@ def _figures_file(bench: Bench, name: str) -> Path:
     return bench.folder / f"{name.replace('/', '-')}.jsonl"
 
 
+def _format_figure(figure: float | None) -> str:
+    return "unknown" if figure is None else f"{figure:.1f}"
+
+
 def _format_size(size: float | None) -> str:
     """Return bytes in a unit that suits them.
 
     >>> _format_size(3 * 2**29), _format_size(5 * 2**20), _format_size(None)
-    ('1.50 GiB', '5.0 MiB', 'not told')
+    ('1.50 GiB', '5.0 MiB', 'unknown')
     """
     if size is None:
-        return "not told"
+        return "unknown"
     return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
