@@ -6,7 +6,6 @@ vocabulary have their full size.
 
 import dataclasses
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +24,12 @@ from transformers.initialization import no_init_weights
 from infer.commands.decode_plan import trace_phases
 from infer.config import DecodePlanConf
 from infer.engine.decode import Decoder
+from infer.engine.requests import Generation
 from infer.inputs.memory_check import MEMORY_MARGIN, find_core_bytes
 from models.device.cpu import count_packed_bytes
 from models.device.device import Device
 from models.device.memory_watch import MemoryWatch
-from models.device.neuron_env import CACHE_VARIABLES
+from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.meta_model import MetaTarget
 from models.targets.loading import freeze_model
@@ -37,13 +37,14 @@ from models.targets.pretrained import SHIPPED_CONFIGS
 from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
-from models.trees.tree import TreeKind
+from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.device_check.checks import Bench, Check, CheckSkipped
 
 GIB, MS = 2**30, 1000
 MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B")
 LAYERS = (1, 2, 4)
-PROMPT_TOKENS, NEW_TOKENS, CHAIN = 128, 17, 4
+PROMPT_TOKENS, NEW_TOKENS = 128, 17
+CHAIN = TreeConf(kind=TreeKind.chain, depth=4)
 WEIGHT_STD = 0.02  # that of new models of these families
 BLOCK = 1_000_003  # random numbers that fill all weights; a prime, so that rows differ
 REMEDY = "send all output; stages=[sizes] device.compile=false tells whether it is the compiler"
@@ -133,7 +134,7 @@ def measure_size(bench: Bench, name: str, shape: dict[str, Any], layers: int) ->
     watch, files_before = MemoryWatch(device), count_cache_bytes(device)
     target = build_random_target(f"{name}, layers: {layers}", shape, device)
     compile_s, prompt_ms, step_ms = time_decoding(target)
-    lookup_s, _, round_ms = time_decoding(target, with_lookup=True)
+    lookup_s, _, round_ms = time_decoding(target, NgramDraft(), CHAIN.build())
     files_after = count_cache_bytes(device)
     return SizeFigures(
         layers=layers,
@@ -191,31 +192,25 @@ def build_model(shape: dict[str, Any], dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=dtype)
 
 
-def time_decoding(target: Target, *, with_lookup: bool = False) -> tuple[float, float, float]:
+def time_decoding(target: Target, draft: Draft | None = None, tree: Tree = NO_TREE) -> tuple[float, float, float]:
     """Return the seconds by which the first use is longer than a second one, and ms of a prompt and of a round."""
-    draft = (NgramDraft(), TreeConf(kind=TreeKind.chain, depth=CHAIN).build()) if with_lookup else ()
     generator = torch.Generator().manual_seed(1)
     prompt = torch.randint(target.vocab_size, (PROMPT_TOKENS,), generator=generator).tolist()
-    seconds = []
-    for _ in range(2):
+
+    def decode() -> tuple[float, Generation]:
         start = time.perf_counter()
-        decoder = Decoder(target, *draft, sampling=SamplingConf(), slots=PROMPT_TOKENS + NEW_TOKENS)
+        decoder = Decoder(target, draft, tree, sampling=SamplingConf(), slots=PROMPT_TOKENS + NEW_TOKENS)
         (answer,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=NEW_TOKENS)
-        seconds.append(time.perf_counter() - start)
-    return max(0.0, seconds[0] - seconds[1]), MS * answer.prefill_s, MS * statistics.median(answer.round_s)
+        return time.perf_counter() - start, answer
+
+    (first_s, _), (second_s, answer) = decode(), decode()
+    return max(0.0, first_s - second_s), MS * answer.prefill_s, MS * statistics.median(answer.round_s)
 
 
 def count_cache_bytes(device: Device) -> int | None:
-    """Return the bytes of the device's folder of compiled files, or None if it has none that is known."""
-    if device.name in CACHE_VARIABLES:
-        folder = os.environ.get(CACHE_VARIABLES[device.name])
-    else:
-        from torch._inductor.runtime.cache_dir_utils import cache_dir  # deferred: slow to import
-
-        folder = cache_dir() if device.compiles else None
-    if folder is None:
-        return None
-    return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    """Return the bytes of the device's compiled files, or None if their folder is not known."""
+    folder = device.cache_folder
+    return None if folder is None else sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _figures_file(bench: Bench, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Run the embedded demo as users do: ten steps of training beside the CPU's, and answers beside those of Transformers."""
+"""Run the embedded demo: ten steps of training beside the CPU's, and answers beside those of Transformers."""
 
 import json
 import statistics
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -69,7 +70,7 @@ def check_losses(bench: Bench, draft: str) -> str:
     bound = MAX_DIFFERENCE[bench.device.dtype]
     figures = (
         f"losses differ by {difference:.1e} at most, at step {differences.index(difference) + 1} (bound {bound:g}); "
-        f"{count_tokens_per_s(lines):,.0f} tokens/s after the first step, {count_tokens_per_s(expected):,.0f} on the CPU"
+        f"{count_tokens_per_s(lines):,.0f} tokens/s after the first step, the CPU {count_tokens_per_s(expected):,.0f}"
     )
     if not difference <= bound:
         raise CheckFailed(figures)
@@ -92,8 +93,7 @@ def train_demo(draft: str, device: Device, conf: DeviceConf, folder: Path) -> li
 def count_tokens_per_s(lines: Sequence[dict[str, float]]) -> float:
     """Return the tokens per second of all steps but the first, which compiles."""
     seconds = [
-        (line["train/tokens"] - before["train/tokens"]) / line["train/tokens_per_s"]
-        for before, line in zip(lines, lines[1:], strict=False)
+        (line["train/tokens"] - before["train/tokens"]) / line["train/tokens_per_s"] for before, line in pairwise(lines)
     ]
     return (lines[-1]["train/tokens"] - lines[0]["train/tokens"]) / sum(seconds)
 
@@ -113,8 +113,9 @@ def check_answers(bench: Bench) -> str:
     expected, token_ms = generate(generating, prompts)
     equal = sum(a.ids == b.ids == ids for a, b, ids in zip(alone, lookup, expected, strict=True))
     figures = (
-        f"{equal} of {len(prompts)} answers are those of Transformers; a step takes {_median_ms(alone):.2f} ms, a round "
-        f"of lookup {_median_ms(lookup):.2f} ms, a token of Transformers {token_ms:.2f} ms on {generating.name}; "
+        f"{equal} of {len(prompts)} answers are those of Transformers; a step takes {_median_ms(alone):.2f} ms, "
+        f"a round of lookup {_median_ms(lookup):.2f} ms, a token of Transformers {token_ms:.2f} ms on "
+        f"{generating.name}; "
         f"memory {'unknown' if peak_bytes is None else f'{peak_bytes / 2**20:.0f} MiB {watch.quantity}'}"
     )
     if bench.device.dtype is torch.float32 and equal < len(prompts):
@@ -124,11 +125,9 @@ def check_answers(bench: Bench) -> str:
 
 def decode_twice(decoder: Decoder, prompts: Sequence[list[int]]) -> list[Generation]:
     """Return the answers of a second pass, for which everything is compiled."""
-    for _ in range(2):
-        answers = decoder.decode(
-            prompts, row_ids=range(len(prompts)), max_new_tokens=NEW_TOKENS, eos_ids=decoder.target.eos_ids
-        )
-    return answers
+    options = {"row_ids": range(len(prompts)), "max_new_tokens": NEW_TOKENS, "eos_ids": decoder.target.eos_ids}
+    decoder.decode(prompts, **options)
+    return decoder.decode(prompts, **options)
 
 
 def generate(device: Device, prompts: Sequence[list[int]]) -> tuple[list[list[int]], float]:

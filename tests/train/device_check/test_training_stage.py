@@ -20,7 +20,7 @@ class ScalingDevice(Device):
             loss = function(*args, **kwargs)
             return replace(loss, total=1.01 * loss.total)
 
-        return scaled
+        return scaled if function.__name__ == "loss" else function
 
 
 class ForgetfulDevice(Device):
