@@ -154,9 +154,7 @@ def plan_bytes(bench: Bench, name: str, shape: dict[str, Any]) -> int:
         model = build_model(shape, bench.device.dtype)
     target = MetaTarget(model, name=name, device=bench.reference)
     packed_bytes = count_packed_bytes(model) if bench.device.packs_weights else 0
-    conf = DecodePlanConf(
-        tree=TreeConf(kind=TreeKind.chain, depth=CHAIN), prompt_tokens=PROMPT_TOKENS, context=PROMPT_TOKENS + NEW_TOKENS
-    )
+    conf = DecodePlanConf(tree=CHAIN, prompt_tokens=PROMPT_TOKENS, context=PROMPT_TOKENS + NEW_TOKENS)
     return packed_bytes + max(phase.peak_bytes.total() for phase in trace_phases(conf, target, NgramDraft()))
 
 

@@ -115,8 +115,7 @@ def check_answers(bench: Bench) -> str:
     figures = (
         f"{equal} of {len(prompts)} answers are those of Transformers; a step takes {_median_ms(alone):.2f} ms, "
         f"a round of lookup {_median_ms(lookup):.2f} ms, a token of Transformers {token_ms:.2f} ms on "
-        f"{generating.name}; "
-        f"memory {'unknown' if peak_bytes is None else f'{peak_bytes / 2**20:.0f} MiB {watch.quantity}'}"
+        f"{generating.name}; memory {'unknown' if peak_bytes is None else f'{peak_bytes / 2**20:.0f} MiB {watch.quantity}'}"
     )
     if bench.device.dtype is torch.float32 and equal < len(prompts):
         raise CheckFailed(figures)
