@@ -5,6 +5,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import torch
@@ -13,6 +14,7 @@ from models.device.device import Device
 from models.io.errors import UserError
 
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+CLEAR_REFS = Path("/proc/self/clear_refs")  # 5 resets the peak of resident memory
 # What PyTorch's allocators say in a RuntimeError, which only that of CUDA has a class for.
 ALLOCATION_FAILURES = ("can't allocate memory", "out of memory")
 
@@ -25,6 +27,7 @@ class MemoryWatch:
         if device.name == "cuda":
             torch.cuda.reset_peak_memory_stats()
         elif device.name == "cpu":
+            reset_host_peak()
             self.bytes_before = psutil.Process(os.getpid()).memory_info().rss
 
     @property
@@ -42,6 +45,12 @@ class MemoryWatch:
             peak = MAXRSS_UNIT * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return max(0, peak - self.bytes_before)
         return None
+
+
+def reset_host_peak() -> None:
+    """Let the peak of resident memory begin anew where the system can, which is Linux."""
+    if os.access(CLEAR_REFS, os.W_OK):
+        CLEAR_REFS.write_text("5")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from models.device.config import DeviceConf
 from models.device.cpu import CpuDevice
 from models.device.device import Device
 from models.io.console import print_line
@@ -65,6 +66,7 @@ class Bench:
 
     device: Device
     folder: Path
+    conf: DeviceConf = field(default_factory=DeviceConf)  # that the device was opened by
     reference: Device = field(
         default_factory=lambda: CpuDevice(
             name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False
