@@ -18,6 +18,7 @@ from data.chat.processes import exit_with_parent
 from train.device_check.checks import CheckFailed, shorten_error
 
 TIMEOUT_S = 60.0
+START_S = 180.0  # until the first result: processes import PyTorch and open the device
 POLL_S = 0.05
 Report = Callable[[str, Callable[[], str]], None]  # runs a function, and reports its result under a name
 
@@ -55,15 +56,16 @@ class ProcessGroup:
         """Wait until every process has reported, and return what all of them did; raise CheckFailed otherwise."""
         if self.failure is not None:
             raise CheckFailed(f"not run: {self.failure}")
-        end = time.monotonic() + self.timeout_s
+        timeout_s = self.timeout_s if "workers" in self.__dict__ else START_S
+        end = time.monotonic() + timeout_s
         while True:
             ended = {rank for rank, worker in enumerate(self.workers) if worker.exitcode is not None}
             reports = self._read_reports(name)  # afterwards, because a process may end after its last report
-            missing = reports.count(None) and {rank for rank, report in enumerate(reports) if report is None}
+            missing = {rank for rank, report in enumerate(reports) if report is None}
             if not missing:
                 return combine_reports([report for report in reports if report is not None])
             if missing & ended or time.monotonic() > end:
-                self._fail(name, min(missing & ended or missing))
+                self._fail(name, sorted(missing & ended or missing), timeout_s)
             time.sleep(POLL_S)
 
     def stop(self) -> None:
@@ -72,11 +74,13 @@ class ProcessGroup:
             worker.kill()
             worker.join()
 
-    def _fail(self, name: str, rank: int) -> None:
-        code = self.workers[rank].exitcode
-        how = f"gave no result in {self.timeout_s:g} s" if code is None else f"ended with exit code {code}"
-        lines = (self.folder / f"{rank}.log").read_text(errors="replace").splitlines() or ["nothing"]
-        self.failure = f"process {rank} {how} at '{name}'; its output ends in: {lines[-1]}"
+    def _fail(self, name: str, ranks: list[int], timeout_s: float) -> None:
+        """Stop the processes because of some of them."""
+        code = self.workers[ranks[0]].exitcode
+        how = f"gave no result in {timeout_s:g} s" if code is None else f"ended with exit code {code}"
+        output = "".join((self.folder / f"{rank}.log").read_text(errors="replace") for rank in ranks)
+        last = (output.splitlines() or ["nothing"])[-1]
+        self.failure = f"process {', '.join(map(str, ranks))} {how} at '{name}'; its output ends in: {last}"
         self.stop()
         raise CheckFailed(self.failure)
 

@@ -75,10 +75,12 @@ def list_checks(
         group = ProcessGroup(
             processes=processes, folder=folder, work=work, arguments=(device, folder), timeout_s=timeout_s
         )
-        for name, (_, remedy) in FUNCTIONS.items():
-            run = partial(read_result, bench, group, name)
-            yield Check(name=f"{processes} processes: {name}", run=run, remedy=remedy)
-        group.stop()
+        try:
+            for name, (_, remedy) in FUNCTIONS.items():
+                run = partial(read_result, bench, group, name)
+                yield Check(name=f"{processes} processes: {name}", run=run, remedy=remedy)
+        finally:
+            group.stop()
 
 
 def read_result(bench: Bench, group: ProcessGroup, name: str) -> str:
@@ -173,7 +175,9 @@ def save_and_load(member: Member) -> str:
     run.save(saved, parallel)
     run.load(loaded, parallel)
     states = [state.state_dict() for state in (saved, loaded)]
-    pairs = [(before, states[1][part][key]) for part in ("weights", "moments") for key, before in states[0][part].items()]
+    pairs = [
+        (before, states[1][part][key]) for part in ("weights", "moments") for key, before in states[0][part].items()
+    ]
     pairs = [pair for pair in pairs if isinstance(pair[0], Tensor)]  # the others are options of AdamW
     wrong = sum(not torch.equal(full_tensor(before), full_tensor(after)) for before, after in pairs)
     if wrong:

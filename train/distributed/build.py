@@ -89,8 +89,8 @@ def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -
 def choose_backend(device_type: str) -> str:
     """Return the backends of a process group: gloo for tensors of the host, the device's own for its tensors.
 
-    >>> choose_backend("cpu"), choose_backend("cuda")
-    ('gloo', 'cpu:gloo,cuda:nccl')
+    >>> [choose_backend(device_type) for device_type in ("cpu", "cuda", "neuron")]
+    ['gloo', 'cpu:gloo,cuda:nccl', 'cpu:gloo,neuron:neuron']
     """
     return "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{DEVICE_BACKENDS[device_type]}"
 
