@@ -56,11 +56,11 @@ def _start(work: Callable[[Any], Any]) -> None:
     _work = work
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # these processes are the parallelism
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent answers
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def _exit_with_parent() -> None:
-    """Exit once the parent has: a pool leaves its processes waiting if the parent is killed."""
+def exit_with_parent() -> None:
+    """Exit once the parent has: a pool, for one, leaves its processes waiting if the parent is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

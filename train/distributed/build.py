@@ -4,9 +4,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
 from models.device.config import DeviceName
 from models.device.device import Device
@@ -19,6 +19,7 @@ from train.distributed.parallel import Parallel
 from train.distributed.xla import XlaParallel, check_xla_layout, import_neuronx_distributed
 
 MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
+DEVICE_BACKENDS = {"cuda": "nccl", "neuron": "neuron"}  # by the type of PyTorch's device
 COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
 
 
@@ -85,20 +86,31 @@ def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -
     return parallel_class(conf=conf, device=device, accelerator=build_accelerator(device, trackers=trackers))
 
 
+def choose_backend(device_type: str) -> str:
+    """Return the backends of a process group: gloo for tensors of the host, the device's own for its tensors.
+
+    >>> [choose_backend(device_type) for device_type in ("cpu", "cuda", "neuron")]
+    ['gloo', 'cpu:gloo,cuda:nccl', 'cpu:gloo,neuron:neuron']
+    """
+    return "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{DEVICE_BACKENDS[device_type]}"
+
+
+def connect_processes(device_type: str) -> None:
+    """Initialize the default process group, which Accelerate takes as it is; its own would lack gloo."""
+    if torchrun.get_world_size() > 1 and device_type != "xla" and not dist.is_initialized():
+        backend, url = choose_backend(device_type), torchrun.rendezvous_url()
+        dist.init_process_group(backend, init_method=url, timeout=COLLECTIVE_TIMEOUT)
+
+
 def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
     """Build an Accelerator with the device's mixed precision; master weights stay fp32."""
     # A sweep runs several configs in one process, and Accelerate would reject a second precision.
     AcceleratorState._reset_state()
+    connect_processes(device.torch_device.type)
     accelerator = Accelerator(
         mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",
         cpu=device.torch_device.type == "cpu",
         log_with=[*trackers] or None,
-        kwargs_handlers=[
-            InitProcessGroupKwargs(init_method=torchrun.rendezvous_url(), timeout=COLLECTIVE_TIMEOUT),
-            # Else DDP would rebuild its gradient buckets after the first step, and a resumed run
-            # would sum gradients in another order.
-            DistributedDataParallelKwargs(find_unused_parameters=True),
-        ],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )
     require(

@@ -8,14 +8,17 @@ rows with the same random numbers, so the mean of the gradients over all process
 reduction over all of them gives every copy of the draft the same gradient, to the last bit.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import release_memory
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
 from models.device.device import Device
@@ -67,21 +70,26 @@ class Parallel:
         return self.is_single_process or self.conf.target is Weights.replicated
 
     def barrier(self) -> None:
-        if not self.is_single_process:  # on XLA it would cost a graph, even for one process
-            self.accelerator.wait_for_everyone()
+        """Wait for all processes, on the host: the device's queue goes on."""
+        self.gather(0)
 
     def gather(self, number: float | int) -> list[float]:
-        """Return the `number` of every process; collective."""
+        """Return the `number` of every process, by way of the host; collective."""
         if self.is_single_process:
             return [float(number)]
-        numbers = torch.tensor([float(number)], device=self.accelerator.device)
-        return cast(Tensor, self.accelerator.gather(numbers)).tolist()
+        numbers = torch.zeros(self.accelerator.num_processes, 1, dtype=torch.float64)
+        dist.all_gather([*numbers], torch.tensor([number], dtype=torch.float64))
+        return numbers.flatten().tolist()
 
-    def main_first(self) -> AbstractContextManager[None]:
-        """Return a context whose block runs on the main process first; on all at once with a split target."""
-        if self.is_target_split or self.is_single_process:
-            return nullcontext()
-        return self.accelerator.main_process_first()
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Run the block on the main process first; on all at once with a split target."""
+        takes_turns = not self.is_target_split
+        if takes_turns and not self.is_main:
+            self.barrier()
+        yield
+        if takes_turns and self.is_main:
+            self.barrier()
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Return the sum of `values` over all processes; collective."""
@@ -124,7 +132,10 @@ class Parallel:
     def prepare(self, loss_module: nn.Module) -> nn.Module:
         """Return the module, set up to average gradients; it may shard parameters, so build optimizers afterwards."""
         if self.conf.draft is Weights.replicated or self.is_single_process:
-            return self.accelerator.prepare(loss_module)
+            prepared = self.accelerator.prepare(loss_module)
+            if isinstance(prepared, DistributedDataParallel):
+                settle_buckets(prepared)
+            return prepared
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -151,3 +162,16 @@ class Parallel:
     ) -> AbstractContextManager[None]:
         """Return a context in which each optimizer's `state` has all that a saved state needs, as here always."""
         return nullcontext()
+
+
+def settle_buckets(module: DistributedDataParallel) -> None:
+    """Let DDP order its buckets of gradients by a backward pass before the first step; collective.
+
+    DDP orders them once, after its first backward pass. Were that a step, a resumed run would sum the gradients of
+    another step in the first order. DDP leaves out the ordering if it searches for unused parameters,
+    but the search takes pinned memory and a reduction of its own, and no draft has such parameters.
+    """
+    module.reducer.prepare_for_backward([])
+    torch.autograd.backward([p.sum() for p in module.parameters() if p.requires_grad])
+    module.reducer._rebuild_buckets()
+    module.zero_grad()

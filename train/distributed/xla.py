@@ -8,8 +8,9 @@ weights, so that any number of processes can resume, with ZeRO-1 or without.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -26,7 +27,18 @@ from train.distributed.parallel import Parallel
 
 
 class XlaParallel(Parallel):
-    """The processes of a run on the XLA route."""
+    """The processes of a run on the XLA route, whose collectives go over the device: it has no process group."""
+
+    def barrier(self) -> None:
+        if not self.is_single_process:  # it would cost a graph, even for one process
+            self.accelerator.wait_for_everyone()
+
+    def gather(self, number: float | int) -> list[float]:
+        """Return the `number` of every process; collective."""
+        if self.is_single_process:
+            return [float(number)]
+        numbers = torch.tensor([float(number)], device=self.accelerator.device)
+        return cast(Tensor, self.accelerator.gather(numbers)).tolist()
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Return the sum over all processes, within the graph being recorded, which Accelerate's reduce would end."""
