@@ -35,4 +35,6 @@ def run_module(name: str, *words: str | Path, **environment: str) -> Any:
 def launch_script(name: str, *words: str | Path, processes: int) -> None:
     """Run a script of this package in several processes, by the launcher that users take."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}")
-    run_python(*launcher, Path(__file__).parent / name, *words, timeout=400, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1")
+    run_python(
+        *launcher, Path(__file__).parent / name, *words, timeout=400, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1"
+    )

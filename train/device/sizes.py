@@ -38,7 +38,7 @@ from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
-from train.device_check.checks import Bench, Check, CheckSkipped
+from train.device.checks import Bench, Check, CheckSkipped
 
 GIB, MS = 2**30, 1000
 MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B")

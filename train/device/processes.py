@@ -19,8 +19,8 @@ from models.checkpoints.fingerprints import hash_tensors
 from models.device.device import Device
 from models.parallel.dtensor import full_params, full_tensor
 from train.config.run import ParallelConf, Weights
-from train.device_check.checks import Bench, Check, CheckFailed, CheckSkipped
-from train.device_check.process_group import TIMEOUT_S, ProcessGroup, Report
+from train.device.checks import Bench, Check, CheckFailed, CheckSkipped
+from train.device.process_group import TIMEOUT_S, ProcessGroup, Report
 from train.distributed.build import MIN_TORCH, build_parallel
 from train.distributed.parallel import Parallel
 from train.run.state import RunState, TrainingState

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 
 from models.io.pages import render_markdown_table
-from train.device_check.checks import Outcome, Result
+from train.device.checks import Outcome, Result
 
 COLUMNS = ["check", "result", "seconds", "measured"]
 MEANING = (
@@ -27,7 +27,10 @@ def write_page(outcomes: list[Outcome], name: str, folder: Path) -> Path:
 
 def render_page(outcomes: list[Outcome], name: str) -> str:
     """Return the page: a sentence of counts, a table for each stage, and the remedies of what failed."""
-    parts = [f"# The device {name}", f"`python -m train.device device={name}`, {date.today()}: {count_results(outcomes)}."]
+    parts = [
+        f"# The device {name}",
+        f"`python -m train.device device={name}`, {date.today()}: {count_results(outcomes)}.",
+    ]
     for stage in dict.fromkeys(outcome.stage for outcome in outcomes):
         of_stage = [outcome for outcome in outcomes if outcome.stage == stage]
         rows = [[o.name, o.result, f"{o.seconds:.1f}", o.detail] for o in of_stage]

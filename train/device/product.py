@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.device.device import Device
-from train.device_check.checks import Bench, Check, CheckFailed, CheckSkipped, shorten_error
+from train.device.checks import Bench, Check, CheckFailed, CheckSkipped, shorten_error
 
 SIZE = 256
 

@@ -6,8 +6,8 @@ import pytest
 
 from models.device.config import DeviceConf
 from tests.support.models.tiny import CPU
-from train.device_check import sizes
-from train.device_check.checks import Bench, Outcome, OutcomeFile, run_checks
+from train.device import sizes
+from train.device.checks import Bench, Outcome, OutcomeFile, run_checks
 
 TINY = {
     "model_type": "qwen3",

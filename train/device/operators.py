@@ -15,7 +15,7 @@ from torch import Tensor
 from models.device.device import Device
 from models.trees.keyed_noise import gumbel_noise, split_row_ids, uniform_noise
 from models.trees.operators import drop_tail, mark_tokens, topk_rows
-from train.device_check.checks import Bench, Check, CheckFailed
+from train.device.checks import Bench, Check, CheckFailed
 
 VOCABULARIES = (32_000, 151_936)
 COUNTS = (1, 4, 16)  # of the likeliest tokens
@@ -118,10 +118,7 @@ def list_needed() -> Iterator[Operator]:
         yield Operator(name=f"top-p without a sort{note}", function=_keep_likely, arguments=(scores,))
         yield Operator(name=f"tokens that occur{note}", function=mark_tokens, arguments=(ids, ids % 2 == 0, vocab))
         yield Operator(
-            name=f"noise{note}",
-            function=gumbel_noise,
-            arguments=(7, row_limbs, 11, places, vocab_ids),
-            remedy=NOISE,
+            name=f"noise{note}", function=gumbel_noise, arguments=(7, row_limbs, 11, places, vocab_ids), remedy=NOISE
         )
     yield Operator(
         name="bits of noise", function=uniform_noise, arguments=(7, row_limbs, 11, places), is_exact=True, remedy=NOISE

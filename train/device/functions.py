@@ -31,8 +31,8 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.config.run import TrainConf
-from train.device_check.checks import Bench, Check, CheckFailed
-from train.device_check.tiny import NUM_LAYERS, VOCAB, build_tiny_target
+from train.device.checks import Bench, Check, CheckFailed
+from train.device.tiny import NUM_LAYERS, VOCAB, build_tiny_target
 
 ROWS, LENGTH = 2, 128
 BATCHES = (1, 8)

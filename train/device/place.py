@@ -13,7 +13,7 @@ from models.device.device import Device
 from models.device.memory_watch import MemoryWatch
 from models.device.opening import can_compile
 from models.device.packages import PACKAGES, installed_version
-from train.device_check.checks import Bench, Check, CheckFailed, CheckSkipped
+from train.device.checks import Bench, Check, CheckFailed, CheckSkipped
 
 ALLOCATED_BYTES = 256 << 20
 MIN_FREE_BYTES = 10 << 30  # compiled graphs of a large target take gigabytes
@@ -28,7 +28,9 @@ def list_checks(bench: Bench) -> Iterator[Check]:
         remedy="read the driver's own tool: nvidia-smi or neuron-ls",
     )
     yield Check(
-        name="compiler", run=lambda: find_compiler(device), remedy="put the environment's bin folder on PATH, or set it up"
+        name="compiler",
+        run=lambda: find_compiler(device),
+        remedy="put the environment's bin folder on PATH, or set it up",
     )
     yield Check(
         name="cache of graphs",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data.chat.processes import exit_with_parent
-from train.device_check.checks import CheckFailed, shorten_error
+from train.device.checks import CheckFailed, shorten_error
 
 TIMEOUT_S = 60.0
 START_S = 180.0  # until the first result: processes import PyTorch and open the device

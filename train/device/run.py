@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models.device.opening import open_device
 from train.config.device_check import DeviceCheckConf
-from train.device_check.checks import Bench, Check, Outcome, OutcomeFile, Result, run_checks
+from train.device.checks import Bench, Check, Outcome, OutcomeFile, Result, run_checks
 
 GRACE_S = 600.0  # for the check that runs when a stage's time is over: a large graph compiles for minutes
 OPENING = "open the device"
@@ -51,5 +51,5 @@ def _run_checks(conf: DeviceCheckConf, stage: str, file: Path, deadline: float) 
     opening = Check(name=OPENING, run=lambda: "", remedy="see the text above, and docs/trainium.md")
     outcomes.begin(stage, opening)
     bench = Bench(conf=conf.device, device=open_device(conf.device), folder=file.parent)
-    checks = import_module(f"train.device_check.{stage}").list_checks(bench)
+    checks = import_module(f"train.device.{stage}").list_checks(bench)
     run_checks(stage, checks, outcomes, deadline=deadline)

@@ -8,8 +8,8 @@ import pytest
 from models.device.config import DeviceConf, DeviceName
 from models.device.device import Device
 from tests.support.models.tiny import CPU
-from train.device_check import training
-from train.device_check.checks import Bench, Check, Outcome, run_check
+from train.device import training
+from train.device.checks import Bench, Check, Outcome, run_check
 
 
 class ScalingDevice(Device):

@@ -20,8 +20,8 @@ def main(conf: DeviceCheckConf) -> None:
     setup_logging()
     from models.device.host import Host
     from models.device.opening import choose_route
-    from train.device_check.page import count_results, write_page
-    from train.device_check.run import run_stages
+    from train.device.page import count_results, write_page
+    from train.device.run import run_stages
 
     route = choose_route(conf.device.name.value, Host()).name
     with tempfile.TemporaryDirectory() as folder:

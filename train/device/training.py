@@ -28,7 +28,7 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 from train.config.run import TrainConf
-from train.device_check.checks import Bench, Check, CheckFailed
+from train.device.checks import Bench, Check, CheckFailed
 from train.distillation import train_draft
 from train.distributed.build import build_parallel
 from train.run.folder import open_run

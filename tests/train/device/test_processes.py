@@ -12,9 +12,9 @@ import pytest
 
 from models.device.device import Device
 from tests.support.models.tiny import CPU
-from train.device_check.checks import Bench, Outcome, run_check
-from train.device_check.process_group import Report
-from train.device_check.processes import FUNCTIONS, HOST_REMEDY, WRONG_SUMS, list_checks, run_functions
+from train.device.checks import Bench, Outcome, run_check
+from train.device.process_group import Report
+from train.device.processes import FUNCTIONS, HOST_REMEDY, WRONG_SUMS, list_checks, run_functions
 from train.distributed import build
 from train.distributed.parallel import Parallel
 
