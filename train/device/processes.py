@@ -84,7 +84,7 @@ def list_checks(
 
 
 def read_result(bench: Bench, group: ProcessGroup, name: str) -> str:
-    if bench.device.name == "xla":
+    if bench.device.lazy:
         raise CheckSkipped("PyTorch/XLA runs one process on a CPU; try several on Trainium by torchrun -m train")
     if bench.accelerators < group.processes:
         raise CheckSkipped(f"{group.processes} processes need as many devices, got {bench.accelerators}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from models.device.device import Device
+from models.device.xla.device import XlaDevice
 from tests.support.models.tiny import CPU
 from train.device.checks import Bench, Outcome, run_check
 from train.device.process_group import Report
@@ -110,7 +111,11 @@ def test_a_lost_process_fails_its_check_and_all_later_ones(tmp_path, work, how):
 
 def test_processes_are_not_started_where_they_cannot_run(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 1)
-    for name, reason in (("xla", "PyTorch/XLA runs one process"), ("cuda", "2 processes need as many devices")):
-        outcomes = run_two(tmp_path, device=replace(CPU, name=name))
+    xla = XlaDevice(name="xla", torch_device=CPU.torch_device, dtype=CPU.dtype, compiles=True)
+    for device, reason in (
+        (xla, "PyTorch/XLA runs one process"),
+        (replace(CPU, name="cuda"), "2 processes need as many devices, got 1"),
+    ):
+        outcomes = run_two(tmp_path, device=device)
         assert {outcome.result for outcome in outcomes.values()} == {"SKIP"}
         assert all(outcome.detail.startswith(reason) for outcome in outcomes.values())
