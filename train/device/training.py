@@ -112,10 +112,11 @@ def check_answers(bench: Bench) -> str:
     generating = bench.reference if bench.device.compiles_slowly else bench.device
     expected, token_ms = generate(generating, prompts)
     equal = sum(a.ids == b.ids == ids for a, b, ids in zip(alone, lookup, expected, strict=True))
+    memory = "unknown" if peak_bytes is None else f"{peak_bytes / 2**20:.0f} MiB {watch.quantity}"
     figures = (
-        f"{equal} of {len(prompts)} answers are those of Transformers; a step takes {_median_ms(alone):.2f} ms, "
-        f"a round of lookup {_median_ms(lookup):.2f} ms, a token of Transformers {token_ms:.2f} ms on "
-        f"{generating.name}; memory {'unknown' if peak_bytes is None else f'{peak_bytes / 2**20:.0f} MiB {watch.quantity}'}"
+        f"{equal} of {len(prompts)} answers are those of Transformers; a step takes {_median_ms(alone):.2f} ms, a "
+        f"round of lookup {_median_ms(lookup):.2f} ms, a token of Transformers {token_ms:.2f} ms on {generating.name}; "
+        f"memory {memory}"
     )
     if bench.device.dtype is torch.float32 and equal < len(prompts):
         raise CheckFailed(figures)

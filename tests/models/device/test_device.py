@@ -1,6 +1,9 @@
 """A command takes the configured device, or says in a line that it is missing."""
 
 import logging
+import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ import torch
 from models.device import opening
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
-from models.device.memory_watch import report_out_of_memory
+from models.device.memory_watch import CLEAR_REFS, MemoryWatch, report_out_of_memory
 from models.device.opening import open_device
 from models.io.errors import UserError
 
@@ -122,3 +125,24 @@ def test_missing_memory_is_reported_in_a_single_line(numbers):
 def test_other_errors_pass_unchanged():
     with pytest.raises(RuntimeError, match="shape"), report_out_of_memory("batch: lower it"):
         torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+@pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="the system keeps the peak of a process")
+def test_a_watch_leaves_out_a_peak_before_it():
+    """Memory of this size is returned to the system when it is freed."""
+    torch.ones(2**27)
+    watch = MemoryWatch(Device(name="cpu", torch_device=CPU, dtype=torch.float32, compiles=False))
+    assert watch.peak_bytes() < 2**28
+    torch.ones(2**27)
+    assert watch.peak_bytes() > 2**28
+
+
+def test_a_device_tells_the_folder_of_its_compiled_files(monkeypatch):
+    eager = Device(name="cpu", torch_device=CPU, dtype=torch.float32, compiles=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/inductor")
+    assert (eager.cache_folder, replace(eager, compiles=True).cache_folder) == (None, Path("/inductor"))
+    neuron = replace(eager, name="neuron", compiles=True)
+    monkeypatch.delenv("TORCH_NEURONX_NEFF_CACHE_DIR", raising=False)
+    assert neuron.cache_folder is None
+    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", "/neff")
+    assert neuron.cache_folder == Path("/neff")
