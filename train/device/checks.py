@@ -30,11 +30,11 @@ class Result(Enum):
     SKIP = "SKIP"  # not run, for the reason in `detail`
 
 
-class CheckFailed(Exception):
+class CheckFailedError(Exception):
     """The device computed something else than it should have."""
 
 
-class CheckSkipped(Exception):
+class CheckSkippedError(Exception):
     """The check cannot run on this machine."""
 
 
@@ -150,7 +150,7 @@ def run_check(stage: str, check: Check) -> Outcome:
     start = time.perf_counter()
     try:
         result, detail = Result.PASS, check.run()
-    except CheckSkipped as reason:
+    except CheckSkippedError as reason:
         result, detail = Result.SKIP, str(reason)
     except Exception as error:  # noqa: BLE001 - a device may raise anything
         result = Result.FAIL if check.is_needed else Result.ABSENT
@@ -168,9 +168,9 @@ def run_check(stage: str, check: Check) -> Outcome:
 def shorten_error(error: BaseException) -> str:
     """Return the type and the text of an error in one line.
 
-    >>> shorten_error(CheckFailed("3 of 9 tokens differ"))
+    >>> shorten_error(CheckFailedError("3 of 9 tokens differ"))
     '3 of 9 tokens differ'
     """
     text = " ".join(str(error).split())
-    name = "" if isinstance(error, CheckFailed) else f"{type(error).__name__}: "
+    name = "" if isinstance(error, CheckFailedError) else f"{type(error).__name__}: "
     return (name + text)[:MAX_DETAIL]

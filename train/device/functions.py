@@ -1,16 +1,18 @@
 """Fourth stage: training and decoding of a small target, compiled, beside the CPU.
 
-Every method is trained for one step, and every mode of decoding decodes twice: the second time must need no graph. In fp32
-losses, gradients, tokens and acceptance are those of the CPU. Acceptance matters by itself: a dropped sort makes a
-tree grow from the wrong nodes, and the answers stay right.
+Every method is trained for one step, and every mode of decoding decodes twice: the second time must need no graph.
+In fp32, losses, gradients, tokens and acceptance are those of the CPU. Acceptance matters by itself: a dropped sort
+makes a tree grow from the wrong nodes, and the answers stay right.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from conf.entry import compose
 from data.features.target_pass import run_target
@@ -26,14 +28,16 @@ from models.drafts.ngram import NgramDraft
 from models.drafts.options import CausalLMConf, DraftConf, Eagle3Conf, InitFrom
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
+from models.targets.loading import freeze_model
 from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.config.run import TrainConf
-from train.device.checks import Bench, Check, CheckFailed
-from train.device.tiny import NUM_LAYERS, VOCAB, build_tiny_target
+from train.device.checks import Bench, Check, CheckFailedError
 
+VOCAB, NUM_LAYERS = 512, 4  # of the small target
+SHARPNESS = 12.0  # of its next token's distribution, so that a draft of some of its layers agrees at times
 ROWS, LENGTH = 2, 128
 BATCHES = (1, 8)
 NEW_TOKENS = 12
@@ -42,7 +46,7 @@ DRAFT_MODEL = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 1, NUM_LAYERS -
 TOLERANCE = 2e-3  # relative, of losses and gradients in fp32
 # Rounding in low precision is as random as its order of sums, so the device may be this many times farther off.
 LOW_PRECISION_FACTOR = 3.0
-WRONG = "a function is computed wrongly: stages=[operators] finds the operator; device.compile=false tells if compiling does"
+WRONG = "stages=[operators] tells which operator is computed wrongly; device.compile=false, if it is the compiler"
 
 
 def list_checks(bench: Bench) -> Iterator[Check]:
@@ -65,6 +69,29 @@ def list_checks(bench: Bench) -> Iterator[Check]:
         run=lambda: compare_precision(bench.device, bench.reference),
         remedy="set device.precision=float32, and compare the compiler's flags (docs/trainium.md)",
     )
+
+
+def build_tiny_target(device: Device) -> Target:
+    """Return a small target on the device; its random weights are the same on every device."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        initializer_range=0.15,
+        tie_word_embeddings=False,
+    )
+    model: Any = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(SHARPNESS * config.initializer_range)
+    target = freeze_model(model.to(device.dtype), None, name="tiny", device=device)
+    model.to(device.torch_device)
+    return target
 
 
 # --- decoding ---------------------------------------------------------------------------------
@@ -95,7 +122,7 @@ def list_modes() -> dict[str, Mode]:
 
 
 def compare_decoding(name: str, batch: int, device: Device, reference: Device) -> str:
-    """Decode on the device, twice, and on the CPU; raise CheckFailed for other tokens, acceptance or graphs."""
+    """Decode on the device, twice, and on the CPU; raise CheckFailedError for other tokens, acceptance or graphs."""
     expected = build_decoder(name, batch, reference)
     decoder = build_decoder(name, batch, device)
     prompts = draw_prompts(batch)
@@ -105,13 +132,13 @@ def compare_decoding(name: str, batch: int, device: Device, reference: Device) -
         before = device.count_graphs()
         again = decode(decoder, prompts)
     if device.compiles and (device.count_graphs() > before or sum(budget.compiled.values()) > len(needed)):
-        raise CheckFailed(f"graphs: {len(needed)} announced, {sum(budget.compiled.values())} compiled")
+        raise CheckFailedError(f"graphs: {len(needed)} announced, {sum(budget.compiled.values())} compiled")
     right = decode(expected, prompts)
     for kind, index in (("tokens", 0), ("accepted tokens", 1)):
         for answers in (first, again):
             different = sum(got[index] != want[index] for got, want in zip(answers, right, strict=True))
             if different:
-                raise CheckFailed(f"{kind} of {different} of {batch} answers are not the CPU's")
+                raise CheckFailedError(f"{kind} of {different} of {batch} answers are not the CPU's")
     rounds = sum(len(accepted) for _, accepted in right)
     return f"{len(needed)} graphs, {sum(sum(accepted) for _, accepted in right) / rounds:.2f} accepted a round"
 
@@ -143,7 +170,7 @@ def decode(decoder: Decoder, prompts: list[list[int]]) -> list[tuple[list[int], 
 
 
 def compare_training(method: str, device: Device, reference: Device) -> str:
-    """Compute loss and gradient of a method on both; raise CheckFailed if they are not close."""
+    """Compute loss and gradient of a method on both; raise CheckFailedError if they are not close."""
     loss, gradient = compute_gradient(method, device)
     right_loss, right_gradient = compute_gradient(method, reference)
     errors = {
@@ -152,7 +179,7 @@ def compare_training(method: str, device: Device, reference: Device) -> str:
     }
     text = ", ".join(f"{name} off by {error:.1e}" for name, error in errors.items())
     if not max(errors.values()) < TOLERANCE:
-        raise CheckFailed(text)
+        raise CheckFailedError(text)
     return text
 
 
@@ -201,7 +228,7 @@ def compare_precision(device: Device, reference: Device) -> str:
     distances = [float((logits - exact).norm() / exact.norm()) for logits in (plain, ours)]
     text = "logits in bfloat16 off by {:.2e} on the CPU and by {:.2e} on the device".format(*distances)
     if not distances[1] < LOW_PRECISION_FACTOR * distances[0]:
-        raise CheckFailed(text)
+        raise CheckFailedError(text)
     return text
 
 

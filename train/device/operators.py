@@ -15,7 +15,7 @@ from torch import Tensor
 from models.device.device import Device
 from models.trees.keyed_noise import gumbel_noise, split_row_ids, uniform_noise
 from models.trees.operators import drop_tail, mark_tokens, topk_rows
-from train.device.checks import Bench, Check, CheckFailed
+from train.device.checks import Bench, Check, CheckFailedError
 
 VOCABULARIES = (32_000, 151_936)
 COUNTS = (1, 4, 16)  # of the likeliest tokens
@@ -51,14 +51,14 @@ def list_checks(bench: Bench) -> Iterator[Check]:
 
 
 def compare_with_cpu(operator: Operator, device: Device) -> str:
-    """Compute an operator compiled on the device and eagerly on the CPU; raise CheckFailed if they disagree."""
+    """Compute an operator compiled on the device and eagerly on the CPU; raise CheckFailedError if they disagree."""
     expected = _compute(operator.function, [_copy(value) for value in operator.arguments])
     arguments = [_copy(value, device.torch_device) for value in operator.arguments]
     addresses = _list_addresses(arguments)
     actual = _compute(device.compile(operator.function), arguments)
     device.synchronize()
     if _list_addresses(arguments) != addresses:
-        raise CheckFailed("a tensor that is written in place has moved")
+        raise CheckFailedError("a tensor that is written in place has moved")
     return compare_results(actual, expected, is_exact=operator.is_exact)
 
 
@@ -82,18 +82,20 @@ def _copy(value: Any, torch_device: torch.device | None = None) -> Any:
 
 
 def compare_results(actual: list[Tensor], expected: list[Tensor], *, is_exact: bool = False) -> str:
-    """Return how far results are from the expected ones; raise CheckFailed if integers differ or numbers are far."""
+    """Return the largest difference of results; raise CheckFailedError if integers differ or numbers are far apart."""
     worst = 0.0
     for got, right in zip(actual, expected, strict=True):
         got, right = got.detach().cpu(), right.detach()
         if got.shape != right.shape or got.dtype != right.dtype:
-            raise CheckFailed(f"{got.dtype} of {tuple(got.shape)} in place of {right.dtype} of {tuple(right.shape)}")
+            raise CheckFailedError(
+                f"{got.dtype} of {tuple(got.shape)} in place of {right.dtype} of {tuple(right.shape)}"
+            )
         if is_exact or not got.dtype.is_floating_point:
             if wrong := int((got != right).sum()):
-                raise CheckFailed(f"{wrong} of {right.numel()} values differ")
+                raise CheckFailedError(f"{wrong} of {right.numel()} values differ")
             continue
         if not torch.allclose(got, right, equal_nan=True, **TOLERANCE):
-            raise CheckFailed(f"differs by up to {(got - right).abs().max():.3g}")
+            raise CheckFailedError(f"differs by up to {(got - right).abs().max():.3g}")
         if right.numel() and right.isfinite().all():
             worst = max(worst, float((got - right).abs().max()))
     return f"differs by up to {worst:.1g}" if worst else "equal"
@@ -129,13 +131,13 @@ def list_needed() -> Iterator[Operator]:
     leaves = tuple(tensor.clone().requires_grad_() for tensor in (query, key, value))
     yield Operator(name="attention with a mask, gradient", function=_attend, arguments=(*leaves, mask))
     table = torch.randn(1000, WIDTH, generator=numbers).requires_grad_()
-    some = torch.randint(1000, (2, SLOTS), generator=numbers)
-    yield Operator(name="embedding, gradient", function=_embed, arguments=(table, some))
+    ids = torch.randint(1000, (2, SLOTS), generator=numbers)
+    yield Operator(name="embedding, gradient", function=_embed, arguments=(table, ids))
     cache, slots = torch.zeros(ROWS, SLOTS, WIDTH), torch.tensor([3, 1, 4, 0, 5])
     update = torch.randn(ROWS, WIDTH, generator=numbers)
     yield Operator(name="write into a cache in place", function=_write_slots, arguments=(cache, slots, update))
-    yield Operator(name="sum of integers", function=_sum_integers, arguments=(some,))
-    yield Operator(name="gather", function=_gather, arguments=(update, some[:1, :ROWS].T % WIDTH))
+    yield Operator(name="sum of integers", function=_sum_integers, arguments=(ids,))
+    yield Operator(name="gather", function=_gather, arguments=(update, ids[:1, :ROWS].T % WIDTH))
 
 
 def list_avoided() -> Iterator[Operator]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data.chat.processes import exit_with_parent
-from train.device.checks import CheckFailed, shorten_error
+from train.device.checks import CheckFailedError, shorten_error
 
 TIMEOUT_S = 60.0
 START_S = 180.0  # until the first result: processes import PyTorch and open the device
@@ -53,9 +53,9 @@ class ProcessGroup:
         return workers
 
     def read_result(self, name: str) -> str:
-        """Wait until every process has reported, and return what all of them did; raise CheckFailed otherwise."""
+        """Wait until every process has reported, and return what all of them did; raise CheckFailedError otherwise."""
         if self.failure is not None:
-            raise CheckFailed(f"not run: {self.failure}")
+            raise CheckFailedError(f"not run: {self.failure}")
         timeout_s = self.timeout_s if "workers" in self.__dict__ else START_S
         end = time.monotonic() + timeout_s
         while True:
@@ -82,7 +82,7 @@ class ProcessGroup:
         last = (output.splitlines() or ["nothing"])[-1]
         self.failure = f"process {', '.join(map(str, ranks))} {how} at '{name}'; its output ends in: {last}"
         self.stop()
-        raise CheckFailed(self.failure)
+        raise CheckFailedError(self.failure)
 
     def _read_reports(self, name: str) -> list[dict[str, str] | None]:
         """Return the report of each process, None where there is none yet."""
@@ -94,17 +94,17 @@ class ProcessGroup:
 
 
 def combine_reports(reports: list[dict[str, str]]) -> str:
-    """Return the text that all processes report; raise CheckFailed for an error or another text.
+    """Return the text that all processes report; raise CheckFailedError for an error or another text.
 
     >>> combine_reports([{"detail": "4 numbers"}, {"detail": "4 numbers"}])
     '4 numbers'
     """
     for rank, report in enumerate(reports):
         if "error" in report:
-            raise CheckFailed(f"process {rank}: {report['error']}")
+            raise CheckFailedError(f"process {rank}: {report['error']}")
     details = [report["detail"] for report in reports]
     if len(set(details)) > 1:
-        raise CheckFailed(f"the processes differ: {'; '.join(details)}")
+        raise CheckFailedError(f"the processes differ: {'; '.join(details)}")
     return details[0]
 
 

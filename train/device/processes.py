@@ -19,7 +19,7 @@ from models.checkpoints.fingerprints import hash_tensors
 from models.device.device import Device
 from models.parallel.dtensor import full_params, full_tensor
 from train.config.run import ParallelConf, Weights
-from train.device.checks import Bench, Check, CheckFailed, CheckSkipped
+from train.device.checks import Bench, Check, CheckFailedError, CheckSkippedError
 from train.device.process_group import TIMEOUT_S, ProcessGroup, Report
 from train.distributed.build import MIN_TORCH, build_parallel
 from train.distributed.parallel import Parallel
@@ -85,15 +85,15 @@ def list_checks(
 
 def read_result(bench: Bench, group: ProcessGroup, name: str) -> str:
     if bench.device.lazy:
-        raise CheckSkipped("PyTorch/XLA runs one process on a CPU; try several on Trainium by torchrun -m train")
+        raise CheckSkippedError("PyTorch/XLA runs one process on a CPU; try several on Trainium by torchrun -m train")
     if bench.accelerators < group.processes:
-        raise CheckSkipped(f"{group.processes} processes need as many devices, got {bench.accelerators}")
+        raise CheckSkippedError(f"{group.processes} processes need as many devices, got {bench.accelerators}")
     return group.read_result(name)
 
 
 def connect(member: Member) -> str:
     if member.processes != dist.get_world_size():
-        raise CheckFailed(f"Accelerate sees {member.processes} processes, PyTorch {dist.get_world_size()}")
+        raise CheckFailedError(f"Accelerate sees {member.processes} processes, PyTorch {dist.get_world_size()}")
     return f"backends {dist.get_backend_config()}"
 
 
@@ -107,7 +107,7 @@ def reduce_on_device(dtype: torch.dtype, member: Member) -> str:
 def reduce_on_host(member: Member) -> str:
     """Sum numbers of the host, which must not go over the device."""
     if "cpu:gloo" not in (backends := dist.get_backend_config()):
-        raise CheckFailed(f"the process group has no gloo for the host, but {backends}")
+        raise CheckFailedError(f"the process group has no gloo for the host, but {backends}")
     values = torch.arange(NUM_REDUCED)
     total = values * (member.rank + 1)
     dist.all_reduce(total)
@@ -116,10 +116,10 @@ def reduce_on_host(member: Member) -> str:
 
 
 def compare_sums(total: Tensor, values: Tensor, processes: int) -> str:
-    """Raise CheckFailed unless `total` is the sum of the values times 1, 2, ... up to the number of processes."""
+    """Raise CheckFailedError unless `total` is the sum of the values times 1, 2, ... up to the number of processes."""
     wrong = int((total != values * (processes * (processes + 1) // 2)).sum())
     if wrong:
-        raise CheckFailed(f"{wrong} of {len(values)} sums are wrong")
+        raise CheckFailedError(f"{wrong} of {len(values)} sums are wrong")
     return f"{len(values)} sums"
 
 
@@ -149,7 +149,7 @@ def train_together(layout: Callable[[Member], Parallel], member: Member) -> str:
         start, expected, actual = map(flatten_weights, (before, alone, together))
     error = float((actual - expected).abs().max() / (expected - start).abs().max())
     if not error < TOLERANCE:
-        raise CheckFailed(f"weights differ from a single process's by {error:.2g} of their change")
+        raise CheckFailedError(f"weights differ from a single process's by {error:.2g} of their change")
     # All processes must report the same text.
     return f"weights {hash_tensors({'': actual})[:12]}, off by {error:.1g} of their change"
 
@@ -181,7 +181,7 @@ def save_and_load(member: Member) -> str:
     pairs = [pair for pair in pairs if isinstance(pair[0], Tensor)]  # the others are options of AdamW
     wrong = sum(not torch.equal(full_tensor(before), full_tensor(after)) for before, after in pairs)
     if wrong:
-        raise CheckFailed(f"{wrong} of {len(pairs)} tensors differ after they were saved and loaded")
+        raise CheckFailedError(f"{wrong} of {len(pairs)} tensors differ after they were saved and loaded")
     return f"{len(pairs)} tensors"
 
 
@@ -193,7 +193,7 @@ def wait_for_all(member: Member) -> str:
         file.touch()
     member.replicated.barrier()
     if not file.exists():
-        raise CheckFailed("the barrier let a process pass before the others had come")
+        raise CheckFailedError("the barrier let a process pass before the others had come")
     return "all waited for the last one"
 
 
@@ -202,7 +202,7 @@ def gather_numbers(member: Member) -> str:
     numbers = member.replicated.gather((1 << 25) + 2 * member.rank + 1)
     expected = [(1 << 25) + 2.0 * rank + 1 for rank in range(member.processes)]
     if numbers != expected:
-        raise CheckFailed(f"gathered {numbers}, not {expected}")
+        raise CheckFailedError(f"gathered {numbers}, not {expected}")
     return f"{len(numbers)} numbers"
 
 

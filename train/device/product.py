@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.device.device import Device
-from train.device.checks import Bench, Check, CheckFailed, CheckSkipped, shorten_error
+from train.device.checks import Bench, Check, CheckFailedError, CheckSkippedError, shorten_error
 
 SIZE = 256
 
@@ -42,12 +42,12 @@ def compile_again(device: Device, first_s: float | None) -> str:
     """Compile in another process; check that it writes no graphs to the cache."""
     folder = device.cache_folder
     if folder is None:
-        raise CheckSkipped("no folder is known in which this device keeps its graphs")
+        raise CheckSkippedError("no folder is known in which this device keeps its graphs")
     before = list_artifacts(folder)
     seconds = run_alone(multiply, device, True)
     text = f"{seconds:.1f} s, {first_s or 0:.1f} s the first time"
     if new := list_artifacts(folder) - before:
-        raise CheckFailed(f"compiled again ({len(new)} new files in {folder}): {text}")
+        raise CheckFailedError(f"compiled again ({len(new)} new files in {folder}): {text}")
     return text
 
 
@@ -57,7 +57,7 @@ def list_artifacts(folder: Path) -> set[Path]:
 
 
 def multiply(device: Device, compiles: bool) -> float:
-    """Multiply two matrices on the device; return the seconds; raise CheckFailed if the CPU's result is another."""
+    """Multiply two matrices on the device and return the seconds; raise CheckFailedError for another result."""
     numbers = torch.Generator().manual_seed(0)
     left, right = torch.randn(2, SIZE, SIZE, generator=numbers)
 
@@ -70,12 +70,12 @@ def multiply(device: Device, compiles: bool) -> float:
     device.synchronize()
     seconds = time.perf_counter() - start
     if not torch.allclose(result.cpu(), product(left, right), rtol=1e-2, atol=1e-1):
-        raise CheckFailed("the product is not the CPU's")
+        raise CheckFailedError("the product is not the CPU's")
     return seconds
 
 
 def run_alone(function: Callable, *args: Any, timeout_s: float = 600.0) -> Any:
-    """Return what a function returns in a new process; raise CheckFailed with its error, or if the process dies."""
+    """Call a function in a new process and return its result; raise CheckFailedError for its error or a crash."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_result, args=(sender, function, args))
@@ -88,12 +88,12 @@ def run_alone(function: Callable, *args: Any, timeout_s: float = 600.0) -> Any:
     process.join(timeout=5)
     if process.is_alive():
         process.kill()
-        raise CheckFailed(f"the process did not end within {timeout_s:.0f} s")
+        raise CheckFailedError(f"the process did not end within {timeout_s:.0f} s")
     if answer is None:
-        raise CheckFailed(f"the process ended with exit code {process.exitcode}")
+        raise CheckFailedError(f"the process ended with exit code {process.exitcode}")
     result, error = answer
     if error is not None:
-        raise CheckFailed(error)
+        raise CheckFailedError(error)
     return result
 
 

@@ -38,7 +38,7 @@ from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
-from train.device.checks import Bench, Check, CheckSkipped
+from train.device.checks import Bench, Check, CheckSkippedError
 
 GIB, MS = 2**30, 1000
 MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B")
@@ -100,7 +100,7 @@ def check_all_layers(bench: Bench, name: str, shape: dict[str, Any]) -> str:
     file = _figures_file(bench, name)
     measured = [SizeFigures(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
     if len(measured) < 2:
-        raise CheckSkipped(f"a line takes two numbers of layers, got {len(measured)}")
+        raise CheckSkippedError(f"a line takes two numbers of layers, got {len(measured)}")
     total = shape["num_hidden_layers"]
     seconds, step_ms, round_ms, peak_bytes = (
         extrapolate(measured, field, total) for field in ("compile_s", "step_ms", "round_ms", "peak_bytes")
@@ -125,7 +125,7 @@ def extrapolate(measured: Sequence[SizeFigures], field: str, layers: int) -> flo
 
 
 def measure_size(bench: Bench, name: str, shape: dict[str, Any], layers: int) -> SizeFigures:
-    """Build some layers of a model and decode with them; raise CheckSkipped if they would not fit."""
+    """Build some layers of a model and decode with them; raise CheckSkippedError if they would not fit."""
     device, shape = bench.device, shape | {"num_hidden_layers": layers}
     planned_bytes = plan_bytes(bench, name, shape)
     release_memory()  # of the size before
@@ -159,14 +159,14 @@ def plan_bytes(bench: Bench, name: str, shape: dict[str, Any]) -> int:
 
 
 def check_fit(bench: Bench, planned_bytes: int) -> None:
-    """Raise CheckSkipped if the device, or the host where weights are made, has less than the plan's memory."""
+    """Raise CheckSkippedError if the device, or the host where weights are made, has less than the plan's memory."""
     core_bytes = find_core_bytes(bench.conf.memory_gib, bench.device)
     limits = {"the host": float(psutil.virtual_memory().available)}
     if core_bytes is not None:
         limits[bench.device.name] = (1 - MEMORY_MARGIN) * core_bytes
     for place, limit in limits.items():
         if planned_bytes > limit:
-            raise CheckSkipped(f"takes {_format_size(planned_bytes)}, {place} has {_format_size(limit)} for it")
+            raise CheckSkippedError(f"takes {_format_size(planned_bytes)}, {place} has {_format_size(limit)} for it")
 
 
 def build_random_target(name: str, shape: dict[str, Any], device: Device) -> Target:

@@ -28,7 +28,7 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 from train.config.run import TrainConf
-from train.device.checks import Bench, Check, CheckFailed
+from train.device.checks import Bench, Check, CheckFailedError
 from train.distillation import train_draft
 from train.distributed.build import build_parallel
 from train.run.folder import open_run
@@ -60,7 +60,7 @@ def list_checks(bench: Bench, *, drafts: Sequence[str] = DRAFTS) -> Iterator[Che
 
 
 def check_losses(bench: Bench, draft: str) -> str:
-    """Compare the losses of ten steps on the device with those on the CPU; raise CheckFailed if one is too far."""
+    """Compare the losses of ten steps on the device with those on the CPU; raise CheckFailedError if one is too far."""
     folder = bench.folder / draft
     lines = train_demo(draft, bench.device, bench.conf, folder / "device")
     expected = train_demo(draft, bench.reference, CPU_CONF, folder / "reference")
@@ -73,7 +73,7 @@ def check_losses(bench: Bench, draft: str) -> str:
         f"{count_tokens_per_s(lines):,.0f} tokens/s after the first step, the CPU {count_tokens_per_s(expected):,.0f}"
     )
     if not difference <= bound:
-        raise CheckFailed(figures)
+        raise CheckFailedError(figures)
     return figures
 
 
@@ -99,7 +99,7 @@ def count_tokens_per_s(lines: Sequence[dict[str, float]]) -> float:
 
 
 def check_answers(bench: Bench) -> str:
-    """Decode prompts of the demo alone and with lookup; raise CheckFailed if fp32 answers are not Transformers'."""
+    """Decode the demo's prompts; raise CheckFailedError if fp32 answers differ from those of Transformers."""
     watch = MemoryWatch(bench.device)
     target = load_target(TargetConf(), bench.device)
     prompts = [p.ids for p in load_eval_prompts(target.tokenizer, DEMO, limit=PROMPTS_PER_CATEGORY)]
@@ -119,7 +119,7 @@ def check_answers(bench: Bench) -> str:
         f"memory {memory}"
     )
     if bench.device.dtype is torch.float32 and equal < len(prompts):
-        raise CheckFailed(figures)
+        raise CheckFailedError(figures)
     return figures
 
 
