@@ -7,6 +7,7 @@ makes a tree grow from the wrong nodes, and the answers stay right.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from train.device.checks import Bench, Check, CheckFailedError
 VOCAB, NUM_LAYERS = 512, 4  # of the small target
 SHARPNESS = 12.0  # of its next token's distribution, so that a draft of some of its layers agrees at times
 ROWS, LENGTH = 2, 128
-BATCHES = (1, 8)
+BATCH = 8  # of the checks of several rows
 NEW_TOKENS = 12
 METHODS = ("demo", "demo-lm", "demo-medusa", "demo-eagle1", "demo-hydra", "demo-medusa2")
 DRAFT_MODEL = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 1, NUM_LAYERS - 1])
@@ -50,25 +51,24 @@ WRONG = "stages=[operators] tells which operator is computed wrongly; device.com
 
 
 def list_checks(bench: Bench) -> Iterator[Check]:
+    """Yield the checks of one row first, because those of several differ in few ways."""
     device = replace(bench.device, dtype=torch.float32)
-    for batch in BATCHES:
+
+    def check_modes(batch: int) -> Iterator[Check]:
         for mode in list_modes():
-            yield Check(
-                name=f"decoding, {mode}, batch {batch}",
-                run=lambda mode=mode, batch=batch: compare_decoding(mode, batch, device, bench.reference),
-                remedy=WRONG,
-            )
+            run = partial(compare_decoding, mode, batch, device, bench.reference)
+            yield Check(name=f"decoding, {mode}, batch {batch}", run=run, remedy=WRONG)
+
+    yield from check_modes(1)
     for method in METHODS:
-        yield Check(
-            name=f"training, {method}",
-            run=lambda method=method: compare_training(method, device, bench.reference),
-            remedy=WRONG,
-        )
+        run = partial(compare_training, method, device, bench.reference)
+        yield Check(name=f"training, {method}", run=run, remedy=WRONG)
     yield Check(
         name="accuracy of low precision",
-        run=lambda: compare_precision(bench.device, bench.reference),
+        run=partial(compare_precision, bench.device, bench.reference),
         remedy="set device.precision=float32, and compare the compiler's flags (docs/trainium.md)",
     )
+    yield from check_modes(BATCH)
 
 
 def build_tiny_target(device: Device) -> Target:

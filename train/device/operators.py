@@ -6,6 +6,7 @@ whether this device has them is worth knowing, so their failure counts as ABSENT
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def list_checks(bench: Bench) -> Iterator[Check]:
     for operator in [*list_needed(), *list_avoided()]:
         yield Check(
             name=operator.name,
-            run=lambda operator=operator: compare_with_cpu(operator, bench.device),
+            run=partial(compare_with_cpu, operator, bench.device),
             remedy=operator.remedy,
             is_needed=operator.is_needed,
         )
