@@ -103,7 +103,7 @@ class OutcomeFile:
     def end(self, outcome: Outcome) -> None:
         """Record and print an outcome."""
         self._append(dataclasses.asdict(outcome))
-        print_line(format_outcome(outcome))
+        print_line(format_outcome(outcome), markup=False)
 
     def _append(self, line: dict) -> None:
         with self.path.open("a") as file:
@@ -137,7 +137,7 @@ def run_checks(stage: str, checks: Iterable[Check], outcomes: OutcomeFile, *, de
                     result=Result.SKIP.value,
                     seconds=0.0,
                     detail="the stage's time was over",
-                    remedy=f"stages=[{stage}] minutes=60",
+                    remedy=f"give it more: stages=[{stage}] minutes=60",
                 )
             )
             continue
