@@ -293,7 +293,11 @@ def accept(
         path = accept_root(scored)
     else:
         path = program.acceptance_rule.accept(
-            ScoredTree(proposal=proposal, **vars(scored)), program.tree.max_path_length
+            # PyTorch 2.11 cannot trace `vars`.
+            ScoredTree(
+                proposal=proposal, warped_logits=scored.warped_logits, noise=scored.noise, uniforms=scored.uniforms
+            ),
+            program.tree.max_path_length,
         )
     count = torch.where(rows.active, path.count, 0)
     lengths = rows.lengths + count

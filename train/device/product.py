@@ -85,12 +85,13 @@ def run_alone(function: Callable, *args: Any, timeout_s: float = 600.0) -> Any:
         answer = receiver.recv() if receiver.poll(timeout_s) else None
     except EOFError:
         answer = None
-    process.join(timeout=5)
-    if process.is_alive():
-        process.kill()
-        raise CheckFailedError(f"the process did not end within {timeout_s:.0f} s")
     if answer is None:
-        raise CheckFailedError(f"the process ended with exit code {process.exitcode}")
+        process.join(timeout=5)
+        ending = f"did not end within {timeout_s:.0f} s" if process.is_alive() else f"ended with {process.exitcode}"
+        process.kill()
+        raise CheckFailedError(f"the process {ending}")
+    process.join(timeout=60)  # it writes its cache to the end
+    process.kill()
     result, error = answer
     if error is not None:
         raise CheckFailedError(error)
