@@ -18,7 +18,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-shapes test-system coverage report-coverage test-long test-floor test-newest test-engines test-xla check lock bench
+.PHONY: help demo device test test-shapes test-system coverage report-coverage test-long test-floor test-newest test-engines test-xla check lock bench
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,12 @@ help:  ## print this list
 demo: $(READY)  ## distill a draft for the embedded target and print its gain (CPU; 8 minutes on two quiet cores)
 	@echo "demo: python -m train"
 	@$(BIN)/python -m train
+
+DEVICE ?= auto
+device: $(READY)  ## check what a device can do, in seven stages, and write a page of it (DEVICE=cpu, cuda, neuron or xla)
+	@echo "device: python -m train.device device=$(DEVICE)"
+	@$(if $(filter xla,$(DEVICE)),bash scripts/setup_xla.sh .venv-xla)
+	@$(if $(filter xla,$(DEVICE)),PJRT_DEVICE=CPU .venv-xla/bin/python,$(BIN)/python) -m train.device device=$(DEVICE)
 
 test: $(READY)  ## run the quick tests
 	@echo "test: pytest"

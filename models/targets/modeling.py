@@ -153,7 +153,9 @@ def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
         cache, write = hook.forward_state.cache_write
         cache_args = cache.layer_args(hook.index, write)
         kwargs = kwargs | {hook.cache_name: None}
-    return hook.region(layer, hidden_states, hook.cache_name, cache_args, kwargs)
+    # Inductor computes wrong gradients of a repeated region (PyTorch 2.11 to 2.14).
+    run = _run_layer if torch.is_grad_enabled() else hook.region
+    return run(layer, hidden_states, hook.cache_name, cache_args, kwargs)
 
 
 def _run_layer(

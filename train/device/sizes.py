@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from accelerate.utils import release_memory
@@ -106,22 +105,22 @@ def check_all_layers(bench: Bench, name: str, shape: dict[str, Any]) -> str:
         extrapolate(measured, field, total) for field in ("compile_s", "step_ms", "round_ms", "peak_bytes")
     )
     return (
-        f"from {', '.join(str(figures.layers) for figures in measured)} to {total} layers: compiled in "
+        f"from {' and '.join(str(figures.layers) for figures in measured[-2:])} to {total} layers: compiled in "
         f"{_format_figure(seconds)} s, step {_format_figure(step_ms)} ms, round {_format_figure(round_ms)} ms, "
         f"memory {_format_size(peak_bytes)}, planned {_format_size(plan_bytes(bench, name, shape))}"
     )
 
 
 def extrapolate(measured: Sequence[SizeFigures], field: str, layers: int) -> float | None:
-    """Return a figure at `layers` on the straight line of least squares; None if it was not measured or the line falls.
+    """Return a figure at `layers` on the line through the two largest sizes; None if not measured or if the line falls.
 
-    Noise alone makes it fall, where a layer takes less than the figure varies.
+    The first size bears what a process takes once. Noise alone makes the line fall, where a layer takes less than it.
     """
-    figures = [getattr(size, field) for size in measured]
-    if None in figures:
+    fewer, more = measured[-2:]
+    low, high = getattr(fewer, field), getattr(more, field)
+    if low is None or high is None or high < low:
         return None
-    slope, start = np.polyfit([size.layers for size in measured], figures, 1)
-    return None if slope < 0 else float(start + slope * layers)
+    return high + (high - low) / (more.layers - fewer.layers) * (layers - more.layers)
 
 
 def measure_size(bench: Bench, name: str, shape: dict[str, Any], layers: int) -> SizeFigures:

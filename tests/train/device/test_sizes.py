@@ -34,7 +34,7 @@ def test_each_number_of_layers_is_measured_beside_its_plan_and_extrapolated(tmp_
     assert [outcome.name for outcome in measured] == ["owner/tiny, layers: 1", "owner/tiny, layers: 2"]
     assert {outcome.result for outcome in (*measured, whole)} == {"PASS"}, whole.detail
     assert all("planned" in outcome.detail and "compiled files unknown" in outcome.detail for outcome in measured)
-    assert whole.detail.startswith("from 1, 2 to 8 layers: ")
+    assert whole.detail.startswith("from 1 and 2 to 8 layers: ")
 
 
 def figures(layers: int, **changes) -> sizes.SizeFigures:
