@@ -20,11 +20,12 @@ def run_stages(conf: DeviceCheckConf, file: Path) -> list[Outcome]:
     return OutcomeFile(file).read_outcomes()
 
 
-def run_stage(conf: DeviceCheckConf, stage: str, file: Path) -> None:
-    """Run the checks of a stage; after a crash, go on behind the check that crashed in a new process."""
+def run_stage(conf: DeviceCheckConf, stage: str, file: Path, *, package: str = "train.device") -> None:
+    """Run the checks of a module of the package; after a crash, go on behind the check that crashed in a new process."""
     outcomes, deadline = OutcomeFile(file), time.time() + 60 * conf.minutes
     while True:
-        process = multiprocessing.get_context("spawn").Process(target=_run_checks, args=(conf, stage, file, deadline))
+        args = (conf, f"{package}.{stage}", stage, file, deadline)
+        process = multiprocessing.get_context("spawn").Process(target=_run_checks, args=args)
         start = time.perf_counter()
         process.start()
         process.join(timeout=max(0.0, deadline + GRACE_S - time.time()))
@@ -46,10 +47,10 @@ def run_stage(conf: DeviceCheckConf, stage: str, file: Path) -> None:
             return
 
 
-def _run_checks(conf: DeviceCheckConf, stage: str, file: Path, deadline: float) -> None:
+def _run_checks(conf: DeviceCheckConf, module: str, stage: str, file: Path, deadline: float) -> None:
     outcomes = OutcomeFile(file)
     opening = Check(name=OPENING, run=lambda: "", remedy="see the text above, and docs/trainium.md")
     outcomes.begin(stage, opening)
     bench = Bench(conf=conf.device, device=open_device(conf.device), folder=file.parent)
-    checks = import_module(f"train.device.{stage}").list_checks(bench)
+    checks = import_module(module).list_checks(bench)
     run_checks(stage, checks, outcomes, deadline=deadline)
