@@ -68,7 +68,7 @@ def _compute(function: Callable[..., Any], arguments: list[Any]) -> list[Tensor]
     results = list_tensors(function(*arguments))
     leaves = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
     if leaves:
-        results += torch.autograd.grad(results[0].square().mean(), leaves)
+        results += torch.autograd.grad(results[0].square().sum(), leaves)  # of size 1, unlike a mean's
     return results + [value for value in arguments if isinstance(value, Tensor)]
 
 

@@ -52,3 +52,11 @@ def test_a_stage_that_cannot_be_imported_fails_once(tmp_path):
     (outcome,) = run_fake(tmp_path, "missing").values()
     assert (outcome.name, outcome.result) == (run.OPENING, "FAIL")
     assert outcome.detail == "ended the process with exit code 1"
+
+
+def test_a_stage_that_fails_behind_its_last_check_fails_too(tmp_path):
+    first, last = run_fake(tmp_path, "closing").values()
+    assert (first.name, first.result) == ("only", "PASS")
+    assert (last.name, last.result) == (run.CLOSING, "FAIL")
+    assert last.detail == "ended the process with exit code 6"
+    assert last.remedy
