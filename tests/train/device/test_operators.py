@@ -1,11 +1,14 @@
 """Operators pass on a CPU; each planted fault fails the checks of its operators, with their remedy."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from models.device.device import Device
 from models.trees import keyed_noise
+from models.trees.operators import stable_topk
 from tests.support.models.faulty import build_faulty, change_result, replace_inside
 from tests.support.models.tiny import CPU
 from tests.support.models.watching import WatchedOperators
@@ -174,6 +177,17 @@ def test_numbers_must_be_equal_bit_for_bit_only_where_it_is_asked():
     assert operators.compare_results([close], [right]) == "differs by up to 2e-07"
     with pytest.raises(CheckFailedError, match="1 of 2 values differ"):
         operators.compare_results([close], [right], is_exact=True)
+
+
+def test_an_order_of_equal_values_that_is_not_stable_fails(tmp_path):
+    def prefer_later(right, values, count):
+        top, index = right(values.flip(1), count)
+        return top, values.shape[1] - 1 - index
+
+    device = build_faulty(lambda f: partial(prefer_later, f) if f is stable_topk else f)
+    (outcome,) = select(run_operators(tmp_path, device), "FAIL").values()
+    assert outcome.name == "stable_topk of 16"
+    assert outcome.detail.endswith(" of 80 values differ")
 
 
 def test_a_result_that_is_missing_fails(tmp_path):
