@@ -22,7 +22,7 @@ def run_stages(conf: DeviceCheckConf, file: Path) -> list[Outcome]:
 
 
 def run_stage(conf: DeviceCheckConf, stage: str, file: Path, *, package: str = "train.device") -> None:
-    """Run the checks of a module of the package; after a crash, go on behind the check that crashed in a new process."""
+    """Run a stage of the package; after a crash, go on behind the check that crashed in a new process."""
     outcomes, deadline = OutcomeFile(file), time.time() + 60 * conf.minutes
     while True:
         args = (conf, f"{package}.{stage}", stage, file, deadline)

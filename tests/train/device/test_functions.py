@@ -10,8 +10,8 @@ from torch import Tensor
 from models.device.device import Device
 from models.device.graph_budget import GraphLedger
 from models.trees import growth
-from tests.support.models.faulty import change_result, replace_inside
 from tests.support.models.tiny import CPU
+from tests.support.stages.faulty import change_result, replace_inside
 from train.device import functions
 from train.device.checks import Bench, Check, Outcome, run_check
 
@@ -156,7 +156,7 @@ def test_a_wrong_loss_or_gradient_fails(change, detail):
 
 
 def test_a_low_precision_that_is_lower_than_that_of_the_cpu_fails():
-    """Values of two significant bits are off by 0.25 / sqrt(12) / 0.75 = 10 %, those of four layers in bfloat16 by 2 %."""
+    """Two significant bits are off by 0.25 / sqrt(12) / 0.75 = 10 %, four layers in bfloat16 by 2 %."""
 
     def round_hidden(output):
         return replace(output, hidden=round_bits(output.hidden, bits=2))

@@ -9,9 +9,9 @@ from torch import Tensor
 from models.device.device import Device
 from models.trees import keyed_noise
 from models.trees.operators import stable_topk
-from tests.support.models.faulty import build_faulty, change_result, replace_inside
 from tests.support.models.tiny import CPU
 from tests.support.models.watching import WatchedOperators
+from tests.support.stages.faulty import build_faulty, change_result, replace_inside
 from train.device import operators
 from train.device.checks import Bench, CheckFailedError, Outcome, run_check
 
@@ -128,8 +128,7 @@ def write_copy(function):
 
 
 @pytest.mark.parametrize(
-    ("fault", "detail"),
-    [(move, "a tensor that is written in place has moved"), (write_copy, "differs by up to")],
+    ("fault", "detail"), [(move, "a tensor that is written in place has moved"), (write_copy, "differs by up to")]
 )
 def test_a_cache_that_moves_or_is_not_written_fails(fault, detail, tmp_path):
     failed = select(run_operators(tmp_path, build_faulty(fault)), "FAIL")
