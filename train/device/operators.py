@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.device.device import Device
 from models.trees.keyed_noise import gumbel_noise, split_row_ids, uniform_noise
-from models.trees.operators import drop_tail, mark_tokens, topk_rows
+from models.trees.operators import drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
 from train.device.checks import Bench, Check, CheckFailedError
 
 VOCABULARIES = (32_000, 151_936)
@@ -68,7 +68,7 @@ def _compute(function: Callable[..., Any], arguments: list[Any]) -> list[Tensor]
     results = list_tensors(function(*arguments))
     leaves = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
     if leaves:
-        results += torch.autograd.grad(results[0].square().mean(), leaves)
+        results += torch.autograd.grad(results[0].square().sum(), leaves)  # of size 1, unlike a mean's
     return results + [value for value in arguments if isinstance(value, Tensor)]
 
 
@@ -138,6 +138,9 @@ def list_needed() -> Iterator[Operator]:
     update = torch.randn(ROWS, WIDTH, generator=numbers)
     yield Operator(name="write into a cache in place", function=_write_slots, arguments=(cache, slots, update))
     yield Operator(name="sum of integers", function=_sum_integers, arguments=(ids,))
+    ties = (4 * torch.randn(ROWS, SLOTS, generator=numbers)).round()
+    yield Operator(name="stable_topk of 16", function=stable_topk, arguments=(ties, 16))
+    yield Operator(name="gather of a mask", function=gather_mask, arguments=(ties > 0, 1, ids[:, :ROWS].T % SLOTS))
     yield Operator(name="gather", function=_gather, arguments=(update, ids[:1, :ROWS].T % WIDTH))
 
 

@@ -10,7 +10,8 @@ from train.config.device_check import DeviceCheckConf
 from train.device.checks import Bench, Check, Outcome, OutcomeFile, Result, run_checks
 
 GRACE_S = 600.0  # for the check that runs when a stage's time is over: a large graph compiles for minutes
-OPENING = "open the device"
+OPENING, CLOSING = "open the device", "close the device"
+SEE_TEXT = "see the text above, and docs/trainium.md"
 
 
 def run_stages(conf: DeviceCheckConf, file: Path) -> list[Outcome]:
@@ -20,11 +21,12 @@ def run_stages(conf: DeviceCheckConf, file: Path) -> list[Outcome]:
     return OutcomeFile(file).read_outcomes()
 
 
-def run_stage(conf: DeviceCheckConf, stage: str, file: Path) -> None:
-    """Run the checks of a stage; after a crash, go on behind the check that crashed in a new process."""
+def run_stage(conf: DeviceCheckConf, stage: str, file: Path, *, package: str = "train.device") -> None:
+    """Run a stage of the package; after a crash, go on behind the check that crashed in a new process."""
     outcomes, deadline = OutcomeFile(file), time.time() + 60 * conf.minutes
     while True:
-        process = multiprocessing.get_context("spawn").Process(target=_run_checks, args=(conf, stage, file, deadline))
+        args = (conf, f"{package}.{stage}", stage, file, deadline)
+        process = multiprocessing.get_context("spawn").Process(target=_run_checks, args=args)
         start = time.perf_counter()
         process.start()
         process.join(timeout=max(0.0, deadline + GRACE_S - time.time()))
@@ -33,23 +35,21 @@ def run_stage(conf: DeviceCheckConf, stage: str, file: Path) -> None:
         is_hanging = process.is_alive()
         process.kill()
         process.join()
-        unfinished = outcomes.find_unfinished()
-        if unfinished is None:
-            return
+        unfinished = outcomes.find_unfinished() or (stage, CLOSING, SEE_TEXT)  # it failed between or after its checks
         reason = "did not end in time" if is_hanging else f"ended the process with exit code {process.exitcode}"
         _, name, remedy = unfinished
         seconds = round(time.perf_counter() - start, 2)
         outcomes.end(
             Outcome(stage=stage, name=name, result=Result.FAIL.value, seconds=seconds, detail=reason, remedy=remedy)
         )
-        if is_hanging or name == OPENING:
+        if is_hanging or name in (OPENING, CLOSING):
             return
 
 
-def _run_checks(conf: DeviceCheckConf, stage: str, file: Path, deadline: float) -> None:
+def _run_checks(conf: DeviceCheckConf, module: str, stage: str, file: Path, deadline: float) -> None:
     outcomes = OutcomeFile(file)
-    opening = Check(name=OPENING, run=lambda: "", remedy="see the text above, and docs/trainium.md")
+    opening = Check(name=OPENING, run=lambda: "", remedy=SEE_TEXT)
     outcomes.begin(stage, opening)
     bench = Bench(conf=conf.device, device=open_device(conf.device), folder=file.parent)
-    checks = import_module(f"train.device.{stage}").list_checks(bench)
+    checks = import_module(module).list_checks(bench)
     run_checks(stage, checks, outcomes, deadline=deadline)

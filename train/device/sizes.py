@@ -219,7 +219,7 @@ def _format_figure(figure: float | None) -> str:
     return "unknown" if figure is None else f"{figure:.1f}"
 
 
-def _format_size(size: float | None) -> str:
+def _format_size(size: int | float | None) -> str:
     """Return bytes in a unit that suits them.
 
     >>> _format_size(3 * 2**29), _format_size(5 * 2**20), _format_size(None)

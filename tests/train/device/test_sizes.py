@@ -41,10 +41,10 @@ def figures(layers: int, **changes) -> sizes.SizeFigures:
     """Return figures that lie on lines: 3 s + 2 s a layer, 10 ms + 1 ms a layer, 5 GB + 0.5 GB a layer."""
     on_line = sizes.SizeFigures(
         layers=layers,
-        compile_s=3 + 2 * layers,
+        compile_s=3.0 + 2 * layers,
         prompt_ms=1.0,
-        step_ms=10 + layers,
-        round_ms=20 - layers,
+        step_ms=10.0 + layers,
+        round_ms=20.0 - layers,
         planned_bytes=0,
         peak_bytes=5_000_000_000 + 500_000_000 * layers,
         cache_bytes=None,

@@ -83,5 +83,8 @@ def test_other_answers_fail_with_the_remedy(tmp_path):
 
 
 def test_the_rate_leaves_the_first_step_out():
-    lines = [{"train/tokens": tokens, "train/tokens_per_s": rate} for tokens, rate in ((10, 0.1), (30, 10), (60, 10))]
+    lines = [
+        {"train/tokens": tokens, "train/tokens_per_s": rate}
+        for tokens, rate in ((10.0, 0.1), (30.0, 10.0), (60.0, 10.0))
+    ]
     assert training.count_tokens_per_s(lines) == pytest.approx(10)

@@ -1,0 +1,11 @@
+"""A stage that ends its process behind its only check."""
+
+import os
+from collections.abc import Iterator
+
+from train.device.checks import Bench, Check
+
+
+def list_checks(bench: Bench) -> Iterator[Check]:
+    yield Check(name="only", run=lambda: "", remedy="none")
+    os._exit(6)

@@ -1,0 +1,16 @@
+"""A stage whose second check hangs."""
+
+import time
+from collections.abc import Iterator
+
+from train.device.checks import Bench, Check
+
+
+def list_checks(bench: Bench) -> Iterator[Check]:
+    yield Check(name="before", run=lambda: "", remedy="none")
+    yield Check(name="hang", run=hang, remedy="do not hang")
+
+
+def hang() -> str:
+    time.sleep(300)
+    return "awake"
