@@ -4,20 +4,17 @@ Kinds are named in config.py and chosen in opening.py.
 """
 
 import functools
-import os
 import platform
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from models.device.graph_budget import KIND_SEPARATOR, Graph, GraphBudget, GraphLedger, format_counts
-from models.device.neuron_env import CACHE_VARIABLES
 
 SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads this many in a fraction of a millisecond
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
@@ -113,18 +110,6 @@ class Device:
         if self.name == "cpu" and self.backend == "inductor":
             options["cpp.simdlen"] = _cpu_vector_width()
         return torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend, options=options or None)
-
-    @property
-    def cache_folder(self) -> Path | None:
-        """Return the folder of compiled files, or None if nothing is compiled or the environment leaves it open."""
-        if not self.compiles:
-            return None
-        if self.name in CACHE_VARIABLES:
-            folder = os.environ.get(CACHE_VARIABLES[self.name])
-            return None if folder is None else Path(folder)
-        from torch._inductor.runtime.cache_dir_utils import cache_dir  # deferred: slow to import
-
-        return Path(cache_dir())
 
     @property
     def length_multiple(self) -> int:

@@ -2,15 +2,18 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from models.device.device import Device
 from models.device.memory_watch import MemoryWatch
+from models.device.neuron_env import CACHE_VARIABLES
 from models.device.opening import can_compile
 from models.device.packages import PACKAGES, installed_version
 from train.device.checks import Bench, Check, CheckFailedError, CheckSkippedError
@@ -72,8 +75,20 @@ def find_compiler(device: Device) -> str:
     return ", ".join(paths)
 
 
+def find_cache_folder(device: Device) -> Path | None:
+    """Return the folder of compiled files, or None if nothing is compiled or the environment leaves it open."""
+    if not device.compiles:
+        return None
+    if device.name in CACHE_VARIABLES:
+        folder = os.environ.get(CACHE_VARIABLES[device.name])
+        return None if folder is None else Path(folder)
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # deferred: slow to import
+
+    return Path(cache_dir())
+
+
 def check_cache(device: Device) -> str:
-    folder = device.cache_folder
+    folder = find_cache_folder(device)
     if folder is None:
         raise CheckSkippedError("no folder is known in which this device keeps its graphs")
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.device.device import Device
 from train.device.checks import Bench, Check, CheckFailedError, CheckSkippedError, shorten_error
+from train.device.place import find_cache_folder
 
 SIZE = 256
 
@@ -40,7 +41,7 @@ def list_checks(bench: Bench) -> Iterator[Check]:
 
 def compile_again(device: Device, first_s: float | None) -> str:
     """Compile in another process; check that it writes no graphs to the cache."""
-    folder = device.cache_folder
+    folder = find_cache_folder(device)
     if folder is None:
         raise CheckSkippedError("no folder is known in which this device keeps its graphs")
     before = list_artifacts(folder)

@@ -38,6 +38,7 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.device.checks import Bench, Check, CheckSkippedError
+from train.device.place import find_cache_folder
 
 GIB, MS = 2**30, 1000
 MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B")
@@ -206,7 +207,7 @@ def time_decoding(target: Target, draft: Draft | None = None, tree: Tree = NO_TR
 
 def count_cache_bytes(device: Device) -> int | None:
     """Return the bytes of the device's compiled files, or None if their folder is not known."""
-    folder = device.cache_folder
+    folder = find_cache_folder(device)
     return None if folder is None else sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 

@@ -2,8 +2,6 @@
 
 import logging
 import os
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -135,14 +133,3 @@ def test_a_watch_leaves_out_a_peak_before_it():
     assert watch.peak_bytes() < 2**28
     torch.ones(2**27)
     assert watch.peak_bytes() > 2**28
-
-
-def test_a_device_tells_the_folder_of_its_compiled_files(monkeypatch):
-    eager = Device(name="cpu", torch_device=CPU, dtype=torch.float32, compiles=False)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/inductor")
-    assert (eager.cache_folder, replace(eager, compiles=True).cache_folder) == (None, Path("/inductor"))
-    neuron = replace(eager, name="neuron", compiles=True)
-    monkeypatch.delenv("TORCH_NEURONX_NEFF_CACHE_DIR", raising=False)
-    assert neuron.cache_folder is None
-    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", "/neff")
-    assert neuron.cache_folder == Path("/neff")

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.device.config import DeviceConf, DeviceName
 from models.device.device import Device
 from models.device.graph_budget import GraphLedger
+from models.device.opening import open_device
 from models.trees import growth
 from tests.support.models.tiny import CPU
 from tests.support.stages.faulty import change_result, replace_inside
@@ -170,3 +172,12 @@ def test_a_low_precision_that_is_lower_than_that_of_the_cpu_fails():
 def round_bits(values: Tensor, *, bits: int) -> Tensor:
     mantissa, exponent = torch.frexp(values.float())
     return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent).to(values.dtype)
+
+
+@pytest.mark.system
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("method", ["demo", "demo-lm", "demo-medusa2"])
+def test_a_compiled_loss_has_the_gradient_of_an_eager_one(method, tmp_path):
+    device = open_device(DeviceConf(name=DeviceName.cpu))
+    functions.compare_training(method, device, Bench(device=device, folder=tmp_path).reference)

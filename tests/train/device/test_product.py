@@ -10,6 +10,7 @@ from models.device.device import Device
 from tests.support.models.tiny import CPU
 from train.device import product
 from train.device.checks import Bench, CheckFailedError, run_check
+from train.device.place import find_cache_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.no_shapes]  # each function is a process
 
@@ -35,7 +36,7 @@ def test_a_wrong_product_fails_with_the_remedy_of_the_compiler(tmp_path):
 
 
 def write_graph(device: Device, compiles: bool) -> float:
-    folder = device.cache_folder
+    folder = find_cache_folder(device)
     assert folder is not None
     (folder / f"{os.getpid()}.so").touch()
     (folder / f"{os.getpid()}.lock").touch()
@@ -46,7 +47,7 @@ def test_graphs_that_are_compiled_again_fail(tmp_path, monkeypatch):
     """A function that always writes a file stands for a compiler that does not find its graphs again."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     device = replace(CPU, compiles=True)
-    assert device.cache_folder == tmp_path
+    assert find_cache_folder(device) == tmp_path
     monkeypatch.setattr(product, "multiply", write_graph)
     with pytest.raises(CheckFailedError, match=r"compiled again \(1 new files in .*\): 0.0 s, 3.0 s the first time"):
         product.compile_again(device, 3.0)
