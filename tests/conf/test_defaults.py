@@ -17,6 +17,7 @@ from infer.tree_file import TreeFileConf
 from infer.tuning.config import TuneConf
 from models.drafts.options import METHODS
 from scripts.recipes import load_data
+from train.config.device_check import DeviceCheckConf
 from train.config.optim import OptimConf
 from train.config.run import TrainConf, TrainPlanConf
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "train": TrainConf,
     "train_plan": TrainPlanConf,
     "train_warmup": TrainConf,
+    "device_check": DeviceCheckConf,
     "infer_plan": DecodePlanConf,
     "eval": EvalConf,
     "eval_warmup": EvalConf,

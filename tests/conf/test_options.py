@@ -78,7 +78,7 @@ def test_every_yaml_belongs_to_a_group_or_a_command():
     groups = {option.replace("=", "/") + ".yaml" for option in FILES}
     commands = (
         "training train train_plan train_warmup infer_plan eval eval_warmup generate tune "
-        "tree_file prepare capture show command"
+        "tree_file prepare capture show device_check command"
     )
     registered = {"drafts.yaml", "sequences.yaml"}  # options of draft and of experiment
     hydra = {"hydra/job_logging/quiet.yaml"}  # settings of Hydra itself

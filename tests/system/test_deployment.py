@@ -17,7 +17,7 @@ from tests.support.commands.pages import ROOT, Command, assert_suits_its_route, 
 from train.config.run import TrainConf
 
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MANIFESTS = sorted((ROOT / "scripts/eks").glob("*.yaml"))
 KUBERNETES = ("1.34", "1.37")  # the first with resource claims (DRA), and the newest that is published
 CUSTOM = {"TrainingRuntime", "TrainJob"}  # Kubeflow's: Kubernetes publishes no schema for them

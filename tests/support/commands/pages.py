@@ -48,8 +48,8 @@ class Command:
             if self.words:
                 parse_arguments(self.words)
             return []
-        package = "train.__main__" if self.module == "train" else self.module
-        source = importlib.import_module(package)
+        is_package = (ROOT / self.module.replace(".", "/")).is_dir()
+        source = importlib.import_module(f"{self.module}.__main__" if is_package else self.module)
         entry = ENTRY.search(inspect.getsource(source))
         assert entry, f"python -m {self.module}: no such command"
         name, schema = entry[1], getattr(source, entry[2])
