@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
-    "train.__main__ train.plan train.warmup infer.eval infer.tune infer.generate infer.plan infer.warmup "
-    "infer.tree_file data.prepare data.capture data.show"
+    "train.__main__ train.plan train.warmup train.device.__main__ infer.eval infer.tune infer.generate infer.plan "
+    "infer.warmup infer.tree_file data.prepare data.capture data.show"
 ).split()
 CHECKPOINT_COMMANDS = ("infer.eval", "infer.tune", "infer.warmup")
 SLOW = {"accelerate", "datasets", "matplotlib", "openai", "peft", "scipy", "torch", "transformers"}

@@ -3,10 +3,12 @@
 python -m train.device device=cuda stages=[operators,functions] minutes=30
 
 Seven stages, each in a process of its own: what is installed, a matrix product, operators, training and decoding of a
-small target, several processes, layers of large targets, ten steps of the demo. Every check says PASS or FAIL with a
-remedy. A page in Markdown and one in JSON, written to `output_dir`, tell others what the device did.
+small target, several processes, layers of large targets, ten steps of the demo. Every check prints PASS, or FAIL with a
+remedy, and a failure gives the exit code 1. A page in Markdown and one in JSON, written to `output_dir`, tell others
+what the device did.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,6 +22,7 @@ def main(conf: DeviceCheckConf) -> None:
     setup_logging()
     from models.device.host import Host
     from models.device.opening import choose_route
+    from train.device.checks import Result
     from train.device.page import count_results, write_page
     from train.device.run import run_stages
 
@@ -28,6 +31,8 @@ def main(conf: DeviceCheckConf) -> None:
         outcomes = run_stages(conf, Path(folder) / "outcomes.jsonl")
     page = write_page(outcomes, route, Path(conf.output_dir))
     print_line(f"{count_results(outcomes)}: {page}")
+    if any(outcome.result == Result.FAIL.value for outcome in outcomes):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ def run_stages(conf: DeviceCheckConf, file: Path) -> list[Outcome]:
 
 
 def run_stage(conf: DeviceCheckConf, stage: str, file: Path, *, package: str = "train.device") -> None:
-    """Run a stage of the package; after a crash, go on behind the check that crashed in a new process."""
+    """Run a stage of the package; after a crash or a hang, go on behind that check in a new process."""
     outcomes, deadline = OutcomeFile(file), time.time() + 60 * conf.minutes
     while True:
         args = (conf, f"{package}.{stage}", stage, file, deadline)
         process = multiprocessing.get_context("spawn").Process(target=_run_checks, args=args)
         start = time.perf_counter()
         process.start()
-        process.join(timeout=max(0.0, deadline + GRACE_S - time.time()))
+        process.join(timeout=max(0.0, deadline - time.time()) + GRACE_S)
         if process.exitcode == 0:
             return
         is_hanging = process.is_alive()
@@ -42,7 +42,7 @@ def run_stage(conf: DeviceCheckConf, stage: str, file: Path, *, package: str = "
         outcomes.end(
             Outcome(stage=stage, name=name, result=Result.FAIL.value, seconds=seconds, detail=reason, remedy=remedy)
         )
-        if is_hanging or name in (OPENING, CLOSING):
+        if name in (OPENING, CLOSING):
             return
 
 

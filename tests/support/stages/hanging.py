@@ -9,6 +9,7 @@ from train.device.checks import Bench, Check
 def list_checks(bench: Bench) -> Iterator[Check]:
     yield Check(name="before", run=lambda: "", remedy="none")
     yield Check(name="hang", run=hang, remedy="do not hang")
+    yield Check(name="after", run=lambda: "", remedy="none")
 
 
 def hang() -> str:

@@ -10,7 +10,7 @@ from train.device import run
 from train.device.checks import Outcome, OutcomeFile
 
 pytestmark = [pytest.mark.system, pytest.mark.no_shapes]  # each stage is a process
-HANG_S = 30.0  # in which a process starts and begins the check that hangs
+HANG_S = 20.0  # in which a process starts and begins the check that hangs
 
 
 def run_fake(folder: Path, stage: str, *, minutes: float = 5.0) -> dict[str, Outcome]:
@@ -34,11 +34,12 @@ def test_a_crash_fails_its_check_with_the_exit_code_and_the_next_check_runs_in_a
 
 
 def test_a_check_that_hangs_fails_when_the_time_of_its_stage_is_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "GRACE_S", 0.0)
+    monkeypatch.setattr(run, "GRACE_S", HANG_S)
     outcomes = run_fake(tmp_path, "hanging", minutes=HANG_S / 60)
     assert outcomes["before"].result == "PASS"
     hanging = outcomes["hang"]
     assert (hanging.result, hanging.detail, hanging.remedy) == ("FAIL", "did not end in time", "do not hang")
+    assert (outcomes["after"].result, outcomes["after"].detail) == ("SKIP", "the stage's time was over")
 
 
 def test_a_stage_that_ends_before_its_first_check_fails_once(tmp_path):
