@@ -28,10 +28,17 @@ demo: $(READY)  ## distill a draft for the embedded target and print its gain (C
 	@$(BIN)/python -m train
 
 DEVICE ?= auto
-device: $(READY)  ## check what a device can do, in seven stages, and write a page of it (DEVICE=cpu, cuda, neuron or xla)
+DEVICE_PYTHON = $(BIN)/python
+ifeq ($(DEVICE),neuron)
+DEVICE_PYTHON = python  # of the activated environment that scripts/setup_trn2.sh has made
+endif
+ifeq ($(DEVICE),xla)
+DEVICE_PYTHON = PJRT_DEVICE=CPU .venv-xla/bin/python
+endif
+device: $(if $(filter neuron xla,$(DEVICE)),,$(READY))  ## check what a device can do, in seven stages, and write a page of it (DEVICE=cpu, cuda, neuron or xla)
 	@echo "device: python -m train.device device=$(DEVICE)"
 	@$(if $(filter xla,$(DEVICE)),bash scripts/setup_xla.sh .venv-xla)
-	@$(if $(filter xla,$(DEVICE)),PJRT_DEVICE=CPU .venv-xla/bin/python,$(BIN)/python) -m train.device device=$(DEVICE)
+	@$(DEVICE_PYTHON) -m train.device device=$(DEVICE)
 
 test: $(READY)  ## run the quick tests
 	@echo "test: pytest"

@@ -22,7 +22,7 @@ MAX_DETAIL = 300  # characters of an error
 
 
 class Result(Enum):
-    """What became of a check."""
+    """The result of a check."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -50,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a check, as the file of outcomes and the page have it."""
+    """The result of a check with what it measured, as files and pages have it."""
 
     stage: str
     name: str
@@ -61,8 +61,8 @@ class Outcome:
 
 
 @dataclass(kw_only=True)
-class Bench:
-    """What checks share: the device, a CPU that computes eagerly in fp32, and an empty folder."""
+class CheckContext:
+    """The device under test, a CPU to compare it with (eager, fp32), and an empty folder."""
 
     device: Device
     folder: Path

@@ -35,7 +35,7 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.config.run import TrainConf
-from train.device.checks import Bench, Check, CheckFailedError
+from train.device.checks import Check, CheckContext, CheckFailedError
 
 VOCAB, NUM_LAYERS = 512, 4  # of the small target
 SHARPNESS = 12.0  # of its next token's distribution, so that a draft of some of its layers agrees at times
@@ -51,22 +51,22 @@ LOW_PRECISION_FACTOR = 3.0
 WRONG = "stages=[operators] tells which operator is computed wrongly; device.compile=false, if it is the compiler"
 
 
-def list_checks(bench: Bench) -> Iterator[Check]:
+def list_checks(context: CheckContext) -> Iterator[Check]:
     """Yield the checks of one row first, because those of several differ in few ways."""
-    device = replace(bench.device, dtype=torch.float32)
+    device = replace(context.device, dtype=torch.float32)
 
     def check_modes(batch: int) -> Iterator[Check]:
         for mode in list_modes():
-            run = partial(compare_decoding, mode, batch, device, bench.reference)
+            run = partial(compare_decoding, mode, batch, device, context.reference)
             yield Check(name=f"decoding, {mode}, batch {batch}", run=run, remedy=WRONG)
 
     yield from check_modes(1)
     for method in METHODS:
-        run = partial(compare_training, method, device, bench.reference)
+        run = partial(compare_training, method, device, context.reference)
         yield Check(name=f"training, {method}", run=run, remedy=WRONG)
     yield Check(
         name="accuracy of low precision",
-        run=partial(compare_precision, bench.device, bench.reference),
+        run=partial(compare_precision, context.device, context.reference),
         remedy="set device.precision=float32, and compare the compiler's flags (docs/trainium.md)",
     )
     yield from check_modes(BATCH)

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.device.device import Device
 from models.trees.keyed_noise import gumbel_noise, split_row_ids, uniform_noise
 from models.trees.operators import drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
-from train.device.checks import Bench, Check, CheckFailedError
+from train.device.checks import Check, CheckContext, CheckFailedError
 
 VOCABULARIES = (32_000, 151_936)
 COUNTS = (1, 4, 16)  # of the likeliest tokens
@@ -41,11 +41,11 @@ class Operator:
     remedy: str = NEEDED
 
 
-def list_checks(bench: Bench) -> Iterator[Check]:
+def list_checks(context: CheckContext) -> Iterator[Check]:
     for operator in [*list_needed(), *list_avoided()]:
         yield Check(
             name=operator.name,
-            run=partial(compare_with_cpu, operator, bench.device),
+            run=partial(compare_with_cpu, operator, context.device),
             remedy=operator.remedy,
             is_needed=operator.is_needed,
         )

@@ -19,7 +19,7 @@ from models.checkpoints.fingerprints import hash_tensors
 from models.device.device import Device
 from models.parallel.dtensor import full_params, full_tensor
 from train.config.run import ParallelConf, Weights
-from train.device.checks import Bench, Check, CheckFailedError, CheckSkippedError
+from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError
 from train.device.process_group import TIMEOUT_S, ProcessGroup, Report
 from train.distributed.build import MIN_TORCH, build_parallel
 from train.distributed.parallel import Parallel
@@ -65,29 +65,29 @@ def run_functions(report: Report, device: Device, folder: Path) -> None:
 
 
 def list_checks(
-    bench: Bench, *, work: Callable[..., None] = run_functions, timeout_s: float = TIMEOUT_S
+    context: CheckContext, *, work: Callable[..., None] = run_functions, timeout_s: float = TIMEOUT_S
 ) -> Iterator[Check]:
     """Yield the checks; take each one after the other has run, because a group of processes ends with its last."""
     # Whole products of fp32 without graphs, as only what the processes send each other is checked.
-    device = replace(bench.device.eager(), dtype=torch.float32)
+    device = replace(context.device.eager(), dtype=torch.float32)
     for processes in (2, 4):
-        folder = Path(tempfile.mkdtemp(dir=bench.folder)) / "group"
+        folder = Path(tempfile.mkdtemp(dir=context.folder)) / "group"
         group = ProcessGroup(
             processes=processes, folder=folder, work=work, arguments=(device, folder), timeout_s=timeout_s
         )
         try:
             for name, (_, remedy) in FUNCTIONS.items():
-                run = partial(read_result, bench, group, name)
+                run = partial(read_result, context, group, name)
                 yield Check(name=f"{processes} processes: {name}", run=run, remedy=remedy)
         finally:
             group.stop()
 
 
-def read_result(bench: Bench, group: ProcessGroup, name: str) -> str:
-    if bench.device.lazy:
+def read_result(context: CheckContext, group: ProcessGroup, name: str) -> str:
+    if context.device.lazy:
         raise CheckSkippedError("PyTorch/XLA runs one process on a CPU; try several on Trainium by torchrun -m train")
-    if bench.accelerators < group.processes:
-        raise CheckSkippedError(f"{group.processes} processes need as many devices, got {bench.accelerators}")
+    if context.accelerators < group.processes:
+        raise CheckSkippedError(f"{group.processes} processes need as many devices, got {context.accelerators}")
     return group.read_result(name)
 
 

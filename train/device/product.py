@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from models.device.device import Device
-from train.device.checks import Bench, Check, CheckFailedError, CheckSkippedError, shorten_error
+from models.device.opening import open_route
+from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError, shorten_error
 from train.device.place import find_cache_folder
 
 SIZE = 256
 
 
-def list_checks(bench: Bench) -> Iterator[Check]:
-    device, seconds = bench.device, {}
+def list_checks(context: CheckContext) -> Iterator[Check]:
+    device, seconds = context.device, {}
 
     def compile_in_process() -> str:
         seconds["first"] = run_alone(multiply, device, True)
@@ -59,6 +60,7 @@ def list_artifacts(folder: Path) -> set[Path]:
 
 def multiply(device: Device, compiles: bool) -> float:
     """Multiply two matrices on the device and return the seconds; raise CheckFailedError for another result."""
+    open_route(device.name)  # loads what the device needs in a new process
     numbers = torch.Generator().manual_seed(0)
     left, right = torch.randn(2, SIZE, SIZE, generator=numbers)
 

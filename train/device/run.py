@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models.device.opening import open_device
 from train.config.device_check import DeviceCheckConf
-from train.device.checks import Bench, Check, Outcome, OutcomeFile, Result, run_checks
+from train.device.checks import Check, CheckContext, Outcome, OutcomeFile, Result, run_checks
 
 GRACE_S = 600.0  # for the check that runs when a stage's time is over: a large graph compiles for minutes
 OPENING, CLOSING = "open the device", "close the device"
@@ -50,6 +50,6 @@ def _run_checks(conf: DeviceCheckConf, module: str, stage: str, file: Path, dead
     outcomes = OutcomeFile(file)
     opening = Check(name=OPENING, run=lambda: "", remedy=SEE_TEXT)
     outcomes.begin(stage, opening)
-    bench = Bench(conf=conf.device, device=open_device(conf.device), folder=file.parent)
-    checks = import_module(module).list_checks(bench)
+    context = CheckContext(conf=conf.device, device=open_device(conf.device), folder=file.parent)
+    checks = import_module(module).list_checks(context)
     run_checks(stage, checks, outcomes, deadline=deadline)

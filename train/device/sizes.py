@@ -37,7 +37,7 @@ from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
-from train.device.checks import Bench, Check, CheckSkippedError
+from train.device.checks import Check, CheckContext, CheckSkippedError
 from train.device.place import find_cache_folder
 
 GIB, MS = 2**30, 1000
@@ -52,7 +52,7 @@ REMEDY = "send all output; stages=[sizes] device.compile=false tells whether it 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeFigures:
-    """What a number of layers took."""
+    """The time and the memory of decoding with a number of layers."""
 
     layers: int
     compile_s: float  # first uses, without and with lookup, above later ones
@@ -65,7 +65,7 @@ class SizeFigures:
 
 
 def list_checks(
-    bench: Bench, shapes: Mapping[str, dict[str, Any]] | None = None, *, layers: Sequence[int] = LAYERS
+    context: CheckContext, shapes: Mapping[str, dict[str, Any]] | None = None, *, layers: Sequence[int] = LAYERS
 ) -> Iterator[Check]:
     """Yield a check per model and number of layers, and one for all layers of each model.
 
@@ -75,15 +75,15 @@ def list_checks(
         shapes = {name: json.loads((SHIPPED_CONFIGS / f"{name}.json").read_text()) for name in MODELS}
     for name, shape in shapes.items():
         for count in layers:
-            run = partial(check_size, bench, name, shape, count)
+            run = partial(check_size, context, name, shape, count)
             yield Check(name=f"{name}, layers: {count}", run=run, remedy=REMEDY)
-        yield Check(name=f"{name}, all layers", run=partial(check_all_layers, bench, name, shape), remedy=REMEDY)
+        yield Check(name=f"{name}, all layers", run=partial(check_all_layers, context, name, shape), remedy=REMEDY)
 
 
-def check_size(bench: Bench, name: str, shape: dict[str, Any], layers: int) -> str:
+def check_size(context: CheckContext, name: str, shape: dict[str, Any], layers: int) -> str:
     """Measure decoding with some layers of a model, and keep the figures for the extrapolation."""
-    figures = measure_size(bench, name, shape, layers)
-    with _figures_file(bench, name).open("a") as file:
+    figures = measure_size(context, name, shape, layers)
+    with _figures_file(context, name).open("a") as file:
         file.write(json.dumps(dataclasses.asdict(figures)) + "\n")
     return ", ".join(
         [
@@ -95,9 +95,9 @@ def check_size(bench: Bench, name: str, shape: dict[str, Any], layers: int) -> s
     )
 
 
-def check_all_layers(bench: Bench, name: str, shape: dict[str, Any]) -> str:
+def check_all_layers(context: CheckContext, name: str, shape: dict[str, Any]) -> str:
     """Extrapolate the figures of few layers to all of a model, beside the memory that is planned for it."""
-    file = _figures_file(bench, name)
+    file = _figures_file(context, name)
     measured = [SizeFigures(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
     if len(measured) < 2:
         raise CheckSkippedError(f"a line takes two numbers of layers, got {len(measured)}")
@@ -108,7 +108,7 @@ def check_all_layers(bench: Bench, name: str, shape: dict[str, Any]) -> str:
     return (
         f"from {' and '.join(str(figures.layers) for figures in measured[-2:])} to {total} layers: first use takes "
         f"{_format_figure(seconds)} s more, step {_format_figure(step_ms)} ms, round {_format_figure(round_ms)} ms, "
-        f"memory {_format_size(peak_bytes)}, planned {_format_size(plan_bytes(bench, name, shape))}"
+        f"memory {_format_size(peak_bytes)}, planned {_format_size(plan_bytes(context, name, shape))}"
     )
 
 
@@ -124,13 +124,13 @@ def extrapolate(measured: Sequence[SizeFigures], field: str, layers: int) -> flo
     return high + (high - low) / (more.layers - fewer.layers) * (layers - more.layers)
 
 
-def measure_size(bench: Bench, name: str, shape: dict[str, Any], layers: int) -> SizeFigures:
+def measure_size(context: CheckContext, name: str, shape: dict[str, Any], layers: int) -> SizeFigures:
     """Build some layers of a model and decode with them; raise CheckSkippedError if they would not fit."""
-    device, shape = bench.device, shape | {"num_hidden_layers": layers}
-    planned_bytes = plan_bytes(bench, name, shape)
+    device, shape = context.device, shape | {"num_hidden_layers": layers}
+    planned_bytes = plan_bytes(context, name, shape)
     release_memory()  # of the size before
     torch.compiler.reset()
-    check_fit(bench, planned_bytes)
+    check_fit(context, planned_bytes)
     watch, files_before = MemoryWatch(device), count_cache_bytes(device)
     target = build_random_target(f"{name}, layers: {layers}", shape, device)
     compile_s, prompt_ms, step_ms = time_decoding(target)
@@ -148,22 +148,22 @@ def measure_size(bench: Bench, name: str, shape: dict[str, Any], layers: int) ->
     )
 
 
-def plan_bytes(bench: Bench, name: str, shape: dict[str, Any]) -> int:
+def plan_bytes(context: CheckContext, name: str, shape: dict[str, Any]) -> int:
     """Return the bytes per core that `infer.plan` gives this decoding, with packed copies of weights."""
     with torch.device("meta"):
-        model = build_model(shape, bench.device.dtype)
-    target = MetaTarget(model, name=name, device=bench.reference)
-    packed_bytes = count_packed_bytes(model) if bench.device.packs_weights else 0
+        model = build_model(shape, context.device.dtype)
+    target = MetaTarget(model, name=name, device=context.reference)
+    packed_bytes = count_packed_bytes(model) if context.device.packs_weights else 0
     conf = DecodePlanConf(tree=CHAIN, prompt_tokens=PROMPT_TOKENS, context=PROMPT_TOKENS + NEW_TOKENS)
     return packed_bytes + max(phase.peak_bytes.total() for phase in trace_phases(conf, target, NgramDraft()))
 
 
-def check_fit(bench: Bench, planned_bytes: int) -> None:
+def check_fit(context: CheckContext, planned_bytes: int) -> None:
     """Raise CheckSkippedError if the device, or the host where weights are made, has less than the plan's memory."""
-    core_bytes = find_core_bytes(bench.conf.memory_gib, bench.device)
+    core_bytes = find_core_bytes(context.conf.memory_gib, context.device)
     limits = {"the host": float(psutil.virtual_memory().available)}
     if core_bytes is not None:
-        limits[bench.device.name] = (1 - MEMORY_MARGIN) * core_bytes
+        limits[context.device.name] = (1 - MEMORY_MARGIN) * core_bytes
     for place, limit in limits.items():
         if planned_bytes > limit:
             raise CheckSkippedError(f"takes {_format_size(planned_bytes)}, {place} has {_format_size(limit)} for it")
@@ -211,9 +211,9 @@ def count_cache_bytes(device: Device) -> int | None:
     return None if folder is None else sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _figures_file(bench: Bench, name: str) -> Path:
+def _figures_file(context: CheckContext, name: str) -> Path:
     """Return the file of a model's figures, which a stage that is started again continues."""
-    return bench.folder / f"{name.replace('/', '-')}.jsonl"
+    return context.folder / f"{name.replace('/', '-')}.jsonl"
 
 
 def _format_figure(figure: float | None) -> str:

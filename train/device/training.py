@@ -28,7 +28,7 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 from train.config.run import TrainConf
-from train.device.checks import Bench, Check, CheckFailedError
+from train.device.checks import Check, CheckContext, CheckFailedError
 from train.distillation import train_draft
 from train.distributed.build import build_parallel
 from train.run.folder import open_run
@@ -52,22 +52,22 @@ REMEDY = (
 )
 
 
-def list_checks(bench: Bench, *, drafts: Sequence[str] = DRAFTS) -> Iterator[Check]:
+def list_checks(context: CheckContext, *, drafts: Sequence[str] = DRAFTS) -> Iterator[Check]:
     """Yield a check of decoding, and one per draft of the demo."""
-    yield Check(name="the demo's answers", run=partial(check_answers, bench), remedy=REMEDY)
+    yield Check(name="the demo's answers", run=partial(check_answers, context), remedy=REMEDY)
     for draft in drafts:
-        yield Check(name=f"ten steps of draft={draft}", run=partial(check_losses, bench, draft), remedy=REMEDY)
+        yield Check(name=f"ten steps of draft={draft}", run=partial(check_losses, context, draft), remedy=REMEDY)
 
 
-def check_losses(bench: Bench, draft: str) -> str:
+def check_losses(context: CheckContext, draft: str) -> str:
     """Compare the losses of ten steps on the device with those on the CPU; raise CheckFailedError if one is too far."""
-    folder = bench.folder / draft
-    lines = train_demo(draft, bench.device, bench.conf, folder / "device")
-    expected = train_demo(draft, bench.reference, CPU_CONF, folder / "reference")
+    folder = context.folder / draft
+    lines = train_demo(draft, context.device, context.conf, folder / "device")
+    expected = train_demo(draft, context.reference, CPU_CONF, folder / "reference")
     pairs = [(line["train/loss"], other["train/loss"]) for line, other in zip(lines, expected, strict=True)]
     differences = [abs(loss / other - 1) for loss, other in pairs]
     difference = max(differences)
-    bound = MAX_DIFFERENCE[bench.device.dtype]
+    bound = MAX_DIFFERENCE[context.device.dtype]
     figures = (
         f"losses differ by {difference:.1e} at most, at step {differences.index(difference) + 1} (bound {bound:g}); "
         f"{count_tokens_per_s(lines):,.0f} tokens/s after the first step, the CPU {count_tokens_per_s(expected):,.0f}"
@@ -98,10 +98,10 @@ def count_tokens_per_s(lines: Sequence[dict[str, float]]) -> float:
     return (lines[-1]["train/tokens"] - lines[0]["train/tokens"]) / sum(seconds)
 
 
-def check_answers(bench: Bench) -> str:
+def check_answers(context: CheckContext) -> str:
     """Decode the demo's prompts; raise CheckFailedError if fp32 answers differ from those of Transformers."""
-    watch = MemoryWatch(bench.device)
-    target = load_target(TargetConf(), bench.device)
+    watch = MemoryWatch(context.device)
+    target = load_target(TargetConf(), context.device)
     prompts = [p.ids for p in load_eval_prompts(target.tokenizer, DEMO, limit=PROMPTS_PER_CATEGORY)]
     slots = max(map(len, prompts)) + NEW_TOKENS
     tree = TreeConf(kind=TreeKind.chain, depth=CHAIN).build()
@@ -109,7 +109,7 @@ def check_answers(bench: Bench) -> str:
     lookup = decode_twice(Decoder(target, NgramDraft(), tree, sampling=SamplingConf(), slots=slots), prompts)
     peak_bytes = watch.peak_bytes()
     # Where compilers are slow, each operator of `generate` would take a graph of its own for every length.
-    generating = bench.reference if bench.device.compiles_slowly else bench.device
+    generating = context.reference if context.device.compiles_slowly else context.device
     expected, token_ms = generate(generating, prompts)
     equal = sum(a.ids == b.ids == ids for a, b, ids in zip(alone, lookup, expected, strict=True))
     memory = "unknown" if peak_bytes is None else f"{peak_bytes / 2**20:.0f} MiB {watch.quantity}"
@@ -118,7 +118,7 @@ def check_answers(bench: Bench) -> str:
         f"round of lookup {_median_ms(lookup):.2f} ms, a token of Transformers {token_ms:.2f} ms on {generating.name}; "
         f"memory {memory}"
     )
-    if bench.device.dtype is torch.float32 and equal < len(prompts):
+    if context.device.dtype is torch.float32 and equal < len(prompts):
         raise CheckFailedError(figures)
     return figures
 

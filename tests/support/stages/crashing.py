@@ -4,10 +4,10 @@ import os
 import signal
 from collections.abc import Iterator
 
-from train.device.checks import Bench, Check
+from train.device.checks import Check, CheckContext
 
 
-def list_checks(bench: Bench) -> Iterator[Check]:
+def list_checks(context: CheckContext) -> Iterator[Check]:
     yield Check(name="before", run=describe_process, remedy="none")
     yield Check(name="exit", run=lambda: os._exit(3), remedy="do not exit")
     yield Check(name="between", run=describe_process, remedy="none")

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterator
 
-from train.device.checks import Bench, Check
+from train.device.checks import Check, CheckContext
 
 
-def list_checks(bench: Bench) -> Iterator[Check]:
+def list_checks(context: CheckContext) -> Iterator[Check]:
     os._exit(5)
     yield Check(name="never", run=lambda: "", remedy="none")

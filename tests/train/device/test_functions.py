@@ -16,13 +16,13 @@ from models.trees import growth
 from tests.support.models.tiny import CPU
 from tests.support.stages.faulty import change_result, replace_inside
 from train.device import functions
-from train.device.checks import Bench, Check, Outcome, run_check
+from train.device.checks import Check, CheckContext, Outcome, run_check
 
 DYNAMIC = "decoding, draft model, dynamic tree, batch 1"
 
 
 def list_checks(device: Device) -> dict[str, Check]:
-    checks = list(functions.list_checks(Bench(device=device, folder=Path())))
+    checks = list(functions.list_checks(CheckContext(device=device, folder=Path())))
     by_name = {check.name: check for check in checks}
     assert len(by_name) == len(checks)  # a check is resumed by its name
     return by_name
@@ -181,4 +181,4 @@ def round_bits(values: Tensor, *, bits: int) -> Tensor:
 @pytest.mark.parametrize("method", ["demo-lm", "demo-medusa2"])
 def test_a_compiled_loss_has_the_gradient_of_an_eager_one(method, tmp_path):
     device = open_device(DeviceConf(name=DeviceName.cpu))
-    functions.compare_training(method, device, Bench(device=device, folder=tmp_path).reference)
+    functions.compare_training(method, device, CheckContext(device=device, folder=tmp_path).reference)

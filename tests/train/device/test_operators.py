@@ -13,14 +13,14 @@ from tests.support.models.tiny import CPU
 from tests.support.models.watching import WatchedOperators
 from tests.support.stages.faulty import build_faulty, change_result, replace_inside
 from train.device import operators
-from train.device.checks import Bench, CheckFailedError, Outcome, run_check
+from train.device.checks import CheckContext, CheckFailedError, Outcome, run_check
 
 AVOIDED = "(not needed) "
 
 
 def run_operators(folder, device: Device) -> dict[str, Outcome]:
     """Return the outcomes of the stage by the names of its checks."""
-    checks = list(operators.list_checks(Bench(device=device, folder=folder)))
+    checks = list(operators.list_checks(CheckContext(device=device, folder=folder)))
     outcomes = {check.name: run_check("operators", check) for check in checks}
     assert len(outcomes) == len(checks)  # a check is resumed by its name
     return outcomes

@@ -9,7 +9,7 @@ import pytest
 from models.device.device import Device
 from tests.support.models.tiny import CPU
 from train.device import product
-from train.device.checks import Bench, CheckFailedError, run_check
+from train.device.checks import CheckContext, CheckFailedError, run_check
 from train.device.place import find_cache_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.no_shapes]  # each function is a process
@@ -23,13 +23,13 @@ class RoundingDevice(Device):
 
 
 def test_a_device_that_multiplies_passes_and_no_cache_is_a_reason_to_skip(tmp_path):
-    outcomes = [run_check("product", check) for check in product.list_checks(Bench(device=CPU, folder=tmp_path))]
+    outcomes = [run_check("product", check) for check in product.list_checks(CheckContext(device=CPU, folder=tmp_path))]
     assert [outcome.result for outcome in outcomes] == ["PASS", "PASS", "SKIP"], outcomes
 
 
 def test_a_wrong_product_fails_with_the_remedy_of_the_compiler(tmp_path):
-    bench = Bench(device=RoundingDevice(**vars(CPU)), folder=tmp_path)
-    eager, compiled, _ = (run_check("product", check) for check in product.list_checks(bench))
+    context = CheckContext(device=RoundingDevice(**vars(CPU)), folder=tmp_path)
+    eager, compiled, _ = (run_check("product", check) for check in product.list_checks(context))
     assert eager.result == "PASS"
     assert (compiled.result, compiled.detail) == ("FAIL", "the product is not the CPU's")
     assert compiled.remedy.startswith("the compiler fails")

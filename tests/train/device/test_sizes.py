@@ -7,7 +7,7 @@ import pytest
 from models.device.config import DeviceConf
 from tests.support.models.tiny import CPU
 from train.device import sizes
-from train.device.checks import Bench, Outcome, OutcomeFile, run_checks
+from train.device.checks import CheckContext, Outcome, OutcomeFile, run_checks
 
 TINY = {
     "model_type": "qwen3",
@@ -23,14 +23,14 @@ TINY = {
 }
 
 
-def run_stage(bench: Bench, **options) -> list[Outcome]:
-    outcomes = OutcomeFile(bench.folder / "outcomes.jsonl")
-    run_checks("sizes", sizes.list_checks(bench, {"owner/tiny": TINY}, **options), outcomes)
+def run_stage(context: CheckContext, **options) -> list[Outcome]:
+    outcomes = OutcomeFile(context.folder / "outcomes.jsonl")
+    run_checks("sizes", sizes.list_checks(context, {"owner/tiny": TINY}, **options), outcomes)
     return outcomes.read_outcomes()
 
 
 def test_each_number_of_layers_is_measured_beside_its_plan_and_extrapolated(tmp_path):
-    *measured, whole = run_stage(Bench(device=CPU, folder=tmp_path), layers=(1, 2))
+    *measured, whole = run_stage(CheckContext(device=CPU, folder=tmp_path), layers=(1, 2))
     assert [outcome.name for outcome in measured] == ["owner/tiny, layers: 1", "owner/tiny, layers: 2"]
     assert {outcome.result for outcome in (*measured, whole)} == {"PASS"}, whole.detail
     assert all("planned" in outcome.detail and "compiled files unknown" in outcome.detail for outcome in measured)
@@ -65,7 +65,7 @@ def test_a_figure_without_a_rising_line_is_unknown():
 
 
 def test_layers_that_do_not_fit_are_skipped_with_both_sizes(tmp_path):
-    small = Bench(device=CPU, folder=tmp_path, conf=DeviceConf(memory_gib=1e-6))
+    small = CheckContext(device=CPU, folder=tmp_path, conf=DeviceConf(memory_gib=1e-6))
     measured, whole = run_stage(small, layers=(1,))
     assert (measured.result, whole.result) == ("SKIP", "SKIP")
     assert "takes " in measured.detail
@@ -76,13 +76,13 @@ def test_layers_that_do_not_fit_are_skipped_with_both_sizes(tmp_path):
 def test_a_model_that_cannot_be_computed_fails_with_a_remedy(tmp_path, monkeypatch):
     """Weights that overflow stand for a device that does: the target's own check refuses the logits."""
     monkeypatch.setattr(sizes, "WEIGHT_STD", float("inf"))
-    measured, _ = run_stage(Bench(device=CPU, folder=tmp_path), layers=(1,))
+    measured, _ = run_stage(CheckContext(device=CPU, folder=tmp_path), layers=(1,))
     assert measured.result == "FAIL"
     assert measured.remedy == sizes.REMEDY
 
 
 def test_the_default_models_have_the_shapes_of_qwen3(tmp_path):
-    names = [check.name for check in sizes.list_checks(Bench(device=CPU, folder=tmp_path))]
+    names = [check.name for check in sizes.list_checks(CheckContext(device=CPU, folder=tmp_path))]
     assert names == [
         f"{model}, {part}"
         for model in ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B")

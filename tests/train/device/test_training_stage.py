@@ -9,7 +9,7 @@ from models.device.config import DeviceConf, DeviceName
 from models.device.device import Device
 from tests.support.models.tiny import CPU
 from train.device import training
-from train.device.checks import Bench, Check, Outcome, run_check
+from train.device.checks import Check, CheckContext, Outcome, run_check
 
 
 class ScalingDevice(Device):
@@ -40,8 +40,8 @@ class ForgetfulDevice(Device):
 
 def run_last(folder: Path, device: Device, **options) -> Outcome:
     """Run the last check of the stage: of the draft, or of the answers if there is none."""
-    bench = Bench(device=device, folder=folder, conf=DeviceConf(name=DeviceName.cpu))
-    *_, check = training.list_checks(bench, **options)
+    context = CheckContext(device=device, folder=folder, conf=DeviceConf(name=DeviceName.cpu))
+    *_, check = training.list_checks(context, **options)
     assert isinstance(check, Check)
     return run_check("training", check)
 
