@@ -70,7 +70,10 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
         @functools.wraps(main)
         def command(cfg: DictConfig) -> None:
             try:  # inside the job too, because Hydra logs every exception that leaves it
-                main(validate_config(cfg))
+                conf = validate_config(cfg)
+                if hasattr(conf, "device"):
+                    conf.device.export_cache_folders()  # before `main` imports PyTorch
+                main(conf)
             except USER_ERRORS as error:
                 exit_with_error(error)
 

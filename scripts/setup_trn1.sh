@@ -2,8 +2,8 @@
 # Prepare a fresh Trn1 or Inf2 instance for `python -m train`: PyTorch/XLA from the last Neuron SDK that has it.
 #     scripts/setup_trn1.sh [DIRECTORY]         default: .venv-neuron-xla; a second call does nothing
 #     NO_DEVICE=1 scripts/setup_trn1.sh         in a container image, without device checks
-# Start from a DLAMI of SDK 2.31 (later ones have no torch 2.9), Ubuntu 24.04, 512 GB of disk. SDK 2.32 and
-# later have no packages for this route, so all versions are pinned.
+# Start from a DLAMI of SDK 2.31 (later ones have no torch 2.9), Ubuntu 24.04, 512 GB of disk. It is the last SDK
+# whose packages for this route fit together, so all versions are pinned.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/neuron_setup.sh

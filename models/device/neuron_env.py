@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from models.device.host import Host
+from models.device.packages import is_native
 from models.device.xla.requirements import CACHE_VARIABLE, check_cache_location
 from models.io.errors import require
 from models.io.validation import Rule, at_least, check_values
@@ -18,10 +19,15 @@ from models.io.validation import Rule, at_least, check_values
 CC_FLAGS = "NEURON_CC_FLAGS"
 LOGICAL_CORES = "NEURON_LOGICAL_NC_CONFIG"
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-CACHE_VARIABLES = {
-    "neuron": "TORCH_NEURONX_NEFF_CACHE_DIR",  # written by renaming, so that hosts may share it
-    "xla": CACHE_VARIABLE,
+CACHE_FOLDERS = {  # of each route: its variables, and their folders below `device.cache_dir`
+    # Written by renaming, so that hosts may share them. Locks are a host's own, in /tmp/local_cache.
+    "neuron": {"TORCH_NEURONX_NEFF_CACHE_DIR": "", "TORCH_NEURONX_HLO_CACHE_DIR": "/hlo"},
+    "xla": {CACHE_VARIABLE: ""},
 }
+# One process of a host compiles a graph while the others wait for its lock: 20 minutes by default, and a large
+# graph takes longer.
+LOCK_TIMEOUT = "TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"
+LOCK_SECONDS = "14400"
 NEURON_VARIABLES = {
     "NEURON_RT_STOCHASTIC_ROUNDING_EN": "stochastic_rounding",
     LOGICAL_CORES: "logical_cores",
@@ -54,6 +60,21 @@ class NeuronEnv:
             f"which would win, got {self.num_cores}",
         )
 
+    def export_cache_folders(self) -> None:
+        """Set the native route's cache folders and the wait for its locks, where its package is installed.
+
+        Call this before torch is imported, when the package reads some of them.
+        """
+        if is_native():
+            for name, value in {**self._list_cache_folders("neuron"), LOCK_TIMEOUT: LOCK_SECONDS}.items():
+                os.environ.setdefault(name, value)
+
+    def _list_cache_folders(self, route: str) -> dict[str, str]:
+        """Return the values of a route's cache variables; none without `device.cache_dir`."""
+        if self.cache_dir is None:
+            return {}
+        return {name: f"{self.cache_dir}{folder}" for name, folder in CACHE_FOLDERS[route].items()}
+
     def set_environment(self, route: str, *, on_neuron: bool, host: Host) -> dict[str, str]:
         """Set the environment; return the resulting values of all variables of the route.
 
@@ -65,26 +86,30 @@ class NeuronEnv:
                 f"device.{key}: is a setting of Neuron cores, got {getattr(self, key)} with the "
                 f"device {route}; leave it out",
             )
-        if route not in CACHE_VARIABLES:  # Inductor's cache has a default
+        for key in ("visible_cores", "num_cores") if route == "neuron" else ():
+            require(
+                getattr(self, key) is None or int(os.environ.get("WORLD_SIZE", "1")) == 1,
+                f"device.{key}: must be null in a run of several processes, whose backend takes a core for "
+                f"each, got {getattr(self, key)}; leave it out",
+            )
+        if route not in CACHE_FOLDERS:  # Inductor's cache has a default
             variables = {} if self.cache_dir is None else {INDUCTOR_CACHE: self.cache_dir}
             os.environ.update(variables)
             return variables
-        variables = {CACHE_VARIABLES[route]: "cache_dir"} | (NEURON_VARIABLES if on_neuron else {})
-        for name, key in variables.items():
+        for name, value in self._list_cache_folders(route).items():
+            _set_variable("cache_dir", name, value)
+        for name, key in NEURON_VARIABLES.items() if on_neuron else ():
             value = getattr(self, key)
             if value is not None:
-                value = str(int(value) if isinstance(value, bool) else value)
-                before = os.environ.setdefault(name, value)
-                require(
-                    before == value,
-                    f"device.{key}: must agree with the environment, which has {name}={before}, "
-                    f"got {value}; unset {name} or change device.{key}",
-                )
+                _set_variable(key, name, str(int(value) if isinstance(value, bool) else value))
+        if route == "neuron":
+            os.environ.setdefault(LOCK_TIMEOUT, LOCK_SECONDS)
         if on_neuron:
             self._set_compiler_flags(route)
         if route == "xla":
             check_cache_location(_read_flag("--cache_dir"), host)
-        return {name: os.environ[name] for name in (*variables, CC_FLAGS) if name in os.environ}
+        names = (*CACHE_FOLDERS[route], LOCK_TIMEOUT, *(NEURON_VARIABLES if on_neuron else ()), CC_FLAGS)
+        return {name: os.environ[name] for name in names if name in os.environ}
 
     def _set_compiler_flags(self, route: str) -> None:
         """Set compiler flags for the grouping of cores and for fp32 products.
@@ -103,6 +128,16 @@ class NeuronEnv:
             f"{LOGICAL_CORES}={runtime} and --logical-nc-config={compiler} in {CC_FLAGS}; "
             "unset both and set device.logical_cores",
         )
+
+
+def _set_variable(key: str, name: str, value: str) -> None:
+    """Set a variable to the value of a key; raise UserError if the environment has another one."""
+    before = os.environ.setdefault(name, value)
+    require(
+        before == value,
+        f"device.{key}: must agree with the environment, which has {name}={before}, "
+        f"got {value}; unset {name} or change device.{key}",
+    )
 
 
 def _read_flag(name: str) -> str | None:

@@ -13,7 +13,7 @@ import torch
 
 from models.device.device import Device
 from models.device.memory_watch import MemoryWatch
-from models.device.neuron_env import CACHE_VARIABLES
+from models.device.neuron_env import CACHE_FOLDERS
 from models.device.opening import can_compile
 from models.device.packages import PACKAGES, installed_version
 from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError
@@ -79,8 +79,8 @@ def find_cache_folder(device: Device) -> Path | None:
     """Return the folder of compiled files, or None if nothing is compiled or the environment leaves it open."""
     if not device.compiles:
         return None
-    if device.name in CACHE_VARIABLES:
-        folder = os.environ.get(CACHE_VARIABLES[device.name])
+    if device.name in CACHE_FOLDERS:
+        folder = os.environ.get(next(iter(CACHE_FOLDERS[device.name])))
         return None if folder is None else Path(folder)
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # deferred: slow to import
 

@@ -1,6 +1,9 @@
 """Settings of compiler and runtime are set and recorded, and refused where they contradict each other."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import psutil
@@ -12,6 +15,7 @@ from models.device.machine_specs import read_host_bytes
 from models.device.neuron_env import NeuronEnv
 from models.io.errors import UserError
 
+ROOT = Path(__file__).parents[3]
 OWN = "/var/tmp/neuron-compile-cache"
 
 
@@ -49,6 +53,8 @@ def test_every_setting_reaches_the_native_route_and_is_recorded(machine):
     recorded = settings.set_environment("neuron", on_neuron=True, host=machine)
     assert recorded == {
         "TORCH_NEURONX_NEFF_CACHE_DIR": "/mnt/efs/neff",  # hosts may share this cache
+        "TORCH_NEURONX_HLO_CACHE_DIR": "/mnt/efs/neff/hlo",
+        "TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT": "14400",
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
         "NEURON_LOGICAL_NC_CONFIG": "1",
         "NEURON_RT_VISIBLE_CORES": "0-3",
@@ -56,6 +62,59 @@ def test_every_setting_reaches_the_native_route_and_is_recorded(machine):
     }
     assert recorded.items() <= os.environ.items()
     assert settings.set_environment("neuron", on_neuron=True, host=machine) == recorded
+
+
+def test_cache_folders_are_set_before_torch_is_imported(machine, monkeypatch):
+    settings = NeuronEnv(cache_dir="/mnt/efs/neff")
+    settings.export_cache_folders()
+    assert not [name for name in os.environ if name.startswith("TORCH_NEURONX")]  # no native package
+    monkeypatch.setattr("models.device.neuron_env.is_native", lambda: True)
+    settings.export_cache_folders()
+    assert os.environ["TORCH_NEURONX_HLO_CACHE_DIR"] == "/mnt/efs/neff/hlo"
+    exported = dict(os.environ)
+    recorded = settings.set_environment("neuron", on_neuron=True, host=machine)
+    assert {name: value for name, value in recorded.items() if name.startswith("TORCH")}.items() <= exported.items()
+
+
+def test_a_command_sets_its_cache_folders_before_it_imports_torch(tmp_path):
+    """A stand-in for the native package's metadata is all that the command sees of Neuron."""
+    folder = tmp_path / "torch_neuronx-2.14.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-neuronx\nVersion: 2.14.0\n")
+    program = """
+import builtins, os, sys
+from train import __main__ as command
+
+imported, load = [], builtins.__import__
+def record(name, *args, **kwargs):
+    if name == "torch" and not imported:
+        imported.append(os.environ.get("TORCH_NEURONX_NEFF_CACHE_DIR"))
+    return load(name, *args, **kwargs)
+builtins.__import__ = record
+sys.argv = ["train", "device=neuron", "device.cache_dir=/graphs"]
+try:
+    command.main()
+except SystemExit:
+    print(imported)
+"""
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), "PATH": os.environ["PATH"]}
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.splitlines()[-1:] == ["['/graphs']"], result.stderr
+
+
+@pytest.mark.parametrize("setting", [{"visible_cores": "0-3"}, {"num_cores": 4}])
+def test_processes_of_the_native_route_take_their_cores_from_torchrun(machine, setting):
+    os.environ["WORLD_SIZE"] = "4"
+    NeuronEnv(**setting).set_environment("xla", on_neuron=True, host=machine)
+    with pytest.raises(UserError) as refused:
+        NeuronEnv(**setting).set_environment("neuron", on_neuron=True, host=machine)
+    [(key, value)] = setting.items()
+    assert str(refused.value) == (
+        f"device.{key}: must be null in a run of several processes, whose backend takes a core for each, "
+        f"got {value}; leave it out"
+    )
 
 
 def test_safe_defaults_of_the_older_route(machine):
