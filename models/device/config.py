@@ -57,6 +57,7 @@ class MachineConf:
     name: str = LOCAL_MACHINE
     chips: int = 1
     cores: int = 1  # per chip, as processes see them
+    logical_cores: int | None = None  # physical cores in one of them; None: they are not grouped
     memory_gib: float = 0.0  # per chip, as are bandwidth, tflops and link
     bandwidth_gb_s: float = 0.0
     tflops: dict[str, float] = field(default_factory=dict)  # by number type

@@ -47,7 +47,14 @@ def read_process_bytes(device: Device) -> float | None:
         return read_host_bytes(Host()) / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device.name == "cuda":
         return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+    if device.name == "neuron":
+        return read_total_bytes(device.torch_device)
     return None
+
+
+def read_total_bytes(torch_device: torch.device) -> float:
+    """Return the memory of an accelerator, of which a process has one."""
+    return float(torch.get_device_module(torch_device.type).get_device_properties(torch_device).total_memory)
 
 
 def read_host_bytes(host: Host) -> float:
@@ -60,7 +67,7 @@ def measure_machine(device: Device) -> MachineConf:
     memory = psutil.virtual_memory()
     torch_device, size, chips = device.torch_device, read_host_bytes(Host()), 1
     if torch_device.type != "cpu":
-        size = float(torch.get_device_module(torch_device.type).mem_get_info()[1])
+        size = read_total_bytes(torch_device)
         chips = torch.accelerator.device_count()
     # Source and destination, of 4 bytes per element, have COPY_BYTES together.
     source = torch.ones(COPY_BYTES // 8, device=torch_device)

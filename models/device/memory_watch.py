@@ -14,18 +14,20 @@ from models.device.device import Device
 from models.io.errors import UserError
 
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+ACCELERATORS = ("cuda", "neuron")  # whose allocators count
 CLEAR_REFS = Path("/proc/self/clear_refs")  # 5 resets the peak of resident memory
 # What PyTorch's allocators say in a RuntimeError, which only that of CUDA has a class for.
 ALLOCATION_FAILURES = ("can't allocate memory", "out of memory")
 
 
 class MemoryWatch:
-    """The peak of a process's memory since the watch began: that of its GPU, or resident memory."""
+    """The peak of a process's memory since the watch began: that of its accelerator, or resident memory."""
 
     def __init__(self, device: Device):
         self.device, self.bytes_before = device, 0
-        if device.name == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        if device.name in ACCELERATORS:
+            # Neuron's module has the peak alone (torch-neuronx 2.14), which then counts from the start of the process.
+            getattr(torch.get_device_module(device.name), "reset_peak_memory_stats", lambda: None)()
         elif device.name == "cpu":
             reset_host_peak()
             self.bytes_before = psutil.Process(os.getpid()).memory_info().rss
@@ -39,8 +41,8 @@ class MemoryWatch:
 
     def peak_bytes(self) -> int | None:
         """Return the peak above what was taken before; None if the device does not tell."""
-        if self.device.name == "cuda":
-            return torch.cuda.max_memory_allocated()
+        if self.device.name in ACCELERATORS:
+            return torch.get_device_module(self.device.name).max_memory_allocated()
         if self.device.name == "cpu":
             peak = MAXRSS_UNIT * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return max(0, peak - self.bytes_before)

@@ -13,6 +13,7 @@ from models.device.config import LOCAL_MACHINE, DeviceConf, MachineConf, Precisi
 from models.device.device import Device
 from models.device.machine_specs import measure_machine
 from models.device.opening import open_device
+from models.io.errors import require
 from models.targets.config import ModelSource
 from models.targets.pretrained import build_planning_model
 
@@ -41,13 +42,21 @@ def build_device(conf: DeviceConf, target: ModelSource) -> Device:
 def resolve_machine(machine: MachineConf, conf: DeviceConf, target: ModelSource) -> tuple[MachineConf, torch.dtype]:
     """Return a machine, measured if it is `here`, with the target's number type on it.
 
-    `device.memory_gib` replaces the memory of its cores.
+    `device.memory_gib` replaces the memory of its cores; `device.logical_cores` divides its chips into other ones.
     """
     if machine.name == LOCAL_MACHINE:
         device = build_device(conf, target)
         machine, dtype = measure_machine(device), device.dtype
     else:
         dtype = torch.float32 if conf.precision is Precision.float32 else torch.bfloat16
+        if conf.logical_cores is not None:
+            require(
+                machine.logical_cores is not None,
+                f"device.logical_cores: must be null with machine={machine.name}, whose cores are not grouped, "
+                f"got {conf.logical_cores}; leave it out",
+            )
+            physical_cores = machine.cores * machine.logical_cores
+            machine = replace(machine, cores=physical_cores // conf.logical_cores, logical_cores=conf.logical_cores)
     if conf.memory_gib is not None:
         machine = replace(machine, memory_gib=conf.memory_gib * machine.cores)
     return machine, dtype

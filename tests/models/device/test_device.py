@@ -2,6 +2,7 @@
 
 import logging
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from models.device import opening
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
+from models.device.machine_specs import read_process_bytes
 from models.device.memory_watch import CLEAR_REFS, MemoryWatch, report_out_of_memory
 from models.device.opening import open_device
 from models.io.errors import UserError
@@ -123,6 +125,16 @@ def test_missing_memory_is_reported_in_a_single_line(numbers):
 def test_other_errors_pass_unchanged():
     with pytest.raises(RuntimeError, match="shape"), report_out_of_memory("batch: lower it"):
         torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def test_the_memory_of_neuron_cores_is_what_their_module_says(monkeypatch):
+    module = SimpleNamespace(
+        get_device_properties=lambda device: SimpleNamespace(total_memory=24 * 2**30), max_memory_allocated=lambda: 7
+    )
+    monkeypatch.setattr(torch, "get_device_module", {"neuron": module}.get)
+    device = Device(name="neuron", torch_device=SimpleNamespace(type="neuron"), dtype=torch.bfloat16, compiles=False)
+    assert read_process_bytes(device) == 24 * 2**30
+    assert MemoryWatch(device).peak_bytes() == 7
 
 
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="the system keeps the peak of a process")

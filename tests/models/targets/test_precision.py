@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from conf.entry import compose
 from models.device.config import DeviceConf, DeviceName, MachineConf, Precision
 from models.device.machine_specs import check_dtype
+from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.precision import build_device, count_weights, resolve_machine
 from tests.support.models.tiny import demo_target
+from train.config.run import TrainPlanConf
 
 LARGE = TargetConf(name="Qwen/Qwen3-8B")  # its configuration ships with the package
 CPU = DeviceConf(name=DeviceName.cpu)
@@ -49,3 +52,14 @@ def test_a_plan_for_this_machine_is_in_the_precision_of_a_run_here(has_bf16):
     machine, dtype = resolve_machine(MachineConf(), CPU, LARGE)
     assert dtype is build_device(CPU, LARGE).dtype
     check_dtype(machine, dtype)
+
+
+def test_ungrouped_cores_are_twice_as_many_with_half_the_memory_each():
+    conf = compose("train_plan", TrainPlanConf, ["machine=trn2.48xlarge"])
+    grouped, _ = resolve_machine(conf.machine, conf.device, LARGE)
+    assert (grouped.total_cores, grouped.core_bytes) == (64, 24 * 2**30)
+    single, _ = resolve_machine(conf.machine, DeviceConf(logical_cores=1), LARGE)
+    assert (single.total_cores, single.core_bytes) == (128, 12 * 2**30)
+    assert resolve_machine(single, DeviceConf(logical_cores=2), LARGE)[0] == grouped
+    with pytest.raises(UserError, match=r"logical_cores: must be null with machine=trn1\.32xlarge, whose"):
+        resolve_machine(replace(single, name="trn1.32xlarge", logical_cores=None), DeviceConf(logical_cores=1), LARGE)

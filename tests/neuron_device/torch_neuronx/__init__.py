@@ -5,8 +5,9 @@ PyTorch loads it by its entry point, like the real package: no code imports it.
 
 import os
 from contextlib import nullcontext
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import psutil
 import torch
 
 
@@ -45,6 +46,8 @@ def _module() -> ModuleType:
         "stream": nullcontext,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
+        "get_device_properties": lambda device=None: SimpleNamespace(total_memory=psutil.virtual_memory().total),
+        "max_memory_allocated": lambda device=None: psutil.Process().memory_info().rss,
         "get_amp_supported_dtype": lambda: [torch.bfloat16],
         "manual_seed": own.seed,
         "manual_seed_all": own.seed,
