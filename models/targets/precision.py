@@ -13,7 +13,7 @@ from models.device.config import LOCAL_MACHINE, DeviceConf, MachineConf, Precisi
 from models.device.device import Device
 from models.device.machine_specs import measure_machine
 from models.device.opening import open_device
-from models.io.errors import require
+from models.io.errors import UserError
 from models.targets.config import ModelSource
 from models.targets.pretrained import build_planning_model
 
@@ -50,11 +50,11 @@ def resolve_machine(machine: MachineConf, conf: DeviceConf, target: ModelSource)
     else:
         dtype = torch.float32 if conf.precision is Precision.float32 else torch.bfloat16
         if conf.logical_cores is not None:
-            require(
-                machine.logical_cores is not None,
-                f"device.logical_cores: must be null with machine={machine.name}, whose cores are not grouped, "
-                f"got {conf.logical_cores}; leave it out",
-            )
+            if machine.logical_cores is None:
+                raise UserError(
+                    f"device.logical_cores: must be null with machine={machine.name}, whose cores are not grouped, "
+                    f"got {conf.logical_cores}; leave it out"
+                )
             physical_cores = machine.cores * machine.logical_cores
             machine = replace(machine, cores=physical_cores // conf.logical_cores, logical_cores=conf.logical_cores)
     if conf.memory_gib is not None:
