@@ -38,7 +38,12 @@ def runs(tmp_path_factory):
 
 
 def run_method(method: str, device: str, folder: Path) -> None:
-    command = [str(PYTHON), str(HERE / "xla_run.py"), method, device, str(folder)]
+    run_program("xla_run.py", device, [method, device, str(folder)])
+
+
+def run_program(name: str, device: str, arguments: list[str]) -> None:
+    """Run a program of this folder with the packages of the XLA route, on the CPU or on XLA."""
+    command = [str(PYTHON), str(HERE / name), *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | CHOSEN[device]
     process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-4000:]
