@@ -21,7 +21,8 @@ def build_headline(report: Report) -> str:
     sampling = [f"{key} {value}" for key, value in asdict(setup.sampling).items() if value != defaults[key]]
     rules = _list_rules(report)
     threads = f"{device.threads} thread{'' if device.threads == 1 else 's'}"
-    compiled = "compiled" if device.compiled else "not compiled"
+    late = setup.graphs_after_warmup
+    compiled = "not compiled" if late is None else f"compiled, {late} graphs after the warm-up"
     how = "through the chat template" if prompts.chat_template else "as plain text"
     several = len(prompts.by_category) > 1
     categories = f" in {len(prompts.by_category)} categories" if several else ""

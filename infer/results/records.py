@@ -93,8 +93,7 @@ class Exactness:
 class ModeResult:
     """The result of one mode; all modes hold the same prompts in the same order.
 
-    `baseline` is the key of the autoregressive mode of the same target, `depth` that of the mode's
-    trees, `bytes_ratio` the bytes of the draft's weights over the target's.
+    `baseline` is the key of the autoregressive mode of the same target, `depth` that of the mode's trees.
     """
 
     prompt_results: list[PromptResult]
@@ -104,7 +103,6 @@ class ModeResult:
     exactness: Exactness = field(default_factory=Exactness)
     split: RoundSplit | None = None
     draft_passes: int | None = None
-    bytes_ratio: float | None = None
 
     @property
     def figures(self) -> list[PromptFigures]:

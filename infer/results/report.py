@@ -11,7 +11,6 @@ from infer.results.metrics import (
     estimate_gain,
     estimate_metric,
     is_looping,
-    memory_bound_speedup,
     take_percentiles,
 )
 from infer.results.records import AUTOREGRESSIVE, ModeResult, PromptResult
@@ -22,7 +21,6 @@ from infer.results.schema import (
     EvalSetup,
     Gain,
     GainMetric,
-    LengthBucket,
     Mode,
     ModeFigures,
     PromptRow,
@@ -32,7 +30,6 @@ from infer.results.schema import (
 )
 
 SECONDS_DECIMALS = 6  # decimal places of seconds in rounds.jsonl
-MIN_LENGTH_BUCKET = 256  # upper bound of the first bucket in tokens; each next bound is twice that
 
 
 def describe_prompts(
@@ -69,7 +66,6 @@ def build_report(setup: EvalSetup, results: dict[str, ModeResult], drafts: list[
             )
             for name in setup.prompts.by_category
         },
-        by_prompt_length=_describe_lengths(results),
         per_prompt=_list_prompt_rows(results),
         rounds=[_describe_rounds(key, result) for key, mode in results.items() for result in mode.prompt_results],
     )
@@ -91,7 +87,7 @@ def _describe_mode(key: str, results: dict[str, ModeResult]) -> Mode:
     tau, speedup = metrics["acceptance_length"], metrics["speedup"]
     costs = _derive_costs(result, baseline) if speedup else None
     predicted = costs and costs.predict_speedup(tau.mean)
-    passes, ratio, figures = result.draft_passes, result.bytes_ratio, result.figures
+    figures = result.figures
     return Mode(
         figures=ModeFigures(
             prompts=len(figures),
@@ -99,10 +95,7 @@ def _describe_mode(key: str, results: dict[str, ModeResult]) -> Mode:
             depth=result.depth,
             nodes=result.nodes,
             **metrics,
-            draft_passes=passes,
-            mbsu=memory_bound_speedup(tau, draft_passes=passes, bytes_ratio=ratio)
-            if tau and passes is not None and ratio is not None
-            else None,
+            draft_passes=result.draft_passes,
             predicted_speedup=predicted,
             efficiency=predicted and speedup.mean / predicted,
             acceptance_by_position=acceptance_by_position(result),
@@ -144,34 +137,6 @@ def _describe_gains(key: str, results: dict[str, ModeResult]) -> dict[Any, Gain]
         for other_name, other in others.items()
         if other is not None
     }
-
-
-def prompt_length_bucket(tokens: int) -> int:
-    """Return the upper bound of the bucket of a prompt of this many tokens.
-
-    >>> [prompt_length_bucket(tokens) for tokens in (1, 256, 257, 3000)]
-    [256, 256, 512, 4096]
-    """
-    return max(MIN_LENGTH_BUCKET, 1 << (tokens - 1).bit_length())
-
-
-def _describe_lengths(results: dict[str, ModeResult]) -> list[LengthBucket]:
-    """Describe each bucket that has prompts.
-
-    Drafts are rarely as good after more tokens than they were trained on, which a mean over all prompts hides.
-    """
-    prompts = [result.prompt for result in results[AUTOREGRESSIVE].prompt_results]
-    counts = Counter(prompt_length_bucket(len(prompt.ids)) for prompt in prompts)
-    trained = {key: mode for key, mode in results.items() if key.endswith(("/chain", "/tree"))}
-    buckets = []
-    for bucket, count in sorted(counts.items()):
-        selected = {
-            key: mode.select(lambda p, bucket=bucket: prompt_length_bucket(len(p.ids)) == bucket)
-            for key, mode in trained.items()
-        }
-        tau = {key: estimate_metric("acceptance_length", mode, mode) for key, mode in selected.items()}
-        buckets.append(LengthBucket(up_to=bucket, prompts=count, tau=tau))
-    return buckets
 
 
 def _list_prompt_rows(results: dict[str, ModeResult]) -> list[PromptRow]:

@@ -13,7 +13,7 @@ from data.eval_prompts.contamination import Contamination
 from infer.results.intervals import Estimate
 from models.trees.sampling_config import SamplingConf
 
-SCHEMA_VERSION: Literal[4] = 4
+SCHEMA_VERSION: Literal[5] = 5
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
@@ -176,8 +176,7 @@ class RoundSplit:
 class ModeFigures:
     """Figures of a mode that follow from the rounds and times of its prompts.
 
-    `draft_passes` is the number of consecutive forward passes of the draft in a round (L in
-    `mbsu`), 0 for n-gram lookup.
+    `draft_passes` is the number of consecutive forward passes of the draft in a round, 0 for n-gram lookup.
     """
 
     prompts: Size
@@ -189,10 +188,8 @@ class ModeFigures:
     speedup_e2e: Estimate | None
     acceptance_length: Estimate | None
     delivered_per_round: Estimate | None
-    acceptance_length_per_prompt: Estimate | None
     acceptance_rate: Estimate | None
     draft_passes: Count | None
-    mbsu: Estimate | None
     predicted_speedup: Amount | None
     efficiency: Amount | None
     acceptance_by_position: PositionAcceptance
@@ -299,15 +296,6 @@ class DraftInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthBucket:
-    """Tau of each draft's chain and tree on the prompts of at most `up_to` tokens."""
-
-    up_to: Count
-    prompts: Size
-    tau: dict[ModeKey, Estimate | None]
-
-
-@dataclass(frozen=True, kw_only=True)
 class PromptFigures:
     """The raw numbers of one prompt in one mode, from which every metric is computed."""
 
@@ -346,12 +334,11 @@ class PromptRow:
 class Report:
     """report.json of a run; `overall` is of all prompts, `categories` of those of each category."""
 
-    schema_version: Literal[4]
+    schema_version: Literal[5]
     setup: EvalSetup
     drafts: list[DraftInfo]
     overall: Section
     categories: dict[str, Section]
-    by_prompt_length: list[LengthBucket]
     per_prompt: Annotated[list[PromptRow], Field(min_length=1)]
 
 

@@ -343,7 +343,7 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(report, tmp_path, read_
         ([good, good, "--"], "command line: must be two reports, or several of each side with "),
         ([good, "--", good, "--", good], "command line: must be two reports, or several of each"),
         ([good, good, "gate=speed"], "gate: must be tau or speed-up, got speed; python -m infer."),
-        ([good, old], f"report: must be of schema version 4, got 1 in {old}; measure again"),
+        ([good, old], f"report: must be of schema version 5, got 1 in {old}; measure again"),
         ([good, cut], f"report: must be a readable report.json, got {cut}; python -m"),
         ([good, tmp_path / "none"], "report: must be a readable report.json, got"),
     ]:

@@ -46,18 +46,6 @@ def test_acceptance_length_is_a_ratio_of_sums_that_counts_the_targets_token():
     assert estimate_metric("acceptance_length", PLAIN, PLAIN).mean == 1
 
 
-def test_acceptance_length_per_prompt_is_the_mean_of_the_prompts_own():
-    own = estimate_metric("acceptance_length_per_prompt", CHAIN, PLAIN)
-    assert own.mean == pytest.approx((7 / 3 + 4 / 2) / 2)
-    one_token = build_answer("c", [], tokens=1)  # its only token came with the prefill
-    with_one_token = estimate_metric(
-        "acceptance_length_per_prompt",
-        build_mode(*CHAIN.prompt_results, one_token),
-        build_mode(*PLAIN.prompt_results, build_plain_answer("c", 1)),
-    )
-    assert with_one_token.mean == pytest.approx(own.mean)
-
-
 def test_intervals_are_over_questions_not_over_their_turns():
     rng = np.random.default_rng(0)
     first = [build_answer(f"q{i}", rng.integers(0, 4, 6).tolist()) for i in range(12)]
