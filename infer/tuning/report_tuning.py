@@ -25,7 +25,6 @@ from infer.tuning.results import DraftTuning, TuningResult
 from infer.tuning.search import choose_tree, estimate_candidates
 from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
-from models.drafts.ngram import NgramDraft
 from models.io.errors import UserError, first_line, require
 from models.targets.config import TargetConf
 from models.targets.target import Target
@@ -185,6 +184,4 @@ def choose_fastest(tuning: DraftTuning, result: TuningResult) -> tuple[TreeCandi
 def _build_decoding(choice: TreeCandidate | None, draft: Draft) -> TunedDecoding:
     if choice is None:
         return TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
-    return TunedDecoding(
-        description=choice.description, tree=choice.tree, draft=NgramDraft() if choice.is_lookup else draft
-    )
+    return TunedDecoding(description=choice.description, tree=choice.tree, draft=choice.choose_draft(draft))

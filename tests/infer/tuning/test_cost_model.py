@@ -1,14 +1,8 @@
-"""Few timings of rounds find the best tree, and tuners wait for the tuner that is timing."""
-
-import fcntl
-import os
-import tempfile
-from pathlib import Path
+"""Few timings of rounds find the best tree."""
 
 import numpy as np
 import pytest
 
-from infer.tuning import cost_model
 from infer.tuning.candidates import USER_TREE, list_candidates
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, choose_candidate
@@ -67,12 +61,6 @@ def test_a_draft_that_no_budget_fits_has_windows_and_the_users_tree_as_candidate
     )
 
 
-@pytest.fixture(autouse=True)
-def no_other_tuner(tmp_path, monkeypatch):
-    """Give the tests a lock of their own, so that they wait for nobody's timing."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-
 @pytest.fixture
 def bench(target, learned):
     draft, written = learned
@@ -107,28 +95,3 @@ def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monke
     candidate = next(candidate for candidate in considered() if candidate.name == "chain-2")
     assert bench.measure_steps(candidate) > 0
     assert bench.benchmark_trees([candidate])["chain-2"][:, 0].sum() == 0
-
-
-def test_the_machine_is_locked_only_while_something_is_timed(bench):
-    locked = []
-
-    def note_lock(_, generation):
-        locked.append(_is_locked())
-        return generation.round_s
-
-    bench.round_seconds = note_lock
-    chain = next(candidate for candidate in considered() if candidate.name == "chain-2")
-    bench.measure_steps(chain)
-    rows, turns = bench.batch, 3 * cost_model.TIMED_TURNS
-    assert locked == [True] * rows * turns
-    assert not _is_locked()
-
-
-def _is_locked() -> bool:
-    """Return whether another tuner could not compile now."""
-    with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
