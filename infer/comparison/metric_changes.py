@@ -60,18 +60,15 @@ def has_several_runs(before: Sequence[Report], after: Sequence[Report]) -> bool:
     return min(len(before), len(after)) > 1
 
 
-def compare_metrics(before: Sequence[Report], after: Sequence[Report], *, gates_speed: bool) -> Iterator[MetricChange]:
-    """Yield every metric of every mode that both sides have.
-
-    Metrics of time have an interval if each side has several runs or `gates_speed` asks for it.
-    """
+def compare_metrics(before: Sequence[Report], after: Sequence[Report]) -> Iterator[MetricChange]:
+    """Yield every metric of every mode that both sides have; those of time have an interval if several runs do."""
     views = index_modes([*before, *after])
     shared = [name for name in views[0] if all(name in each for each in views)]
-    gated = ("tau", "speed-up") if gates_speed else ("tau",)
+    knows_speed = has_several_runs(before, after)
+    gated = ("tau", "speed-up") if knows_speed else ("tau",)
     num_drafting = sum(views[0][name].mode.figures.depth > 0 for name in shared)
     # Bonferroni, over the comparisons that can be a regression.
     level = 1 - FALSE_ALARM_RATE / max(1, len(gated) * num_drafting)
-    knows_speed = gates_speed or has_several_runs(before, after)
     for name in shared:
         for metric, schema_name in COMPARED_METRICS.items():
             runs = [
