@@ -182,8 +182,10 @@ def test_names_of_runs_are_short_and_no_two_alike(tmp_path):
 
     assert name_runs("a/demo", "b/demo", "b/other/checkpoint") == ["a/demo", "b/demo", "other"]
     assert name_runs("a/x/demo", "a/y/demo", "b/y/demo") == ["a/x/demo", "a/y/demo", "b/y/demo"]
+    assert name_runs("a/x/demo", "a/y/demo") == ["x/demo", "y/demo"]
     assert name_runs("a/runs/demo/checkpoint", "b/runs/demo") == ["a/runs/demo", "b/runs/demo"]
-    assert name_runs("demo", "runs/demo") == [f"{tmp_path.name}/demo", "runs/demo"]
+    assert name_runs("demo", "demo/demo") == ["demo", "demo/demo"]
+    assert name_runs("demo", "runs/demo") == ["demo", "runs/demo"]
     assert name_runs("demo/../demo/state/..") == ["demo"]
 
 
@@ -200,7 +202,7 @@ def test_drafts_of_two_targets_are_refused_before_either_is_loaded(folder, tmp_p
     tensors = safetensors.torch.load_file(ours / checkpoint_files.WEIGHTS_FILE)
     checkpoint.save_checkpoint(theirs, tensors, config=checkpoint_files.read_config(ours), metadata=metadata)
     with pytest.raises(UserError, match=r"must be of one target, got .*newer.* of \w+, .*theirs of"):
-        open_checkpoints([str(ours), str(theirs)], print)
+        open_checkpoints([str(ours), str(theirs)])
 
 
 def test_each_draft_gets_its_own_layers(target, folder, learned):
