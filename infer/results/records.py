@@ -10,7 +10,6 @@ from infer.results.schema import LosslessVerdict, Mismatch, PromptFigures, Round
 from infer.verify.config import Verification
 
 AUTOREGRESSIVE = "autoregressive"  # the mode of the target alone
-LOSSY_RULES = tuple(rule.value for rule in Verification if not rule.is_lossless)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ class Exactness:
 
     def judge(self, verification: str) -> Verdict:
         """Return the verdict on a rule: `no` for a lossy one, even if its answers agree."""
-        lossy = verification in LOSSY_RULES
+        lossy = not Verification(verification).is_lossless
         return Verdict(
             verification=verification,
             lossy=lossy,
@@ -99,7 +98,7 @@ class ModeResult:
     prompt_results: list[PromptResult]
     baseline: str = AUTOREGRESSIVE
     depth: int
-    verification: str = "exact"  # stands for any rule that keeps the target's own answers
+    verification: str = Verification.greedy.value
     exactness: Exactness = field(default_factory=Exactness)
     split: RoundSplit | None = None
     draft_passes: int | None = None

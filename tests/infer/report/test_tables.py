@@ -176,7 +176,7 @@ def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
     assert get_column(summary_table(other), "lossless")[3:5] == ["in distribution"] * 2
     for row in exactness_table(other).rows[-2:]:
         assert row[1:] == ["in distribution", *[ABSENT] * 5]
-    assert "verification: exact, block and rejection" in render_page(other)
+    assert "verification: greedy, block and rejection" in render_page(other)
 
 
 def test_sample_answers_show_who_wrote_each_piece_and_keep_their_white_space(report, report_page, comparison_page):
