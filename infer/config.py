@@ -150,7 +150,6 @@ class DecodePlanConf:
     batch: int = 1
     prompt_tokens: int = 1024
     context: int = 2048  # tokens of prompt and answer
-    share_draft: bool = True  # over the cores of a target, as serving engines do
     memory_margin: float = 0.1  # share of a core's memory kept for compiler, runtime, collectives
     output: str | None = None  # a file for the plan as JSON
     output_dir: str = "outputs/infer.plan"

@@ -200,17 +200,13 @@ def describe_curve(points: list[CurvePoint]) -> str:
             f"too few evaluations to tell whether tau still rises: {len(points)}, and "
             f"{2 * MIN_FITTED_POINTS - 1} are needed; lower interval.eval."
         )
-    trend = Trend.from_slope(line.slope)
+    trend, prediction = Trend.from_slope(line.slope), ""
+    if trend is Trend.rising:
+        prediction = f"; at twice the tokens about {format_estimate(predict_tau(points, 2 * points[-1].tokens))}"
     return (
         f"tau {trend.value}: {_format_slope(line.slope)} a million tokens over the last {len(take_last_half(points))} "
-        f"of {len(points)} evaluations, up to {points[-1].tokens:,} tokens"
-        f"{_describe_prediction(points) if trend is Trend.rising else ''}."
+        f"of {len(points)} evaluations, up to {points[-1].tokens:,} tokens{prediction}."
     )
-
-
-def _describe_prediction(points: list[CurvePoint]) -> str:
-    predicted = predict_tau(points, 2 * points[-1].tokens)
-    return f"; at twice the tokens about {format_estimate(predicted)}"
 
 
 def _format_slope(slope: Estimate) -> str:

@@ -147,7 +147,10 @@ def _tune_draft(
         f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}{fastest.description}, speed-up "
         f"{result.format_speedup(fastest)}; took {time.perf_counter() - start:.0f} s"
     )
-    return replace(draft, tuned=_build_decoding(fastest if pays else None, draft.draft))
+    if not pays:
+        return replace(draft, tuned=TunedDecoding(description="no speculation", draft=None, tree=NO_TREE))
+    tuned = TunedDecoding(description=fastest.description, draft=fastest.choose_draft(draft.draft), tree=fastest.tree)
+    return replace(draft, tuned=tuned)
 
 
 def build_tune_conf(tree: TreeConf, draft: Draft, conf: EvaluationConf) -> TuneConf:
@@ -179,9 +182,3 @@ def choose_fastest(tuning: DraftTuning, result: TuningResult) -> tuple[TreeCandi
     speeds = {name: speedup.mean for name, speedup in result.speedups.items() if speedup}
     fastest = max(tuning.candidates, key=lambda candidate: speeds.get(candidate.name, 0.0))
     return fastest, speeds.get(fastest.name, 0.0) > 1
-
-
-def _build_decoding(choice: TreeCandidate | None, draft: Draft) -> TunedDecoding:
-    if choice is None:
-        return TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
-    return TunedDecoding(description=choice.description, tree=choice.tree, draft=choice.choose_draft(draft))
