@@ -108,13 +108,13 @@ def describe_bottlenecks(report: Report) -> list[str]:
 
 
 def _describe_bottleneck(report: Report, view: ModeView) -> str | None:
-    """Return the sentence on a mode, or None if its rounds were not timed; costs are in steps.
+    """Return the sentence on a mode, or None without a draft or times of its rounds; costs are in steps.
 
     A round that cost just one autoregressive step would make the speed-up equal to the acceptance length.
     """
     baseline = find_baseline(report, view.draft)
     split, plain, tau = view.mode.split_ms, baseline.split_ms, view.mode.figures.acceptance_length
-    if view.mode.costs_ms is None or split is None or plain is None or tau is None:
+    if view.mode.figures.predicted_speedup is None or split is None or plain is None or tau is None:
         return None
     step = plain.plain_step
     extra_steps = {

@@ -25,7 +25,6 @@ from infer.results.schema import (
     ModeFigures,
     PromptRow,
     PromptSet,
-    RoundCosts,
     Section,
 )
 
@@ -85,9 +84,9 @@ def _describe_mode(key: str, results: dict[str, ModeResult]) -> Mode:
     baseline = results[result.baseline]
     metrics: dict[str, Any] = {name: estimate_metric(name, result, baseline) for name in METRICS}
     tau, speedup = metrics["acceptance_length"], metrics["speedup"]
-    costs = _derive_costs(result, baseline) if speedup else None
-    predicted = costs and costs.predict_speedup(tau.mean)
-    figures = result.figures
+    figures, split, plain_split, predicted = result.figures, result.split, baseline.split, None
+    if speedup and split and plain_split and result.draft_passes is not None:
+        predicted = tau.mean * plain_split.plain_step / (split.draft + split.verification)
     return Mode(
         figures=ModeFigures(
             prompts=len(figures),
@@ -104,21 +103,8 @@ def _describe_mode(key: str, results: dict[str, ModeResult]) -> Mode:
             e2e_ms=take_percentiles([row.e2e_ms for row in figures]),
         ),
         verdict=result.exactness.judge(result.verification),
-        costs_ms=costs,
-        split_ms=result.split,
+        split_ms=split,
         gains=_describe_gains(key, results),
-    )
-
-
-def _derive_costs(result: ModeResult, baseline: ModeResult) -> RoundCosts | None:
-    """Return the costs of a mode with a draft whose rounds were timed, and of a plain step."""
-    split, plain_split = result.split, baseline.split
-    if split is None or plain_split is None or result.draft_passes is None:
-        return None
-    return RoundCosts(
-        draft=split.draft,
-        verify=split.verify + split.accept + split.cache_move,
-        autoregressive_step=plain_split.plain_step,
     )
 
 

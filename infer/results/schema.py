@@ -142,19 +142,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundCosts:
-    """Milliseconds that a round drafts and verifies, and those of an autoregressive step."""
-
-    draft: Amount
-    verify: Amount
-    autoregressive_step: Amount
-
-    def predict_speedup(self, acceptance_length: float) -> float:
-        """Return the speed-up of a loop that does nothing but draft and verify."""
-        return acceptance_length * self.autoregressive_step / (self.draft + self.verify)
-
-
-@dataclass(frozen=True, kw_only=True)
 class RoundSplit:
     """Mean milliseconds of the phases of an unfused round, of all of it, and of a fused round."""
 
@@ -165,6 +152,11 @@ class RoundSplit:
     host: float
     round: Amount
     fused_round: Amount | None  # None if rounds are not fused
+
+    @property
+    def verification(self) -> float:
+        """Return the part of a round that scores the tree, accepts a path and moves the cache."""
+        return self.verify + self.accept + self.cache_move
 
     @property
     def plain_step(self) -> float:
@@ -204,7 +196,6 @@ class Mode:
 
     figures: ModeFigures
     verdict: Verdict
-    costs_ms: RoundCosts | None
     split_ms: RoundSplit | None
     gains: dict[Literal["untrained", "ngram"], Gain]
 
