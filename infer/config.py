@@ -69,11 +69,6 @@ class EvaluationConf:
         """Return the rule that is meant, which is never `auto`."""
         return self.verification.resolve(self.sampling)
 
-    @property
-    def keeps_target_answers(self) -> bool:
-        """Return whether answers do not depend on the draft, so that they can be replayed."""
-        return self.rule.is_lossless and not self.rule.is_ratio_test
-
 
 def parse_checkpoints(value: Any) -> list[str] | None:
     """Return `checkpoint` as a list, or None for the newest finished run; raise UserError for anything else."""

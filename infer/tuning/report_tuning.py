@@ -23,6 +23,7 @@ from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import DraftTuning, TuningResult
 from infer.tuning.search import choose_tree, estimate_candidates
+from infer.verify.config import Verification
 from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
 from models.io.errors import UserError, first_line, require
@@ -81,7 +82,7 @@ def tune_drafts_for_report(
 def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool) -> None:
     """Raise UserError if trees cannot be tuned with this target, device and acceptance rule."""
     require(
-        conf.keeps_target_answers,
+        conf.rule in (Verification.greedy, Verification.coupled),
         "evaluation.verification: must be greedy or coupled for tune=true, whose replay needs "
         f"answers that do not depend on the draft, got {conf.rule.value}",
     )
