@@ -16,9 +16,8 @@ def get_kind(candidate):
 class Machine:
     """A machine whose costs are linear in nodes and passes, with an extra by family; it counts timings."""
 
-    def __init__(self, node=0.02, draft_pass=0.1, noise=0.0):
-        self.node, self.draft_pass, self.noise = node, draft_pass, noise
-        self.timed, self.numbers = [], np.random.default_rng(0)
+    def __init__(self, node=0.02, draft_pass=0.1):
+        self.node, self.draft_pass, self.timed = node, draft_pass, []
 
     def compute_cost(self, candidate):
         extra = {"dynamic": 0.1, "product": 0.2, "static": 0.0}.get(get_kind(candidate), 0.0)
@@ -27,7 +26,7 @@ class Machine:
 
     def time_steps(self, candidate):
         self.timed.append(candidate.name)
-        return self.compute_cost(candidate) * (1 + self.noise * float(self.numbers.standard_normal()))
+        return self.compute_cost(candidate)
 
 
 def expect_tokens(candidate):

@@ -311,5 +311,3 @@ def test_auto_is_greedy_or_coupled():
         rule = build_acceptance_rule(verification, WARM)
         assert rule.name == verification.value
     assert build_acceptance_rule(Verification.typical, WARM, typical=TypicalRule(delta=0.5)).delta == 0.5
-    with pytest.raises(UserError, match=r"rejection needs evaluation\.sampling\.temperature above"):
-        build_acceptance_rule(Verification.rejection, COLD)
