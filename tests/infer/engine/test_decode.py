@@ -95,15 +95,6 @@ def test_a_copied_chain_goes_on_where_the_grown_tree_ends():
     assert accepted.nodes.tolist() == [[0, 2, 3, 6, 7]]
 
 
-def test_ngram_lookup_proposes_the_continuation():
-    state = NgramDraft().new_state(1, 12)
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6]])
-    state = NgramDraft().start(state, ids, lengths=torch.tensor([6]), first_token=torch.tensor([7]), target_output=None)
-    proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY))
-    assert proposal.ids.tolist() == [[8, 5, 6]]
-    assert proposal.parents.tolist() == [[-1, 0, 1]]
-
-
 @pytest.mark.parametrize("period", [1, 2, 3, 5, 16])
 def test_ngram_lookup_repeats_a_period_that_is_shorter_than_the_copy(period):
     """Row 0 repeats its last tokens; row 1 repeats none, and copies the root."""
