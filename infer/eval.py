@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conf.entry import entry_point
 from infer.config import EvalConf
-from infer.inputs.checkpoint_paths import open_inputs
+from infer.inputs.input_checks import open_inputs
 from models.io.console import setup_logging
 from models.io.lock import claim_run_folder
 

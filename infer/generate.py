@@ -7,7 +7,7 @@ python -m infer.generate checkpoint=DIR prompts=FILE                answers as l
 
 from conf.entry import entry_point
 from infer.config import GenerateConf
-from infer.inputs.checkpoint_paths import open_inputs
+from infer.inputs.input_checks import open_inputs
 from models.io.console import setup_logging
 
 

@@ -10,7 +10,7 @@ The search is in `infer/tuning/search.py`. Limits of the method: docs/tuning.md.
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.inputs.checkpoint_paths import open_inputs
+from infer.inputs.input_checks import open_inputs
 from infer.tuning.config import TuneConf
 from models.io.console import setup_logging
 from models.io.lock import claim_run_folder

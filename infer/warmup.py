@@ -7,7 +7,7 @@ Graphs last as long as the compiler's cache does (device.cache_dir): docs/graphs
 
 from conf.entry import entry_point
 from infer.config import EvalConf
-from infer.inputs.checkpoint_paths import open_inputs
+from infer.inputs.input_checks import open_inputs
 from models.io.console import print_line, setup_logging
 
 

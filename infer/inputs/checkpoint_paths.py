@@ -1,11 +1,10 @@
-"""The arguments of a command on checkpoints: their paths, run names and target, a tree and prompts."""
+"""Checkpoints as arguments of a command: their paths, run names and target."""
 
 import os
 from dataclasses import replace
 from pathlib import Path
 
 from conf.entry import command_that_writes
-from data.eval_prompts.prompts import PROMPTS_KEY, read_prompt_rows
 from infer.config import OWN_TARGET
 from models.checkpoints import checkpoint_files
 from models.checkpoints.saved_states import find_newest_state, read_progress_file
@@ -13,21 +12,6 @@ from models.io.console import print_line
 from models.io.errors import require
 from models.io.tracking import TrackedRun
 from models.targets.config import TargetConf
-from models.trees.config import TreeConf
-
-
-def open_inputs(
-    paths: list[str] | None, tree: TreeConf, prompts: str | None, *, prompts_key: str = PROMPTS_KEY
-) -> list[Path]:
-    """Return the directories of checkpoints; check these, a tree and a file of prompts before a model is loaded.
-
-    Raise UserError if one cannot be read.
-    """
-    directories = open_checkpoints(paths)
-    tree.build()
-    if prompts is not None:
-        read_prompt_rows(prompts, key=prompts_key)
-    return directories
 
 
 def open_checkpoints(paths: list[str] | None) -> list[Path]:
