@@ -5,7 +5,7 @@ python -m infer.compare BEFORE-1 BEFORE-2 BEFORE-3 -- AFTER-1 AFTER-2 AFTER-3
 
 Exit code 1 means a regression: tau fell beyond noise, the answers after are not shown to be
 lossless, or a mode is no longer measured. With several reports of each side, which show the noise
-between runs, a fall of the speed-up is one too; `gate=speed-up` and `gate=tau` choose by hand.
+between runs, a fall of the speed-up is one too.
 """
 
 import json
@@ -18,8 +18,7 @@ from typing import Any
 from conf.entry import exit_with_error
 from models.io.errors import UserError, require
 
-USAGE = "python -m infer.compare BEFORE... -- AFTER... [gate=tau|speed-up]"
-GATES = {"gate=tau": False, "gate=speed-up": True}  # whether a fall of the speed-up is a regression
+USAGE = "python -m infer.compare BEFORE... -- AFTER..."
 
 
 def read_json(path: Path) -> tuple[Any, Path]:
@@ -31,15 +30,9 @@ def read_json(path: Path) -> tuple[Any, Path]:
         raise UserError(f"report: must be a readable report.json, got {file}; {USAGE}") from error
 
 
-def parse_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[Path], bool | None]:
-    """Return the reports of both sides, and the gate if one is given.
-
-    Two reports need no `--` between them. Raise UserError if a side has no report.
-    """
-    gates = [word for word in arguments if word.startswith("gate=")]
-    words = [word for word in arguments if word not in gates]
-    wrong = [word.removeprefix("gate=") for word in gates if word not in GATES]
-    require(not wrong, f"gate: must be tau or speed-up, got {', '.join(wrong)}; {USAGE}")
+def parse_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Return the reports of both sides; two need no `--` between them. Raise UserError if a side has no report."""
+    words = [*arguments]
     if len(words) == 2 and "--" not in words:
         words.insert(1, "--")
     require(
@@ -48,17 +41,16 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[Path], b
         f"got {shlex.join(words) or 'none'}; {USAGE}",
     )
     middle = words.index("--")
-    before, after = ([Path(word) for word in side] for side in (words[:middle], words[middle + 1 :]))
-    return before, after, GATES[gates[-1]] if gates else None
+    return [Path(word) for word in words[:middle]], [Path(word) for word in words[middle + 1 :]]
 
 
-def compare_files(before: list[Path], after: list[Path], gates_speed: bool | None) -> int:
+def compare_files(before: list[Path], after: list[Path]) -> int:
     """Print the comparison of the reports of two sides and return the exit code."""
     contents = [[read_json(path) for path in side] for side in (before, after)]
     from infer.comparison.page import compare_reports, parse_report, print_comparison
 
     sides = [[parse_report(*each) for each in side] for side in contents]
-    settings, table, regressions = compare_reports(*sides, gates_speed=gates_speed)
+    settings, table, regressions = compare_reports(*sides)
     print_comparison(settings, table, regressions)
     return int(bool(regressions))
 

@@ -69,11 +69,6 @@ class EvaluationConf:
         """Return the rule that is meant, which is never `auto`."""
         return self.verification.resolve(self.sampling)
 
-    @property
-    def keeps_target_answers(self) -> bool:
-        """Return whether answers do not depend on the draft, so that they can be replayed."""
-        return self.rule.is_lossless and not self.rule.is_ratio_test
-
 
 def parse_checkpoints(value: Any) -> list[str] | None:
     """Return `checkpoint` as a list, or None for the newest finished run; raise UserError for anything else."""
@@ -150,7 +145,6 @@ class DecodePlanConf:
     batch: int = 1
     prompt_tokens: int = 1024
     context: int = 2048  # tokens of prompt and answer
-    share_draft: bool = True  # over the cores of a target, as serving engines do
     memory_margin: float = 0.1  # share of a core's memory kept for compiler, runtime, collectives
     output: str | None = None  # a file for the plan as JSON
     output_dir: str = "outputs/infer.plan"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from conf.entry import entry_point
 from infer.config import EvalConf
-from infer.inputs.checkpoint_paths import open_checkpoints
-from infer.inputs.input_checks import check_inputs
-from models.io.console import print_line, setup_logging
+from infer.inputs.input_checks import open_inputs
+from models.io.console import setup_logging
 from models.io.lock import claim_run_folder
 
 
@@ -20,9 +19,8 @@ from models.io.lock import claim_run_folder
 def main(conf: EvalConf) -> None:
     setup_logging()
     conf.log.check_wandb()
-    directories = open_checkpoints(conf.checkpoint, print_line)
+    directories = open_inputs(conf.checkpoint, conf.tree, conf.evaluation.prompts)
     run = Path(conf.output_dir) / conf.run_name
-    check_inputs(conf.tree, conf.evaluation.prompts)
     claim_run_folder(run)
     from infer.commands.evaluation import evaluate_checkpoints
 

@@ -7,16 +7,15 @@ python -m infer.generate checkpoint=DIR prompts=FILE                answers as l
 
 from conf.entry import entry_point
 from infer.config import GenerateConf
-from infer.inputs.checkpoint_paths import open_checkpoints
-from infer.inputs.input_checks import check_inputs
-from models.io.console import print_line, setup_logging
+from infer.inputs.input_checks import open_inputs
+from models.io.console import setup_logging
 
 
 @entry_point("generate", GenerateConf)
 def main(conf: GenerateConf) -> None:
     setup_logging()
-    (directory,) = open_checkpoints([conf.checkpoint] if conf.checkpoint else None, print_line)
-    check_inputs(conf.tree, conf.prompts, key="prompts")
+    checkpoints = [conf.checkpoint] if conf.checkpoint else None
+    (directory,) = open_inputs(checkpoints, conf.tree, conf.prompts, prompts_key="prompts")
     from infer.commands.generation import generate_from_checkpoint
 
     generate_from_checkpoint(conf, directory)

@@ -10,10 +10,9 @@ The search is in `infer/tuning/search.py`. Limits of the method: docs/tuning.md.
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.inputs.checkpoint_paths import open_checkpoints
-from infer.inputs.input_checks import check_inputs
+from infer.inputs.input_checks import open_inputs
 from infer.tuning.config import TuneConf
-from models.io.console import print_line, setup_logging
+from models.io.console import setup_logging
 from models.io.lock import claim_run_folder
 
 
@@ -21,9 +20,8 @@ from models.io.lock import claim_run_folder
 def main(conf: TuneConf) -> None:
     setup_logging()
     conf.log.check_wandb()
-    directories = open_checkpoints(conf.checkpoint, print_line)
+    directories = open_inputs(conf.checkpoint, conf.tree, conf.prompts, prompts_key="prompts")
     run = Path(conf.output_dir) / conf.run_name
-    check_inputs(conf.tree, conf.prompts, key="prompts")
     claim_run_folder(run)
     from infer.commands.tree_tuning import tune_checkpoints
 

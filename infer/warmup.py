@@ -7,16 +7,14 @@ Graphs last as long as the compiler's cache does (device.cache_dir): docs/graphs
 
 from conf.entry import entry_point
 from infer.config import EvalConf
-from infer.inputs.checkpoint_paths import open_checkpoints
-from infer.inputs.input_checks import check_inputs
+from infer.inputs.input_checks import open_inputs
 from models.io.console import print_line, setup_logging
 
 
 @entry_point("eval_warmup", EvalConf)
 def main(conf: EvalConf) -> None:
     setup_logging()
-    directories = open_checkpoints(conf.checkpoint, print_line)
-    check_inputs(conf.tree, conf.evaluation.prompts)
+    directories = open_inputs(conf.checkpoint, conf.tree, conf.evaluation.prompts)
     from infer.commands.graph_warmup import compile_eval_graphs
     from infer.inputs.command_inputs import load_evaluation
 

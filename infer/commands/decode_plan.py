@@ -78,9 +78,8 @@ def _estimate_option(conf: DecodePlanConf, machine: MachineConf, dtype: torch.dt
     phases = trace_phases(conf, target, draft)
     peak = max(phases, key=lambda phase: phase.peak_bytes.total()).peak_bytes
     seconds = {phase.name: estimate_seconds(phase, machine) for phase in phases}
-    if conf.share_draft:
-        seconds[PROPOSE] /= tensor
-        peak[DRAFT] //= tensor
+    seconds[PROPOSE] /= tensor  # the draft is split over the target's cores, as serving engines do
+    peak[DRAFT] //= tensor
     return DecodeOption(
         tensor=tensor,
         bytes=peak.total(),

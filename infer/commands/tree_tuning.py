@@ -81,21 +81,8 @@ def count_needed_context(prompts: list[EvalPrompt], conf: TuneConf) -> int:
     return max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
 
 
-def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
-    """Check that prompts and answers fit in every context; raise UserError otherwise."""
-    longest = max(len(prompt.ids) for prompt in prompts)
-    for context in conf.context or []:
-        require(
-            context >= longest + conf.max_new_tokens,
-            f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
-            f"got {context}; raise it or shorten max_new_tokens",
-        )
-
-
-def load_tuning_inputs(
-    conf: TuneConf, directories: list[Path], *, batch: int = 1, context: int = 1
-) -> tuple[Target, list[EvalPrompt]]:
-    """Load the checkpoints' target, to decode `batch` rows of `context` tokens, and the prompts.
+def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target, list[EvalPrompt]]:
+    """Load the checkpoints' target and the prompts; raise UserError before that if a context cannot hold an answer.
 
     By default these are the held-out prompts that selected the best checkpoint, or for the demo
     prompts of its training data. The final report uses neither.
@@ -106,10 +93,16 @@ def load_tuning_inputs(
         load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
     )
     longest = max(len(prompt.ids) for prompt in prompts)
+    contexts = conf.context or [longest + conf.max_new_tokens]
+    require(
+        min(contexts) >= longest + conf.max_new_tokens,
+        f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
+        f"got {min(contexts)}; raise it or shorten max_new_tokens",
+    )
     size = DecodingSize(
-        batch=batch,
+        batch=max(conf.batch) if conf.timing else 1,
         prompt_tokens=longest,
-        new_tokens=max(conf.max_new_tokens, context - longest),
+        new_tokens=max(contexts) - longest,
         set_batch=lambda batch: f"batch=[{batch}]",
     )
     return load_checkpoint_target(target_conf, conf.device, directories, size), prompts
@@ -119,10 +112,7 @@ def tune_checkpoints(
     conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds = read_clock
 ) -> None:
     """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
-    target, prompts = load_tuning_inputs(
-        conf, directories, batch=max(conf.batch) if conf.timing else 1, context=max(conf.context or [1])
-    )
-    check_prompts_fit(conf, prompts)
+    target, prompts = load_tuning_inputs(conf, directories)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         drafts = {
             name: (directory, load_draft(directory, target))

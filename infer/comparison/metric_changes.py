@@ -60,18 +60,15 @@ def has_several_runs(before: Sequence[Report], after: Sequence[Report]) -> bool:
     return min(len(before), len(after)) > 1
 
 
-def compare_metrics(before: Sequence[Report], after: Sequence[Report], *, gates_speed: bool) -> Iterator[MetricChange]:
-    """Yield every metric of every mode that both sides have.
-
-    Metrics of time have an interval if each side has several runs or `gates_speed` asks for it.
-    """
+def compare_metrics(before: Sequence[Report], after: Sequence[Report]) -> Iterator[MetricChange]:
+    """Yield every metric of every mode that both sides have; those of time have an interval if several runs do."""
     views = index_modes([*before, *after])
     shared = [name for name in views[0] if all(name in each for each in views)]
-    gated = ("tau", "speed-up") if gates_speed else ("tau",)
+    knows_speed = has_several_runs(before, after)
+    gated = ("tau", "speed-up") if knows_speed else ("tau",)
     num_drafting = sum(views[0][name].mode.figures.depth > 0 for name in shared)
     # Bonferroni, over the comparisons that can be a regression.
     level = 1 - FALSE_ALARM_RATE / max(1, len(gated) * num_drafting)
-    knows_speed = gates_speed or has_several_runs(before, after)
     for name in shared:
         for metric, schema_name in COMPARED_METRICS.items():
             runs = [
@@ -135,11 +132,7 @@ def _estimate_run_noise(old: list[float], new: list[float], level: float) -> flo
     >>> round(_estimate_run_noise([1.5, 1.6, 1.7], [1.5, 1.6, 1.7], 0.95), 3)  # t of 4 degrees
     0.227
     """
-    if min(len(old), len(new)) < 2:
+    if min(len(old), len(new)) < 2 or len(set(old)) == len(set(new)) == 1:
         return 0.0
-    counts = np.array([len(old), len(new)])
-    variances = np.array([np.var(old, ddof=1), np.var(new, ddof=1)]) / counts
-    if not variances.any():
-        return 0.0
-    degrees = variances.sum() ** 2 / (variances**2 / (counts - 1)).sum()
-    return float(stats.t.ppf((1 + level) / 2, degrees) * np.sqrt(variances.sum()))
+    interval = stats.ttest_ind(new, old, equal_var=False).confidence_interval(level)
+    return float(interval.high - interval.low) / 2

@@ -43,14 +43,11 @@ def parse_report(content: Any, file: Path) -> Report:
     return report
 
 
-def compare_reports(
-    before: Sequence[Report], after: Sequence[Report], *, gates_speed: bool | None = None
-) -> tuple[list[str], Table, list[str]]:
+def compare_reports(before: Sequence[Report], after: Sequence[Report]) -> tuple[list[str], Table, list[str]]:
     """Return the changed settings, a table of changed metrics, and the regressions.
 
-    A side is several reports if its measurement was repeated. Falls of tau are regressions; those
-    of speed-up are with `gates_speed`: by default, if each side has several reports. Raise
-    UserError if the reports are of different prompts.
+    A side is several reports if its measurement was repeated. Falls of tau are regressions; those of speed-up are
+    if each side has several reports. Raise UserError if the reports are of different prompts.
     """
     first, others = before[0], [*before[1:], *after]
     for number, report in enumerate(others, start=2):
@@ -59,9 +56,7 @@ def compare_reports(
             f"report: must hold the prompts of the first report, got others in number {number} of "
             f"{1 + len(others)}; measure again with one evaluation.prompts",
         )
-    several = has_several_runs(before, after)
-    gates_speed = several if gates_speed is None else gates_speed
-    changes = list(compare_metrics(before, after, gates_speed=gates_speed))
+    changes = list(compare_metrics(before, after))
     not_lossless = {name: pair for report in after for name, pair in find_not_lossless(first, report).items()}
     missing = {name: why for report in after for name, why in find_missing_modes(first, report).items()}
     regressions = [
@@ -70,25 +65,22 @@ def compare_reports(
         *(f"{name} is no longer measured" + (f" ({reason})" if reason else "") for name, reason in missing.items()),
     ]
     settings = [line for report in others for line in find_changed_settings(first, report)]
-    note = f"Differences are paired by prompt. {_describe_gates(several=several, speed=gates_speed)}"
+    note = f"Differences are paired by prompt. {_describe_intervals(several=has_several_runs(before, after))}"
     table = _build_table(changes, not_lossless, list(missing), note)
     return list(dict.fromkeys(settings)), table, regressions
 
 
-def _describe_gates(*, several: bool, speed: bool) -> str:
+def _describe_intervals(*, several: bool) -> str:
     """Say what a regression is by, what its interval holds, and what was left out."""
-    promise = (
-        "Brackets: intervals of the differences. If nothing changed, those of "
-        f"{'tau and speed-up' if speed else 'tau'} all contain 0 in at least 95 % of comparisons"
-    )
     if several:
-        return f"{promise}. They hold the noise between prompts and between runs."
-    unknown = "one report of each side does not show the noise between runs"
-    if speed:
-        return f"{promise} of figures that were measured in one run: {unknown}."
+        judged, noise = "tau and speed-up", "They hold the noise between prompts and between runs."
+    else:
+        judged = "tau"
+        noise = "Speed is shown and not judged, because one report of each side does not show the noise between runs: "
+        noise += "give several, BEFORE... -- AFTER..."
     return (
-        f"{promise}. Speed is shown and not judged, because {unknown}: give several, "
-        "BEFORE... -- AFTER..., or gate=speed-up."
+        f"Brackets: intervals of the differences. If nothing changed, those of {judged} all contain 0 in at least 95 % "
+        f"of comparisons. {noise}"
     )
 
 

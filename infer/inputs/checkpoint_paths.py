@@ -1,6 +1,6 @@
 """Checkpoints as arguments of a command: their paths, run names and target."""
 
-from collections.abc import Callable
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +8,13 @@ from conf.entry import command_that_writes
 from infer.config import OWN_TARGET
 from models.checkpoints import checkpoint_files
 from models.checkpoints.saved_states import find_newest_state, read_progress_file
+from models.io.console import print_line
 from models.io.errors import require
 from models.io.tracking import TrackedRun
 from models.targets.config import TargetConf
 
 
-def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None]) -> list[Path]:
+def open_checkpoints(paths: list[str] | None) -> list[Path]:
     """Check the checkpoints at `paths`, or the newest run's; print and return their directories.
 
     Raise UserError if one cannot be read or they do not go together. No weights are loaded.
@@ -82,7 +83,7 @@ def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
 
 
 def run_names(directories: list[Path]) -> list[str]:
-    """Return a name per run: its folder, prefixed with the parents that tell namesakes apart.
+    """Return a name per run: its folder, and of namesakes the path below the folder that holds them all.
 
     Raise UserError if a run is listed twice.
 
@@ -94,12 +95,5 @@ def run_names(directories: list[Path]) -> list[str]:
     runs = [path.parent if path.name == "checkpoint" else path for path in paths]
     for run, directory in zip(runs, directories, strict=True):
         require(runs.count(run) == 1, f"checkpoint: no run may be given twice, got {directory} again")
-    return [_shorten_name(run, [other for other in runs if other.name == run.name]) for run in runs]
-
-
-def _shorten_name(run: Path, namesakes: list[Path]) -> str:
-    """Return as many last parts of a path as tell all namesakes apart."""
-    for count in range(1, len(run.parts)):
-        if len({path.parts[-count:] for path in namesakes}) == len(namesakes):
-            return "/".join(run.parts[-count:])
-    return str(run)
+    parents = {name: [run.parent for run in runs if run.name == name] for name in {run.name for run in runs}}
+    return [run.relative_to(os.path.commonpath(parents[run.name])).as_posix() for run in runs]

@@ -98,7 +98,6 @@ def _run_evaluation(
                 exactness=checks[name](answers[name]),
                 split=splits.get(name),
                 draft_passes=draft and draft.passes(mode.decoder.tree.depth),
-                bytes_ratio=draft and _model_bytes(draft) / _model_bytes(mode.decoder.target.model),
             )
             for name, mode in modes.items()
             for draft in [mode.decoder.draft]

@@ -2,7 +2,7 @@
 
 If the target's tokens do not depend on the draft (greedy, coupled), a round may start after every token s of its text.
 A(s) is the draft tokens that it accepts: the longest path of the tree that the text continues with. Decoding jumps from
-s to s + A(s) + 1; all starts together predict it less directly, but with less noise.
+s to s + A(s) + 1.
 
 Each text is read once, by one row: consecutive starts become the rows of a batch, copies of that row which read on.
 
@@ -246,12 +246,5 @@ def decoding_starts(accepted: Int[ndarray, " starts"]) -> Int[ndarray, " rounds"
 
 def count_on_policy(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "texts 2"]:
     """Return the tokens and rounds of decoding each text; the ratio of their sums is tau."""
-    return count_all_positions([lengths[decoding_starts(lengths)] for lengths in accepted])
-
-
-def count_all_positions(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "texts 2"]:
-    """Return the tokens and rounds of each text with a round from every start.
-
-    Decoding does not reach all starts equally often, so that the ratio of sums is not tau.
-    """
-    return np.array([[lengths.sum() + len(lengths), len(lengths)] for lengths in accepted], dtype=np.float64)
+    rounds = [lengths[decoding_starts(lengths)] for lengths in accepted]
+    return np.array([[lengths.sum() + len(lengths), len(lengths)] for lengths in rounds], dtype=np.float64)

@@ -1,44 +1,23 @@
-"""Tables of the costs of decoding: parts of a round, predicted speed-up, batches."""
+"""Tables of the costs of decoding: parts of a round with the speed-up that they predict, and batches."""
 
 from infer.engine.phase_timer import PHASES
 from infer.report.definitions import format_definitions
-from infer.report.number_format import ABSENT, Table, format_estimate, format_lossless, format_mean, format_number
+from infer.report.number_format import Table, format_estimate, format_lossless, format_mean, format_number
 from infer.report.prose import describe_bottlenecks
 from infer.report.views import find_baseline, list_modes
 from infer.results.schema import Report
 
 
-def efficiency_table(report: Report) -> Table:
-    """Build a table of measured and predicted speed-up, and of the costs of a round."""
-    late = report.setup.graphs_after_warmup
-    records = (
-        {
-            "mode": view.label,
-            "speed-up": format_mean(view.mode.figures.speedup),
-            "predicted": format_number(view.mode.figures.predicted_speedup),
-            "efficiency": format_number(view.mode.figures.efficiency),
-            "MBSU": format_estimate(view.mode.figures.mbsu),
-            "draft ms": format_number(costs.draft),
-            "verify ms": format_number(costs.verify),
-            "step ms": format_number(costs.autoregressive_step),
-            "new graphs": ABSENT if late is None else str(late),
-        }
-        for view in list_modes(report)
-        if (costs := view.mode.costs_ms)
-    )
-    note = format_definitions("efficiency", "predicted", "MBSU")
-    return Table.from_records(records, title="Efficiency", note=note)
-
-
 def split_table(report: Report) -> Table:
-    """Build a table of the parts of a round; footnotes name the bottleneck of each main mode."""
+    """Build a table of the parts of a round and their prediction; footnotes name the bottleneck of each main mode."""
     records = (
         {
             "mode": view.label,
             **{part.replace("_", " "): format_number(getattr(split, part)) for part in PHASES},
-            "sum": format_number(sum(getattr(split, part) for part in PHASES)),
             "round": format_number(split.round),
             "fused round": format_number(split.fused_round),
+            "predicted": format_number(view.mode.figures.predicted_speedup),
+            "efficiency": format_number(view.mode.figures.efficiency),
         }
         for view in list_modes(report)
         if (split := view.mode.split_ms)
@@ -47,7 +26,7 @@ def split_table(report: Report) -> Table:
         records,
         title="Where a round's time goes, ms",
         note="Parts of the unfused round, timed one after the other. "
-        + format_definitions("sum", "round", "fused round"),
+        + format_definitions("round", "fused round", "predicted", "efficiency"),
         footnotes=describe_bottlenecks(report),
         stacked_headers=True,
     )

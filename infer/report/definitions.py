@@ -15,7 +15,6 @@ DEFINITIONS = {
     "MB": "megabytes of the draft's weights and its state of one row",
     "draft ms": "milliseconds per round that the draft takes",
     "verify ms": "milliseconds per round to score the tree, accept a path and move the cache",
-    "step ms": "milliseconds of an autoregressive step: verifying and accepting an empty tree",
     "chain tau": "tau with one candidate per position",
     "tree tau": "tau with several candidates per position",
     "mismatched": "prompts whose answer is not the autoregressive one, token for token",
@@ -23,17 +22,14 @@ DEFINITIONS = {
     "explained gap": "the widest near-tie gap that precision and depth of the target explain",
     "beyond gap": "divergences at which the target preferred its own token by more than the near-tie gap",
     "widest divergence": "the widest logit gap of a divergence, its prompt and its position in the answer",
-    "predicted": "speed-up of a loop that only drafts and verifies: tau x step / (draft + verify)",
+    "predicted": "speed-up of a loop without other costs: tau x (verify + accept) of autoregressive decoding / "
+    "(verify + accept + cache move + draft)",
     "efficiency": "measured speed-up / predicted speed-up",
-    "MBSU": "memory-bound speed-up: tau / (1 + c L), c the draft's bytes over the target's, L its "
-    "passes per round; independent of the device",
-    "new graphs": "graphs compiled after the warm-up, in all modes together; - if nothing is compiled",
     "verify": "the target's pass over the tree",
     "accept": "the choice of a path by the rule of verification",
     "cache move": "keys and values of the accepted path moved to their places",
     "draft": "the draft reads what was emitted and proposes the next tree",
     "host": "reading the emitted tokens, and everything done with them outside the device",
-    "sum": "these parts together",
     "round": "the whole unfused round, timed by itself",
     "fused round": "the same round as one graph, decoded in turns with the unfused one",
     "autoregressive tokens/s": "tokens/s of autoregressive decoding with as many rows at a time",
@@ -53,7 +49,7 @@ def select_definitions(words: Iterable[str]) -> dict[str, str]:
 def format_definitions(*words: str) -> str:
     """Return the definitions of `words` as text under a table.
 
-    >>> format_definitions("sum", "MB")
-    "MB: megabytes of the draft's weights and its state of one row. sum: these parts together."
+    >>> format_definitions("round", "MB")
+    "MB: megabytes of the draft's weights and its state of one row. round: the whole unfused round, timed by itself."
     """
     return " ".join(f"{word}: {meaning}." for word, meaning in select_definitions(words).items())

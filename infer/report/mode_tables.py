@@ -35,8 +35,7 @@ def side_by_side_table(report: Report) -> Table:
     """Build a table of costs and speed-ups with a row for each draft and each mode without one."""
     modes = report.overall.modes
     plain, ngram = modes[AUTOREGRESSIVE], modes["ngram"]
-    # The verification of an empty tree is an autoregressive step.
-    step = ngram.costs_ms.autoregressive_step if ngram.costs_ms else None
+    step = plain.split_ms and plain.split_ms.plain_step
     rows = [
         ["autoregressive", *[ABSENT] * 4, format_number(step), *_tau_cells(plain, None)],
         ["n-gram lookup", "ngram", "0", ABSENT, *_cost_cells(ngram), *_tau_cells(ngram, None)],
@@ -173,8 +172,8 @@ def _mismatch_cells(mode: Mode) -> list[str]:
 
 def _cost_cells(mode: Mode) -> list[str]:
     """Format milliseconds per round of the draft and of the verification."""
-    costs = mode.costs_ms
-    return [format_number(costs.draft), format_number(costs.verify)] if costs else [ABSENT] * 2
+    split = mode.split_ms
+    return [format_number(split.draft), format_number(split.verification)] if split else [ABSENT] * 2
 
 
 def _tau_cells(chain: Mode, tree: Mode | None) -> list[str]:

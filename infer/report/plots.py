@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from infer.report.cost_plots import list_split_modes, plot_round_split, plot_speedup_against_length
-from infer.report.views import INK, PAPER, assign_draft_colors, has_several_drafts, list_colored_modes
+from infer.report.views import INK, assign_draft_colors, has_several_drafts, list_colored_modes
 from infer.results.curve import fit_rise, take_last_half
-from infer.results.schema import Report
+from infer.results.records import AUTOREGRESSIVE
+from infer.results.schema import Mode, Report
 
 PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
     "svg.fonttype": "none",
@@ -30,33 +30,27 @@ PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
 }
 
 FITTED_STYLE: Any = {"color": INK, "lw": 1.2, "ls": "--", "label": "least squares, last half"}
-DEFAULT_SIZE = (5.6, 3.8)  # inches
+CHAIN_STYLE: Any = {"marker": "o", "ms": 7, "mfc": "none", "mew": 1.6}
 
 
 def render_plots(report: Report) -> dict[str, str]:
     """Return all plots as SVG, by title; with several drafts, the plot to choose by comes first."""
     plots = {}
     if has_several_drafts(report):
-        plots["Speed-up against acceptance length"] = render_svg(report, plot_speedup_against_length, size=(5.6, 4.6))
-    if split_modes := list_split_modes(report):
-        plots["Where a round's time goes"] = render_svg(
-            report, plot_round_split, size=(5.6, 1.7 + 0.4 * len(split_modes))
-        )
+        plots["Speed-up against acceptance length"] = render_svg(report, plot_speedup_against_length)
     if any(draft.training for draft in report.drafts):
         plots["Acceptance length over tokens seen"] = render_svg(report, plot_training)
     plots["Acceptance by position"] = render_svg(report, plot_acceptance_by_position)
     return plots
 
 
-def render_svg(
-    report: Report, plot: Callable[[Axes, Report], None], *, size: tuple[float, float] = DEFAULT_SIZE
-) -> str:
+def render_svg(report: Report, plot: Callable[[Axes, Report], None]) -> str:
     """Return one plot as an <svg> element without references to anything outside the page.
 
     The legend has an entry for each label that the plot gave.
     """
     with mpl.rc_context({**PLOT_STYLE, "svg.hashsalt": plot.__name__}):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(5.6, 4.0), layout="constrained")
         axes = figure.add_subplot()
         plot(axes, report)
         handles, labels = axes.get_legend_handles_labels()
@@ -68,7 +62,34 @@ def render_svg(
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # HTML needs no namespace declarations, and their URLs look like outside addresses.
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
-    return svg.replace(INK, "currentColor").replace(PAPER, "Canvas")
+    return svg.replace(INK, "currentColor")
+
+
+def plot_speedup_against_length(axes: Axes, report: Report) -> None:
+    """Plot each draft's tree and chain (hollow), lookup and autoregressive decoding."""
+    modes = report.overall.modes
+    _plot_point(axes, modes[AUTOREGRESSIVE], color=INK, label="autoregressive", marker="D", ms=6)
+    _plot_point(axes, modes["ngram"], color=INK, label="n-gram lookup", marker="s", ms=6)
+    for color, draft in assign_draft_colors(report):
+        label = draft.name + (" (own target)" if draft.target else "")
+        _plot_point(axes, modes[f"{draft.name}/chain"], color=color, **CHAIN_STYLE)
+        _plot_point(axes, modes[f"{draft.name}/tree"], color=color, label=label, marker="o", ms=8)
+    axes.axhline(1, color=INK, lw=0.8, ls=":")
+    # Limits are those of the points: the line of no cost may leave the plot.
+    axes.autoscale(enable=False)
+    axes.axline((1, 1), slope=1, color=INK, lw=0.8, ls="--", label="speed-up = tau (no cost)")
+    axes.set(xlabel="acceptance length (tau); hollow: chain of the same draft", ylabel="speed-up")
+
+
+def _plot_point(axes: Axes, mode: Mode, *, color: str, **style: Any) -> None:
+    """Plot the acceptance length and the speed-up of a mode with their intervals."""
+    tau, speedup = mode.figures.acceptance_length, mode.figures.speedup
+    if tau is None or speedup is None:
+        return
+    x, y = tau.mean, speedup.mean
+    axes.plot(tau.ci95 or [x, x], [y, y], color=color, lw=1.4, alpha=0.55)
+    axes.plot([x, x], speedup.ci95 or [y, y], color=color, lw=1.4, alpha=0.55)
+    axes.plot(x, y, color=color, ls="", zorder=3, **style)
 
 
 def plot_acceptance_by_position(axes: Axes, report: Report) -> None:

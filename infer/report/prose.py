@@ -21,7 +21,8 @@ def build_headline(report: Report) -> str:
     sampling = [f"{key} {value}" for key, value in asdict(setup.sampling).items() if value != defaults[key]]
     rules = _list_rules(report)
     threads = f"{device.threads} thread{'' if device.threads == 1 else 's'}"
-    compiled = "compiled" if device.compiled else "not compiled"
+    late = setup.graphs_after_warmup
+    compiled = "not compiled" if late is None else f"compiled, {late} graphs after the warm-up"
     how = "through the chat template" if prompts.chat_template else "as plain text"
     several = len(prompts.by_category) > 1
     categories = f" in {len(prompts.by_category)} categories" if several else ""
@@ -107,13 +108,13 @@ def describe_bottlenecks(report: Report) -> list[str]:
 
 
 def _describe_bottleneck(report: Report, view: ModeView) -> str | None:
-    """Return the sentence on a mode, or None if its rounds were not timed; costs are in steps.
+    """Return the sentence on a mode, or None without a draft or times of its rounds; costs are in steps.
 
     A round that cost just one autoregressive step would make the speed-up equal to the acceptance length.
     """
     baseline = find_baseline(report, view.draft)
     split, plain, tau = view.mode.split_ms, baseline.split_ms, view.mode.figures.acceptance_length
-    if view.mode.costs_ms is None or split is None or plain is None or tau is None:
+    if view.mode.figures.predicted_speedup is None or split is None or plain is None or tau is None:
         return None
     step = plain.plain_step
     extra_steps = {
@@ -199,17 +200,13 @@ def describe_curve(points: list[CurvePoint]) -> str:
             f"too few evaluations to tell whether tau still rises: {len(points)}, and "
             f"{2 * MIN_FITTED_POINTS - 1} are needed; lower interval.eval."
         )
-    trend = Trend.from_slope(line.slope)
+    trend, prediction = Trend.from_slope(line.slope), ""
+    if trend is Trend.rising:
+        prediction = f"; at twice the tokens about {format_estimate(predict_tau(points, 2 * points[-1].tokens))}"
     return (
         f"tau {trend.value}: {_format_slope(line.slope)} a million tokens over the last {len(take_last_half(points))} "
-        f"of {len(points)} evaluations, up to {points[-1].tokens:,} tokens"
-        f"{_describe_prediction(points) if trend is Trend.rising else ''}."
+        f"of {len(points)} evaluations, up to {points[-1].tokens:,} tokens{prediction}."
     )
-
-
-def _describe_prediction(points: list[CurvePoint]) -> str:
-    predicted = predict_tau(points, 2 * points[-1].tokens)
-    return f"; at twice the tokens about {format_estimate(predicted)}"
 
 
 def _format_slope(slope: Estimate) -> str:

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from infer.report.cost_tables import batch_table, efficiency_table, split_table
+from infer.report.cost_tables import batch_table, split_table
 from infer.report.definitions import select_definitions
 from infer.report.mode_tables import exactness_table, gain_table, overview_table, side_by_side_table, summary_table
 from infer.report.number_format import Table, choose_console, to_rich_table
@@ -20,7 +20,6 @@ def build_tables(report: Report) -> list[Table]:
         summary_table(report),
         gain_table(report),
         split_table(report),
-        efficiency_table(report),
         batch_table(report),
         exactness_table(report),
     ]

@@ -8,7 +8,6 @@ from infer.results.records import AUTOREGRESSIVE
 from infer.results.schema import DraftInfo, Mode, Report, Section
 
 INK = "#010203"  # a placeholder, replaced by the page's text color
-PAPER = "#fdfcfb"  # a placeholder, replaced by the page's background color
 GRAY = "#999999"
 # Middle tones that stand out on white and on black and for color-blind readers (Okabe and Ito).
 MODE_COLORS = [GRAY, "#e69f00", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#0072b2", "#b8a500"]

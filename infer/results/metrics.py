@@ -43,11 +43,6 @@ def ratio_of_ratios(means: Float[ndarray, "... 4"]) -> Float[ndarray, "..."]:
     return ratio_of_means(means[..., :2]) / ratio_of_means(means[..., 2:])
 
 
-def _prompt_acceptance(row: PromptFigures) -> tuple[float, float]:
-    """Return the acceptance length of one prompt and its weight, which is 0 without rounds."""
-    return (row.accepted / row.rounds + 1, 1.0) if row.rounds else (0.0, 0.0)
-
-
 METRICS = {
     "tokens_per_s": Metric(columns=lambda row, _: (row.decoded_tokens, row.decode_s)),
     "speedup": Metric(
@@ -59,7 +54,6 @@ METRICS = {
     ),
     "acceptance_length": Metric(columns=lambda row, _: (row.accepted + row.rounds, row.rounds), support=(1.0, np.inf)),
     "delivered_per_round": Metric(columns=lambda row, _: (row.decoded_tokens, row.rounds)),
-    "acceptance_length_per_prompt": Metric(columns=lambda row, _: _prompt_acceptance(row), support=(1.0, np.inf)),
     "acceptance_rate": Metric(columns=lambda row, _: (row.accepted, row.drafted), support=(0.0, 1.0)),
 }
 
@@ -108,21 +102,6 @@ def sum_by_question(
     sums = np.zeros((len(row_of), rows.shape[1]))
     np.add.at(sums, [row_of[question] for question in questions], rows)
     return sums
-
-
-def memory_bound_speedup(acceptance_length: Estimate, *, draft_passes: int, bytes_ratio: float) -> Estimate:
-    """Return the memory-bound speed-up tau / (1 + c L), if a pass costs the bytes that it reads.
-
-    c is `bytes_ratio`, the draft's weights over the target's; L is `draft_passes`.
-
-    >>> memory_bound_speedup(Estimate(mean=3.0, ci95=[2.4, 3.6]), draft_passes=4, bytes_ratio=0.05)
-    Estimate(mean=2.5, ci95=[2.0, 3.0])
-    """
-    cost = 1 + bytes_ratio * draft_passes
-    return Estimate(
-        mean=acceptance_length.mean / cost,
-        ci95=acceptance_length.ci95 and [bound / cost for bound in acceptance_length.ci95],
-    )
 
 
 def has_tree_rounds(mode: ModeResult) -> bool:

@@ -10,7 +10,6 @@ from infer.results.schema import LosslessVerdict, Mismatch, PromptFigures, Round
 from infer.verify.config import Verification
 
 AUTOREGRESSIVE = "autoregressive"  # the mode of the target alone
-LOSSY_RULES = tuple(rule.value for rule in Verification if not rule.is_lossless)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ class Exactness:
 
     def judge(self, verification: str) -> Verdict:
         """Return the verdict on a rule: `no` for a lossy one, even if its answers agree."""
-        lossy = verification in LOSSY_RULES
+        lossy = not Verification(verification).is_lossless
         return Verdict(
             verification=verification,
             lossy=lossy,
@@ -93,18 +92,16 @@ class Exactness:
 class ModeResult:
     """The result of one mode; all modes hold the same prompts in the same order.
 
-    `baseline` is the key of the autoregressive mode of the same target, `depth` that of the mode's
-    trees, `bytes_ratio` the bytes of the draft's weights over the target's.
+    `baseline` is the key of the autoregressive mode of the same target, `depth` that of the mode's trees.
     """
 
     prompt_results: list[PromptResult]
     baseline: str = AUTOREGRESSIVE
     depth: int
-    verification: str = "exact"  # stands for any rule that keeps the target's own answers
+    verification: str = Verification.greedy.value
     exactness: Exactness = field(default_factory=Exactness)
     split: RoundSplit | None = None
     draft_passes: int | None = None
-    bytes_ratio: float | None = None
 
     @property
     def figures(self) -> list[PromptFigures]:

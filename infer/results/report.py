@@ -11,7 +11,6 @@ from infer.results.metrics import (
     estimate_gain,
     estimate_metric,
     is_looping,
-    memory_bound_speedup,
     take_percentiles,
 )
 from infer.results.records import AUTOREGRESSIVE, ModeResult, PromptResult
@@ -22,17 +21,14 @@ from infer.results.schema import (
     EvalSetup,
     Gain,
     GainMetric,
-    LengthBucket,
     Mode,
     ModeFigures,
     PromptRow,
     PromptSet,
-    RoundCosts,
     Section,
 )
 
 SECONDS_DECIMALS = 6  # decimal places of seconds in rounds.jsonl
-MIN_LENGTH_BUCKET = 256  # upper bound of the first bucket in tokens; each next bound is twice that
 
 
 def describe_prompts(
@@ -69,7 +65,6 @@ def build_report(setup: EvalSetup, results: dict[str, ModeResult], drafts: list[
             )
             for name in setup.prompts.by_category
         },
-        by_prompt_length=_describe_lengths(results),
         per_prompt=_list_prompt_rows(results),
         rounds=[_describe_rounds(key, result) for key, mode in results.items() for result in mode.prompt_results],
     )
@@ -89,9 +84,9 @@ def _describe_mode(key: str, results: dict[str, ModeResult]) -> Mode:
     baseline = results[result.baseline]
     metrics: dict[str, Any] = {name: estimate_metric(name, result, baseline) for name in METRICS}
     tau, speedup = metrics["acceptance_length"], metrics["speedup"]
-    costs = _derive_costs(result, baseline) if speedup else None
-    predicted = costs and costs.predict_speedup(tau.mean)
-    passes, ratio, figures = result.draft_passes, result.bytes_ratio, result.figures
+    figures, split, plain_split, predicted = result.figures, result.split, baseline.split, None
+    if speedup and split and plain_split and result.draft_passes is not None:
+        predicted = tau.mean * plain_split.plain_step / (split.draft + split.verification)
     return Mode(
         figures=ModeFigures(
             prompts=len(figures),
@@ -99,10 +94,7 @@ def _describe_mode(key: str, results: dict[str, ModeResult]) -> Mode:
             depth=result.depth,
             nodes=result.nodes,
             **metrics,
-            draft_passes=passes,
-            mbsu=memory_bound_speedup(tau, draft_passes=passes, bytes_ratio=ratio)
-            if tau and passes is not None and ratio is not None
-            else None,
+            draft_passes=result.draft_passes,
             predicted_speedup=predicted,
             efficiency=predicted and speedup.mean / predicted,
             acceptance_by_position=acceptance_by_position(result),
@@ -111,21 +103,8 @@ def _describe_mode(key: str, results: dict[str, ModeResult]) -> Mode:
             e2e_ms=take_percentiles([row.e2e_ms for row in figures]),
         ),
         verdict=result.exactness.judge(result.verification),
-        costs_ms=costs,
-        split_ms=result.split,
+        split_ms=split,
         gains=_describe_gains(key, results),
-    )
-
-
-def _derive_costs(result: ModeResult, baseline: ModeResult) -> RoundCosts | None:
-    """Return the costs of a mode with a draft whose rounds were timed, and of a plain step."""
-    split, plain_split = result.split, baseline.split
-    if split is None or plain_split is None or result.draft_passes is None:
-        return None
-    return RoundCosts(
-        draft=split.draft,
-        verify=split.verify + split.accept + split.cache_move,
-        autoregressive_step=plain_split.plain_step,
     )
 
 
@@ -144,34 +123,6 @@ def _describe_gains(key: str, results: dict[str, ModeResult]) -> dict[Any, Gain]
         for other_name, other in others.items()
         if other is not None
     }
-
-
-def prompt_length_bucket(tokens: int) -> int:
-    """Return the upper bound of the bucket of a prompt of this many tokens.
-
-    >>> [prompt_length_bucket(tokens) for tokens in (1, 256, 257, 3000)]
-    [256, 256, 512, 4096]
-    """
-    return max(MIN_LENGTH_BUCKET, 1 << (tokens - 1).bit_length())
-
-
-def _describe_lengths(results: dict[str, ModeResult]) -> list[LengthBucket]:
-    """Describe each bucket that has prompts.
-
-    Drafts are rarely as good after more tokens than they were trained on, which a mean over all prompts hides.
-    """
-    prompts = [result.prompt for result in results[AUTOREGRESSIVE].prompt_results]
-    counts = Counter(prompt_length_bucket(len(prompt.ids)) for prompt in prompts)
-    trained = {key: mode for key, mode in results.items() if key.endswith(("/chain", "/tree"))}
-    buckets = []
-    for bucket, count in sorted(counts.items()):
-        selected = {
-            key: mode.select(lambda p, bucket=bucket: prompt_length_bucket(len(p.ids)) == bucket)
-            for key, mode in trained.items()
-        }
-        tau = {key: estimate_metric("acceptance_length", mode, mode) for key, mode in selected.items()}
-        buckets.append(LengthBucket(up_to=bucket, prompts=count, tau=tau))
-    return buckets
 
 
 def _list_prompt_rows(results: dict[str, ModeResult]) -> list[PromptRow]:

@@ -13,7 +13,7 @@ from data.eval_prompts.contamination import Contamination
 from infer.results.intervals import Estimate
 from models.trees.sampling_config import SamplingConf
 
-SCHEMA_VERSION: Literal[4] = 4
+SCHEMA_VERSION: Literal[5] = 5
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
@@ -142,19 +142,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundCosts:
-    """Milliseconds that a round drafts and verifies, and those of an autoregressive step."""
-
-    draft: Amount
-    verify: Amount
-    autoregressive_step: Amount
-
-    def predict_speedup(self, acceptance_length: float) -> float:
-        """Return the speed-up of a loop that does nothing but draft and verify."""
-        return acceptance_length * self.autoregressive_step / (self.draft + self.verify)
-
-
-@dataclass(frozen=True, kw_only=True)
 class RoundSplit:
     """Mean milliseconds of the phases of an unfused round, of all of it, and of a fused round."""
 
@@ -167,6 +154,11 @@ class RoundSplit:
     fused_round: Amount | None  # None if rounds are not fused
 
     @property
+    def verification(self) -> float:
+        """Return the part of a round that scores the tree, accepts a path and moves the cache."""
+        return self.verify + self.accept + self.cache_move
+
+    @property
     def plain_step(self) -> float:
         """Return the part of an autoregressive round that is the step itself."""
         return self.verify + self.accept
@@ -176,8 +168,7 @@ class RoundSplit:
 class ModeFigures:
     """Figures of a mode that follow from the rounds and times of its prompts.
 
-    `draft_passes` is the number of consecutive forward passes of the draft in a round (L in
-    `mbsu`), 0 for n-gram lookup.
+    `draft_passes` is the number of consecutive forward passes of the draft in a round, 0 for n-gram lookup.
     """
 
     prompts: Size
@@ -189,10 +180,8 @@ class ModeFigures:
     speedup_e2e: Estimate | None
     acceptance_length: Estimate | None
     delivered_per_round: Estimate | None
-    acceptance_length_per_prompt: Estimate | None
     acceptance_rate: Estimate | None
     draft_passes: Count | None
-    mbsu: Estimate | None
     predicted_speedup: Amount | None
     efficiency: Amount | None
     acceptance_by_position: PositionAcceptance
@@ -207,7 +196,6 @@ class Mode:
 
     figures: ModeFigures
     verdict: Verdict
-    costs_ms: RoundCosts | None
     split_ms: RoundSplit | None
     gains: dict[Literal["untrained", "ngram"], Gain]
 
@@ -299,15 +287,6 @@ class DraftInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthBucket:
-    """Tau of each draft's chain and tree on the prompts of at most `up_to` tokens."""
-
-    up_to: Count
-    prompts: Size
-    tau: dict[ModeKey, Estimate | None]
-
-
-@dataclass(frozen=True, kw_only=True)
 class PromptFigures:
     """The raw numbers of one prompt in one mode, from which every metric is computed."""
 
@@ -346,12 +325,11 @@ class PromptRow:
 class Report:
     """report.json of a run; `overall` is of all prompts, `categories` of those of each category."""
 
-    schema_version: Literal[4]
+    schema_version: Literal[5]
     setup: EvalSetup
     drafts: list[DraftInfo]
     overall: Section
     categories: dict[str, Section]
-    by_prompt_length: list[LengthBucket]
     per_prompt: Annotated[list[PromptRow], Field(min_length=1)]
 
 

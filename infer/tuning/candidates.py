@@ -12,6 +12,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from infer.measure.acceptance import best_first_paths
+from models.drafts.base import Draft
+from models.drafts.ngram import NgramDraft
 from models.trees.config import TreeConf, count_candidates
 from models.trees.tree import Tree, TreeKind, tree_from_paths
 
@@ -44,6 +46,10 @@ class TreeCandidate:
     def is_lookup(self) -> bool:
         """Return whether n-gram lookup decodes alone."""
         return self.family == LOOKUP
+
+    def choose_draft(self, draft: Draft) -> Draft:
+        """Return the draft that decodes with the candidate: the given one, or n-gram lookup alone."""
+        return NgramDraft() if self.is_lookup else draft
 
     @property
     def description(self) -> str:

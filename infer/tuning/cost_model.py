@@ -4,14 +4,9 @@ Decoders are timed as they run in use and alternate with the autoregressive one,
 process largely cancels. Candidates that were not timed are interpolated within their family, monotonically in size.
 """
 
-import os
 import statistics
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -26,10 +21,9 @@ from infer.results.records import AUTOREGRESSIVE, PromptResult
 from infer.tuning.candidates import LOOKUP, TreeCandidate
 from infer.tuning.config import TuneConf
 from models.drafts.base import Draft
-from models.drafts.ngram import NgramDraft
 from models.io.console import print_line, track_progress
-from models.io.lock import wait_for_lock
 from models.targets.target import Target
+from models.trees.tree import NO_TREE
 
 TIMED_TURNS = 4  # alternating timings of a candidate and the baseline
 MAX_EXTRA_TIMINGS = 12  # timings after the probes, until the predicted best was timed twice
@@ -41,18 +35,6 @@ RoundSeconds = Callable[[Decoder, Generation], list[float]]
 def read_clock(decoder: Decoder, generation: Generation) -> list[float]:  # noqa: ARG001
     """Return the seconds that were measured while the row was decoded."""
     return generation.round_s
-
-
-@contextmanager
-def hold_timing_lock(*, exclusive: bool) -> Iterator[None]:
-    """Wait for and hold a lock among a user's tuners: shared to compile, exclusive to time.
-
-    Must not be nested: the inner lock would wait for the outer one.
-    """
-    path = Path(tempfile.gettempdir(), f"infer.tune-{os.getuid()}.lock")
-    with path.open("a") as file:  # closing unlocks it
-        wait_for_lock(file, exclusive=exclusive)
-        yield
 
 
 @dataclass(kw_only=True)
@@ -74,28 +56,23 @@ class CostBench:
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
         """Return the decoder of a candidate, or the autoregressive one for None.
 
-        Its first call builds and compiles it, which waits for tuners that time. What is compiled is printed.
+        Its first call builds and compiles it. What is compiled is printed.
         """
         name = candidate.name if candidate else AUTOREGRESSIVE
         if name not in self.decoders:
             if self.target.device.compiles:
                 print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
-            options: dict[str, Any] = {}
-            if candidate:
-                draft = NgramDraft() if candidate.is_lookup else self.draft
-                options = {"draft": draft, "tree": candidate.tree}
-            with hold_timing_lock(exclusive=False):
-                decoder = Decoder(
-                    self.target,
-                    sampling=self.conf.sampling,
-                    slots=self.context,
-                    batch=self.batch,
-                    layers=self.draft.needs.layers,
-                    **options,
-                )
-                # one prompt more than rows, so that the refill of a row is compiled too
-                self._decode_fully(decoder, (self.prompts * (self.batch + 1))[: self.batch + 1])
-            self.decoders[name] = decoder
+            decoder = self.decoders[name] = Decoder(
+                self.target,
+                candidate and candidate.choose_draft(self.draft),
+                candidate.tree if candidate else NO_TREE,
+                sampling=self.conf.sampling,
+                slots=self.context,
+                batch=self.batch,
+                layers=self.draft.needs.layers,
+            )
+            # one prompt more than rows, so that the refill of a row is compiled too
+            self._decode_fully(decoder, (self.prompts * (self.batch + 1))[: self.batch + 1])
         return self.decoders[name]
 
     def _decode_fully(self, decoder: Decoder, prompts: list[EvalPrompt]) -> list[Generation]:
@@ -105,10 +82,9 @@ class CostBench:
         """Return the cost of a round in autoregressive steps: the median of several turns."""
         baseline, speculative = self.decoder_for(None), self.decoder_for(candidate)
         turns = []
-        with hold_timing_lock(exclusive=True):
-            for _ in range(TIMED_TURNS):
-                step_before, round_s, step_after = map(self._median_round_s, (baseline, speculative, baseline))
-                turns.append(2 * round_s / (step_before + step_after))
+        for _ in range(TIMED_TURNS):
+            step_before, round_s, step_after = map(self._median_round_s, (baseline, speculative, baseline))
+            turns.append(2 * round_s / (step_before + step_after))
         return statistics.median(turns)
 
     def _median_round_s(self, decoder: Decoder) -> float:
@@ -132,10 +108,8 @@ class CostBench:
         }
         groups = [[prompt] for prompt in self.prompts] if self.batch == 1 else [self.prompts]
         turns = [group for group in groups for _ in range(self.conf.repeats)]
-        with hold_timing_lock(exclusive=True):  # all are compiled before the first is timed
-            results = decode_in_turns(
-                bind_decoders(decoders, max_new_tokens=self.conf.max_new_tokens), turns, "measuring the choice"
-            )
+        modes = bind_decoders(decoders, max_new_tokens=self.conf.max_new_tokens)
+        results = decode_in_turns(modes, turns, "measuring the choice")
         return {name: self._sum_by_prompt(decoder, results[name]) for name, decoder in decoders.items()}
 
     def _sum_by_prompt(self, decoder: Decoder, results: list[PromptResult]) -> Float[ndarray, "prompts tokens_seconds"]:

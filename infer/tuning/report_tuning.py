@@ -23,9 +23,9 @@ from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import DraftTuning, TuningResult
 from infer.tuning.search import choose_tree, estimate_candidates
+from infer.verify.config import Verification
 from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
-from models.drafts.ngram import NgramDraft
 from models.io.errors import UserError, first_line, require
 from models.targets.config import TargetConf
 from models.targets.target import Target
@@ -82,7 +82,7 @@ def tune_drafts_for_report(
 def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool) -> None:
     """Raise UserError if trees cannot be tuned with this target, device and acceptance rule."""
     require(
-        conf.keeps_target_answers,
+        conf.rule in (Verification.greedy, Verification.coupled),
         "evaluation.verification: must be greedy or coupled for tune=true, whose replay needs "
         f"answers that do not depend on the draft, got {conf.rule.value}",
     )
@@ -148,7 +148,10 @@ def _tune_draft(
         f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}{fastest.description}, speed-up "
         f"{result.format_speedup(fastest)}; took {time.perf_counter() - start:.0f} s"
     )
-    return replace(draft, tuned=_build_decoding(fastest if pays else None, draft.draft))
+    if not pays:
+        return replace(draft, tuned=TunedDecoding(description="no speculation", draft=None, tree=NO_TREE))
+    tuned = TunedDecoding(description=fastest.description, draft=fastest.choose_draft(draft.draft), tree=fastest.tree)
+    return replace(draft, tuned=tuned)
 
 
 def build_tune_conf(tree: TreeConf, draft: Draft, conf: EvaluationConf) -> TuneConf:
@@ -180,11 +183,3 @@ def choose_fastest(tuning: DraftTuning, result: TuningResult) -> tuple[TreeCandi
     speeds = {name: speedup.mean for name, speedup in result.speedups.items() if speedup}
     fastest = max(tuning.candidates, key=lambda candidate: speeds.get(candidate.name, 0.0))
     return fastest, speeds.get(fastest.name, 0.0) > 1
-
-
-def _build_decoding(choice: TreeCandidate | None, draft: Draft) -> TunedDecoding:
-    if choice is None:
-        return TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
-    return TunedDecoding(
-        description=choice.description, tree=choice.tree, draft=NgramDraft() if choice.is_lookup else draft
-    )

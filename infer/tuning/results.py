@@ -31,7 +31,6 @@ class ExpectedTokens:
 
     delivered: float  # per round, without the tokens after the answer's end
     tau: float  # acceptance length
-    all_positions: float  # acceptance length if rounds began at every token equally often
 
 
 class TuningVerdict(Enum):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.measure.replay import Replay, ReplayText, collect_replay_texts, count_all_positions, count_on_policy
+from infer.measure.replay import Replay, ReplayText, collect_replay_texts, count_on_policy
 from infer.results.intervals import Estimate, bootstrap_t
 from infer.results.metrics import ratio_of_ratios
 from infer.results.records import AUTOREGRESSIVE
@@ -106,12 +106,8 @@ def _cut_lengths(accepted: AcceptedLengths, window: int) -> AcceptedLengths:
 
 def _count_expected_tokens(accepted: AcceptedLengths, texts: list[ReplayText]) -> ExpectedTokens:
     tokens, rounds = count_on_policy(accepted).sum(0)
-    all_tokens, all_rounds = count_all_positions(accepted).sum(0)
-    return ExpectedTokens(
-        delivered=sum(text.num_starts for text in texts) / max(rounds, 1),
-        tau=tokens / max(rounds, 1),
-        all_positions=all_tokens / max(all_rounds, 1),
-    )
+    delivered = sum(text.num_starts for text in texts)
+    return ExpectedTokens(delivered=delivered / max(rounds, 1), tau=tokens / max(rounds, 1))
 
 
 def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[TreeCandidate] = ()) -> TuningResult:

@@ -95,13 +95,6 @@ def try_lock(file: IO | int) -> bool:
     return True
 
 
-def wait_for_lock(file: IO, *, exclusive: bool) -> None:
-    """Lock an open file, exclusively or shared, as soon as other processes allow it."""
-    import fcntl
-
-    fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-
-
 def _forget_locks() -> None:
     """Close the descriptors that a forked child inherits: else it would hold its parent's locks."""
     while _held_locks:

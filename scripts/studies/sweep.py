@@ -3,7 +3,7 @@
     python -m scripts.studies.sweep outputs/train/demo/checkpoint outputs/train/demo-medusa/checkpoint
     python -m scripts.studies.sweep --table-only --write      writes the table to docs/tuning.md
 
-Each draft and batch size has its own process: processes compile in parallel and time one at a time.
+Each draft and batch size has its own process, one after the other.
 """
 
 import argparse
@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="*", type=Path)
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 4, 16])
     parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--side-by-side", type=int, default=3, help="processes that compile in parallel")
     parser.add_argument("--output", type=Path, default=Path("outputs/sweep"))
     parser.add_argument("--table-only", action="store_true", help="print the table of an earlier sweep")
     parser.add_argument("--write", action="store_true", help="update docs/tuning.md")
@@ -45,7 +44,7 @@ def main() -> None:
     if not args.table_only:
         named = list(zip(run_names(args.checkpoints), args.checkpoints, strict=True))
         jobs = [(name, path, batch) for batch, (name, path) in product(args.batch, named)]
-        run_side_by_side([partial(tune, *job, args=args) for job in jobs], args.side_by_side)
+        run_side_by_side([partial(tune, *job, args=args) for job in jobs], jobs=1)
     table = tables([json.loads(f.read_text()) for f in sorted(args.output.glob("*/tune.json"))])
     print(table)
     if args.write:

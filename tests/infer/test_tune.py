@@ -4,7 +4,6 @@ import json
 import logging
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult, Tuni
 from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
 from models.io.errors import UserError
+from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import tree_from_paths
 from models.trees.tree_formats import read_fields
@@ -65,8 +65,8 @@ def test_the_file_of_every_candidate_decodes_with_its_tree(tmp_path):
     file = tmp_path / "tree.json"
     for candidate in considered():
         file.write_text(json.dumps(candidate.to_file()))
-        conf = compose("eval", EvalConf, ["tree=mixed", f"tree.file={file}"])
-        assert conf.tree.build() == candidate.tree, candidate.name
+        preset = TreeConf(depth=3, nodes=6, ngram_tokens=8, file=str(file))
+        assert preset.build() == candidate.tree, candidate.name
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,6 @@ def folder(tmp_path, target, learned, monkeypatch, capsys, caplog):
     """Return a folder to tune in, with a trained draft and an untrained one."""
     caplog.set_level(logging.WARNING)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with a lock of its own
     draft, written = learned
     target.model.save_pretrained("target")
     target.tokenizer.save_pretrained("target")
@@ -248,7 +247,7 @@ def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, fold
 def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp_path):
     """Nothing is drafted, so the figures of the draft's modes are not those of the choice."""
     candidates, curve = considered(lookup=(4,)), CostCurve()
-    tokens = ExpectedTokens(delivered=2.0, tau=2.0, all_positions=2.0)
+    tokens = ExpectedTokens(delivered=2.0, tau=2.0)
     for candidate in candidates:
         curve.add(candidate, 1.5)
     pick = candidates[-1]

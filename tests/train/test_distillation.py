@@ -1,7 +1,6 @@
 """`python -m train` on a small target goes from a data file to a report."""
 
 import json
-import tempfile
 import weakref
 from pathlib import Path
 
@@ -261,8 +260,7 @@ def load_heads(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoint" / "model.safetensors")
 
 
-def test_a_run_with_a_tuned_tree_measures_it_beside_the_other_modes(folder, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # so that the tuner's lock is this test's
+def test_a_run_with_a_tuned_tree_measures_it_beside_the_other_modes(folder, capsys, monkeypatch):
     monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
     monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
     monkeypatch.setattr(report_tuning, "NODE_BUDGETS", [4])

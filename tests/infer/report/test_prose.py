@@ -83,6 +83,12 @@ def test_the_headline_says_where_the_prompts_come_from(rendered, how):
     assert report.setup.prompts.source == "held out from chat.jsonl"
 
 
+def test_the_headline_counts_graphs_only_where_some_are_compiled(report):
+    assert ", compiled, 0 graphs after the warm-up)" in build_headline(report)
+    eager = replace(report, setup=replace(report.setup, graphs_after_warmup=None))
+    assert ", not compiled)" in build_headline(eager)
+
+
 def test_a_mode_that_was_not_measured_is_named_with_its_reason(report):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
     untimed = replace(plain, split=None)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,9 +42,8 @@ TREE = TreeConf(depth=2, nodes=4, beam_width=2, children=2, ngram_tokens=3)
 
 
 @pytest.fixture(autouse=True)
-def small_search(tmp_path, monkeypatch):
-    """Search few trees and timings under a lock of its own, so that no test waits for another's timing."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def small_search(monkeypatch):
+    """Search few trees and timings."""
     monkeypatch.setattr(report_tuning, "NODE_BUDGETS", [4])
     monkeypatch.setattr(report_tuning, "MAX_DEPTH", 2)
     monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)

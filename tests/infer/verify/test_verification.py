@@ -230,29 +230,6 @@ def build_scored_tree(rule, *, drawn: bool = True) -> ScoredTree:
     return hang_as_chain(scored) if isinstance(rule, BlockRule) else scored
 
 
-@every_rule
-def test_rows_of_a_batch_do_not_affect_each_other(rule):
-    scored = build_scored_tree(rule)
-    together, tree = rule.accept(scored, 7), scored.proposal
-    for row in range(0, 64, 9):
-        single_row = slice(row, row + 1)
-        alone = rule.accept(
-            ScoredTree(
-                proposal=Proposal(
-                    ids=tree.ids[single_row],
-                    parents=tree.parents[single_row],
-                    child_log_probs=tree.child_log_probs[single_row],
-                ),
-                warped_logits=scored.warped_logits[single_row],
-                noise=None if scored.noise is None else scored.noise[single_row],
-                uniforms=scored.uniforms[single_row],
-            ),
-            7,
-        )
-        for name in ("ids", "nodes", "count"):
-            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row])
-
-
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 @every_rule
@@ -311,5 +288,3 @@ def test_auto_is_greedy_or_coupled():
         rule = build_acceptance_rule(verification, WARM)
         assert rule.name == verification.value
     assert build_acceptance_rule(Verification.typical, WARM, typical=TypicalRule(delta=0.5)).delta == 0.5
-    with pytest.raises(UserError, match=r"rejection needs evaluation\.sampling\.temperature above"):
-        build_acceptance_rule(Verification.rejection, COLD)

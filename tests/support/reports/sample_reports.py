@@ -103,12 +103,7 @@ def measured(*, baseline="autoregressive", **kwargs):
         fused_round=round_ms - 1,
     )
     return ModeResult(
-        prompt_results=draw_answers(**kwargs),
-        baseline=baseline,
-        depth=depth,
-        split=split,
-        draft_passes=depth or None,
-        bytes_ratio=0.1 if depth else None,
+        prompt_results=draw_answers(**kwargs), baseline=baseline, depth=depth, split=split, draft_passes=depth or None
     )
 
 
@@ -128,7 +123,7 @@ def measured_target(**more):
     """Build the modes of the target alone, by key."""
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **more)
     ngram = measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2, **more)
-    return {"autoregressive": plain, "ngram": replace(ngram, draft_passes=0, bytes_ratio=0.0)}
+    return {"autoregressive": plain, "ngram": replace(ngram, draft_passes=0)}
 
 
 def build_batch_figures(size, speedup):
@@ -138,7 +133,7 @@ def build_batch_figures(size, speedup):
         tokens_per_s=Estimate(mean=1234.5, ci95=None),
         autoregressive_tokens_per_s=FIGURE,
         acceptance_length=FIGURE,
-        verdict=Exactness().judge("exact"),
+        verdict=Exactness().judge("greedy"),
     )
 
 
@@ -165,7 +160,7 @@ def described(name, **changes):
     return DraftInfo(name=name, **fields | changes)
 
 
-def build_sample_report(results, drafts=(), *, contamination=None, source=None, graphs_after_warmup=0) -> EvalReport:
+def build_sample_report(results, drafts=(), *, contamination=None, source=None) -> EvalReport:
     """Build a report of these modes for a demo target on two threads; `source` names the prompts' origin."""
     prompts = [replace(result.prompt, held_out_of=source or "") for result in results["autoregressive"].prompt_results]
     setup = EvalSetup(
@@ -174,7 +169,7 @@ def build_sample_report(results, drafts=(), *, contamination=None, source=None, 
         versions={"torch": "2.13.0", "transformers": "5.23.0"},
         device=DeviceInfo(name="cpu", kind="x86_64", dtype="float32", threads=2, compiled=True),
         graphs=None,
-        graphs_after_warmup=graphs_after_warmup,
+        graphs_after_warmup=0,
         target=TargetInfo(name="demo", parameters=3_456_789),
         sampling=SamplingConf(),
         tree=TreeInfo(kind="dynamic", depth=4, nodes=12, copied=0),
