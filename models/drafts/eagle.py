@@ -24,7 +24,7 @@ from transformers import LlamaConfig
 
 from models.batch import Batch
 from models.drafts.base import DraftState, Extras, Loss
-from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_state
+from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
 from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
@@ -120,37 +120,12 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         """Return an empty cache, and room for the last output of each row."""
         return new_layer_state(self.config, self.embed_tokens.weight, batch, slots)
 
-    def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b prompt"],
-        *,
-        lengths: Int[Tensor, " b"],
-        first_token: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Run a pass over the prompts, and return the state after them."""
-        last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
-        tokens = torch.where(last, first_token[:, None], shift_left(input_ids, 1))
-        empty = state | {"lengths": torch.zeros_like(lengths)}
-        return self.advance(empty, tokens, count=lengths, target_output=target_output)
-
     def forward_step(
-        self,
-        state: DraftState,
-        tokens: Int[Tensor, "b t"],
-        hidden: Float[Tensor, "b t h"],
-        *,
-        positions: Int[Tensor, "b t"],
-        slots: Int[Tensor, "b t"],
-        mask: Bool[Tensor, "b 1 t s"],
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], cache_pass: CachePass
     ) -> Float[Tensor, "b t h"]:
-        """Run the layer over cached keys: write at `slots`, attend through `mask`."""
-        stream, query, key, value = self.project_inputs(
-            self.embed_tokens(tokens), hidden, self.rotary(hidden, positions)
-        )
-        attended = attend_cached(state, query, key, value, slots=slots, mask=mask)
-        return self.finish(stream, attended)
+        rope = self.rotary(hidden, cache_pass.positions)
+        stream, query, key, value = self.project_inputs(self.embed_tokens(tokens), hidden, rope)
+        return self.finish(stream, attend_cached(state, query, key, value, cache_pass=cache_pass))
 
 
 class Eagle1Draft(EagleDraft):

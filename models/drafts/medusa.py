@@ -95,18 +95,6 @@ class MedusaDraft(HeadsDraft):
         outputs = [block(hidden) for block in self.blocks]
         return self.distill(outputs, batch, target_output, heads=[head.weight for head in self.heads])
 
-    def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b prompt"],
-        *,
-        lengths: Int[Tensor, " b"],
-        first_token: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Return the state with the hidden state of each prompt's last token."""
-        return with_last_hidden(state, target_output.hidden.to(self.dtype), lengths)
-
     def advance(
         self,
         state: DraftState,

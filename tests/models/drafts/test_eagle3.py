@@ -1,6 +1,7 @@
 """EAGLE-3 keeps promises of its layer, vocabulary and training beyond test_promises.py."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from data.vocabulary.draft_vocab import choose_kept_ids
 from infer.engine.decode import Decoder
+from models.drafts.bases.cached import CachePass
 from models.drafts.eagle3 import NORM_SWITCHES
 from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft, load_draft
@@ -60,9 +62,9 @@ def test_rotary_positions_off_by_1_lower_the_acceptance(target, overfit, sample,
     """Only drafted rows are a position too far, because a shift of all rows would change no score."""
     layer = overfit.forward_step
 
-    def shifted(state, tokens, hidden, *, positions, **rest):
+    def shifted(state, tokens, hidden, cache_pass):
         drafted = tokens.shape[1] == 1
-        return layer(state, tokens, hidden, positions=positions + drafted, **rest)
+        return layer(state, tokens, hidden, replace(cache_pass, positions=cache_pass.positions + drafted))
 
     monkeypatch.setattr(overfit, "forward_step", shifted)
     assert measure_share_of_maximum(target, overfit, sample) < 0.9
@@ -90,15 +92,9 @@ def test_unrolled_training_steps_equal_the_steps_of_decoding(target, learned):
         hidden = state["hidden"][:, None]
         for step in range(1, draft.trained_depth):
             # `row` is the last row of the prompt: drafted rows follow it
-            position = torch.tensor([[row + step]])
-            hidden = draft.forward_step(
-                state,
-                batch.input_ids[:, row + 1 + step][:, None],
-                hidden,
-                positions=position,
-                slots=position,
-                mask=torch.arange(33)[None, None, None] <= row + step,
-            )
+            position, mask = torch.tensor([[row + step]]), torch.arange(33)[None, None, None] <= row + step
+            cache_pass = CachePass(positions=position, slots=position, mask=mask)
+            hidden = draft.forward_step(state, batch.input_ids[:, row + 1 + step][:, None], hidden, cache_pass)
             torch.testing.assert_close(hidden[:, 0], outputs[step][:, row], atol=1e-5, rtol=1e-4)
 
 
