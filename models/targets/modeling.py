@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from models.io.errors import UserError
 from models.targets import architectures
@@ -247,3 +247,8 @@ def _run_thin_model(config: Any, *, trust_remote_code: bool) -> None:
 def build_rotary(config: LlamaConfig) -> nn.Module:
     """Build the module that returns the cosines and sines of positions, each `batch seq head`."""
     return LlamaRotaryEmbedding(config)
+
+
+def build_mlp(config: LlamaConfig) -> nn.Module:
+    """Build the gated feed-forward block: down_proj(silu(gate_proj(x)) * up_proj(x))."""
+    return LlamaMLP(config)
