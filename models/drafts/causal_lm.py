@@ -84,7 +84,6 @@ class CausalLMDraft(CachedDecoding, Draft):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "CausalLMDraft":
-        """Load the draft of a checkpoint; raise UserError for another target or tokenizer, or a wrong layout."""
         metadata, recorded_seed = read_origin(directory, target)
         conf = CausalLMConf(path=str(directory))
         source = CheckpointSource(path=str(directory))

@@ -157,13 +157,11 @@ class Eagle1Draft(EagleDraft):
         rope: tuple[Tensor, Tensor],
         dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Project embedding and feature to the residual stream, then to queries, keys, values."""
         inputs = torch.cat([embedded, hidden], -1)
         stream = self.fc(drop_inputs(inputs, dropout_mask, dropout=self.conf.dropout))
         return stream, *self.layer.project_qkv(stream, rope)
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
-        """Apply the target's head."""
         return self.head(hidden.to(self.head.weight.dtype))
 
     def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:

@@ -109,13 +109,11 @@ class HydraDraft(CachedDecoding, HeadsDraft):
 
     @classmethod
     def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the options that `engine_config` wrote to config.json."""
         prefix = config.hydra_head_arch == HEAD_ARCH_PREFIX
         return super().fields_from_config(config) | {"prefix": prefix}
 
     @property
     def heads(self) -> list[nn.Linear]:
-        """Return the vocabulary heads: a shared one, or one for each depth."""
         return cast("list[nn.Linear]", list(self.hydra_lm_head))
 
     def embed(self, input_ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n h"]:

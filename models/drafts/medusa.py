@@ -85,12 +85,10 @@ class MedusaDraft(HeadsDraft):
 
     @property
     def heads(self) -> list[nn.Linear]:
-        """Return the vocabulary heads: a shared one, or one for each depth."""
         heads: Any = [self.lm_head] if self.config.original_lm_head else self.lm_heads
         return list(heads)
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Return the loss of all heads."""
         hidden = target_output.hidden.to(self.dtype)
         outputs = [block(hidden) for block in self.blocks]
         return self.distill(outputs, batch, target_output, heads=[head.weight for head in self.heads])
