@@ -146,7 +146,7 @@ def sum_over_rows(rows, conf):
 def list_settings():
     for name in LossName:
         for reduction in Reduction:
-            yield build_conf(name, reduction=reduction, half_life=2)
+            yield build_conf(name, reduction=reduction)
 
 
 def run_rank(rank, folder):
