@@ -68,14 +68,10 @@ class EagleDraft(CachedDecoding, FeatureDraft):
 
     # --- the layer ---------------------------------------------------------------------------
 
-    def project_inputs(
-        self,
-        embedded: Float[Tensor, "b t h"],
-        hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
-        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the residual stream that enters the layer, and its queries, keys and values.
+    def merge_inputs(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"], dropout_mask: Tensor | None = None
+    ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t width"]]:
+        """Return the residual stream that enters the layer, and what its attention projects.
 
         `dropout_mask` has the inputs that dropout keeps, embedding and feature side by side.
         """
@@ -105,9 +101,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
         for i in range(self.trained_depth):
-            stream, query, key, value = self.project_inputs(
-                shift_left(embedded, 1 + i), hidden, self.rotary(hidden, batch.positions + i), dropout_mask
-            )
+            stream, inputs = self.merge_inputs(shift_left(embedded, 1 + i), hidden, dropout_mask)
+            query, key, value = self.layer.self_attn.project_qkv(inputs, self.rotary(hidden, batch.positions + i))
             keys.append(key)
             values.append(value)
             outputs.append(self.finish(stream, attend_unrolled(query, keys, values, mask)))
@@ -123,8 +118,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], cache_pass: CachePass
     ) -> Float[Tensor, "b t h"]:
-        rope = self.rotary(hidden, cache_pass.positions)
-        stream, query, key, value = self.project_inputs(self.embed_tokens(tokens), hidden, rope)
+        stream, inputs = self.merge_inputs(self.embed_tokens(tokens), hidden)
+        query, key, value = self.layer.self_attn.project_qkv(inputs, self.rotary(hidden, cache_pass.positions))
         return self.finish(stream, attend_cached(state, query, key, value, cache_pass=cache_pass))
 
 
@@ -150,16 +145,12 @@ class Eagle1Draft(EagleDraft):
         """Return the target's final hidden states in the dtype of the layer."""
         return target_output.hidden.to(self.fc.weight.dtype)
 
-    def project_inputs(
-        self,
-        embedded: Float[Tensor, "b t h"],
-        hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
-        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def merge_inputs(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"], dropout_mask: Tensor | None = None
+    ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t h"]]:
         inputs = torch.cat([embedded, hidden], -1)
         stream = self.fc(drop_inputs(inputs, dropout_mask, dropout=self.conf.dropout))
-        return stream, *self.layer.project_qkv(stream, rope)
+        return stream, stream
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
         return self.head(hidden.to(self.head.weight.dtype))

@@ -123,16 +123,11 @@ class Eagle3Draft(EagleDraft):
         captured = target_output.captured.to(self.fc.weight.dtype)
         return self.fc(self.input_norm(captured) if self.config.norm_before_fc else captured)
 
-    def project_inputs(
-        self,
-        embedded: Float[Tensor, "b t h"],
-        hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
-        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def merge_inputs(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"], dropout_mask: Tensor | None = None
+    ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t width"]]:
         stream, pair = self.midlayer.norm_pair(embedded, hidden)
-        inputs = drop_inputs(pair, dropout_mask, dropout=self.conf.dropout)
-        return stream, *self.midlayer.self_attn.project_qkv(inputs, rope)
+        return stream, drop_inputs(pair, dropout_mask, dropout=self.conf.dropout)
 
     def finish(self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]) -> Float[Tensor, "b t h"]:
         """Return the output of the layer, with `norm_output` after the final norm."""
