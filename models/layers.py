@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from models.targets.attention import attend_folded, attention_bias
+from models.targets.modeling import build_mlp
 
 
 class RMSNorm(nn.Module):
@@ -26,19 +27,6 @@ class RMSNorm(nn.Module):
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (wide * scale).to(x.dtype) * self.weight.to(x.dtype)
-
-
-class GatedMLP(nn.Module):
-    """SwiGLU feed-forward block: down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, size: int, inner: int):
-        super().__init__()
-        self.gate_proj = nn.Linear(size, inner, bias=False)
-        self.up_proj = nn.Linear(size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, size, bias=False)
-
-    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def apply_rope(
@@ -102,7 +90,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config, width or size)
-        self.mlp = GatedMLP(size, config.intermediate_size)
+        self.mlp = build_mlp(config)
         self.input_layernorm = RMSNorm(size, eps) if input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(size, eps)
 

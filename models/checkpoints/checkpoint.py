@@ -114,7 +114,13 @@ def save_draft(
         directory,
         {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
         config=config | {"dtype": str(dtype).removeprefix("torch.")},
-        metadata=build_metadata(target) | {"seed": str(seed)} | (metadata or {}),
+        metadata={
+            TARGET_HASH_KEY: target.fingerprint,
+            TOKENIZER_HASH_KEY: target.tokenizer_fingerprint,
+            "target_name": target.name,
+            "seed": str(seed),
+            **(metadata or {}),
+        },
         write_extra_files=write_extra_files,
     )
 
@@ -124,15 +130,6 @@ def read_origin(directory: Path, target: Any) -> tuple[dict[str, str], int | Non
     metadata = read_metadata(directory)
     check_metadata(metadata, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint)
     return metadata, int(metadata["seed"]) if "seed" in metadata else None
-
-
-def build_metadata(target: Any) -> dict[str, str]:
-    """Return the metadata that ties a draft to the target that it was distilled for."""
-    return {
-        TARGET_HASH_KEY: target.fingerprint,
-        TOKENIZER_HASH_KEY: target.tokenizer_fingerprint,
-        "target_name": target.name,
-    }
 
 
 def check_metadata(metadata: Mapping[str, str], *, tokenizer_hash: str, target_hash: str | None = None) -> None:

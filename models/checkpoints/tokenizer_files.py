@@ -35,15 +35,11 @@ def find_tokenizer_folder(location: str, revision: str | None) -> Path | None:
 
 def save_tokenizer(tokenizer: Any, folder: Path, *, files: Path | None) -> None:
     """Write a tokenizer into `folder`: its own files, which `files` has, or those of one made in memory."""
-    if files is not None:
-        copy_tokenizer_files(files, folder)
-    elif tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-
-
-def copy_tokenizer_files(source: Path, folder: Path) -> None:
-    """Copy all files of a tokenizer and its chat templates."""
-    for path in {path for pattern in PATTERNS for path in source.glob(pattern)}:
+    if files is None:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        return
+    for path in {path for pattern in PATTERNS for path in files.glob(pattern)}:
         if path.is_dir():
             shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
         else:

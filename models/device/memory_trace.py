@@ -78,13 +78,9 @@ class TracedPhase:
     def add_repetitions(self, before: "TracedPhase", count: int) -> None:
         """Count what was computed and moved since `before` as often again."""
         self.bytes_moved += count * (self.bytes_moved - before.bytes_moved)
-        counters: list[tuple[Counter[Any], Counter[Any]]] = [
-            (self.flops_by_dtype, before.flops_by_dtype),
-            (self.bytes_read, before.bytes_read),
-        ]
-        for counter, old in counters:
-            for key in counter:
-                counter[key] += count * (counter[key] - old[key])
+        for name in ("flops_by_dtype", "bytes_read"):
+            now, old = getattr(self, name), getattr(before, name)
+            now.update({key: count * (now[key] - old[key]) for key in now})
 
 
 class MemoryTracer(TorchDispatchMode):

@@ -140,8 +140,14 @@ class Draft(nn.Module):
         first_token: Int[Tensor, " batch"],
         target_output: TargetOutput,
     ) -> DraftState:
-        """Return the state after the prompts (of `lengths` tokens) and their first new token."""
-        raise NotImplementedError
+        """Return the new `state` after the prompts (of `lengths` tokens) and their first new token.
+
+        By default the draft advances by all tokens but the first of each prompt, as if they had been emitted.
+        """
+        is_last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
+        # Nothing reads the tokens after the last: `count` ends there.
+        emitted = torch.where(is_last, first_token[:, None], input_ids.roll(-1, 1))
+        return self.advance(state, emitted, count=lengths, target_output=target_output)
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Return a token tree below the last known token; leave the state unchanged.

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models.batch import Batch
 from models.checkpoints.checkpoint import find_non_finite, read_origin, save_draft
 from models.checkpoints.tokenizer_files import save_tokenizer
 from models.drafts.base import Draft, DraftState, Loss, Needs
-from models.drafts.bases.cached import CachedDecoding
+from models.drafts.bases.cached import CachedDecoding, CachePass
 from models.drafts.options import CausalLMConf, InitFrom
 from models.io.errors import UserError, require
 from models.lora import add_adapters, merge_adapters
@@ -84,7 +84,6 @@ class CausalLMDraft(CachedDecoding, Draft):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "CausalLMDraft":
-        """Load the draft of a checkpoint; raise UserError for another target or tokenizer, or a wrong layout."""
         metadata, recorded_seed = read_origin(directory, target)
         conf = CausalLMConf(path=str(directory))
         source = CheckpointSource(path=str(directory))
@@ -168,27 +167,18 @@ class CausalLMDraft(CachedDecoding, Draft):
         """Run a pass over the prompts and their first new tokens; return the state after them."""
         tokens = torch.cat([input_ids, torch.zeros_like(input_ids[:, :1])], 1)
         tokens = tokens.scatter(1, lengths[:, None], first_token[:, None])
-        empty = state | {"lengths": torch.zeros_like(lengths)}
-        return self.advance(empty, tokens, count=lengths + 1, target_output=target_output)
+        return self.advance(state, tokens, count=lengths + 1, target_output=target_output)
 
     def forward_step(
-        self,
-        state: DraftState,
-        tokens: Int[Tensor, "b t"],
-        hidden: Tensor,
-        *,
-        positions: Int[Tensor, "b t"],
-        slots: Int[Tensor, "b t"],
-        mask: Bool[Tensor, "b 1 t s"],
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, cache_pass: CachePass
     ) -> Float[Tensor, "b t h"]:
-        """Run the model over its cache: write at `slots`, attend through `mask`."""
         return self.lm.forward_hidden(
             self._clamp_ids(tokens),
-            positions=positions,
-            mask=mask,
+            positions=cache_pass.positions,
+            mask=cache_pass.mask,
             layers=[],
             cache=state["cache"],
-            write=CacheWrite.at(slots),
+            write=CacheWrite.at(cache_pass.slots),
         ).hidden
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:

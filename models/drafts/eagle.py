@@ -24,7 +24,7 @@ from transformers import LlamaConfig
 
 from models.batch import Batch
 from models.drafts.base import DraftState, Extras, Loss
-from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_state
+from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
 from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
@@ -68,14 +68,10 @@ class EagleDraft(CachedDecoding, FeatureDraft):
 
     # --- the layer ---------------------------------------------------------------------------
 
-    def project_inputs(
-        self,
-        embedded: Float[Tensor, "b t h"],
-        hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
-        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the residual stream that enters the layer, and its queries, keys and values.
+    def merge_inputs(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"], dropout_mask: Tensor | None = None
+    ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t width"]]:
+        """Return the residual stream that enters the layer, and what its attention projects.
 
         `dropout_mask` has the inputs that dropout keeps, embedding and feature side by side.
         """
@@ -105,9 +101,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
         for i in range(self.trained_depth):
-            stream, query, key, value = self.project_inputs(
-                shift_left(embedded, 1 + i), hidden, self.rotary(hidden, batch.positions + i), dropout_mask
-            )
+            stream, inputs = self.merge_inputs(shift_left(embedded, 1 + i), hidden, dropout_mask)
+            query, key, value = self.layer.self_attn.project_qkv(inputs, self.rotary(hidden, batch.positions + i))
             keys.append(key)
             values.append(value)
             outputs.append(self.finish(stream, attend_unrolled(query, keys, values, mask)))
@@ -120,37 +115,12 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         """Return an empty cache, and room for the last output of each row."""
         return new_layer_state(self.config, self.embed_tokens.weight, batch, slots)
 
-    def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b prompt"],
-        *,
-        lengths: Int[Tensor, " b"],
-        first_token: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Run a pass over the prompts, and return the state after them."""
-        last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
-        tokens = torch.where(last, first_token[:, None], shift_left(input_ids, 1))
-        empty = state | {"lengths": torch.zeros_like(lengths)}
-        return self.advance(empty, tokens, count=lengths, target_output=target_output)
-
     def forward_step(
-        self,
-        state: DraftState,
-        tokens: Int[Tensor, "b t"],
-        hidden: Float[Tensor, "b t h"],
-        *,
-        positions: Int[Tensor, "b t"],
-        slots: Int[Tensor, "b t"],
-        mask: Bool[Tensor, "b 1 t s"],
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], cache_pass: CachePass
     ) -> Float[Tensor, "b t h"]:
-        """Run the layer over cached keys: write at `slots`, attend through `mask`."""
-        stream, query, key, value = self.project_inputs(
-            self.embed_tokens(tokens), hidden, self.rotary(hidden, positions)
-        )
-        attended = attend_cached(state, query, key, value, slots=slots, mask=mask)
-        return self.finish(stream, attended)
+        stream, inputs = self.merge_inputs(self.embed_tokens(tokens), hidden)
+        query, key, value = self.layer.self_attn.project_qkv(inputs, self.rotary(hidden, cache_pass.positions))
+        return self.finish(stream, attend_cached(state, query, key, value, cache_pass=cache_pass))
 
 
 class Eagle1Draft(EagleDraft):
@@ -175,20 +145,14 @@ class Eagle1Draft(EagleDraft):
         """Return the target's final hidden states in the dtype of the layer."""
         return target_output.hidden.to(self.fc.weight.dtype)
 
-    def project_inputs(
-        self,
-        embedded: Float[Tensor, "b t h"],
-        hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
-        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Project embedding and feature to the residual stream, then to queries, keys, values."""
+    def merge_inputs(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"], dropout_mask: Tensor | None = None
+    ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t h"]]:
         inputs = torch.cat([embedded, hidden], -1)
         stream = self.fc(drop_inputs(inputs, dropout_mask, dropout=self.conf.dropout))
-        return stream, *self.layer.project_qkv(stream, rope)
+        return stream, stream
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
-        """Apply the target's head."""
         return self.head(hidden.to(self.head.weight.dtype))
 
     def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:

@@ -75,7 +75,6 @@ class Eagle3Draft(EagleDraft):
 
     @classmethod
     def default_keys(cls, target: Target) -> dict[str, Any]:
-        """Return the keys of config.json that drafts published elsewhere may lack."""
         return super().default_keys(target) | {
             "draft_vocab_size": target.vocab_size,
             "eagle_aux_hidden_state_layer_ids": default_layers(target),
@@ -90,7 +89,6 @@ class Eagle3Draft(EagleDraft):
 
     @property
     def chosen_vocab_size(self) -> int:
-        """Return the size of the vocabulary that training answers choose."""
         return self.config.draft_vocab_size
 
     def set_vocabulary(self, kept_ids: Int[Tensor, " draft_vocab"], target: Target) -> None:
@@ -113,7 +111,6 @@ class Eagle3Draft(EagleDraft):
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
-        """Return the target ids of a reduced draft vocabulary, or None if it is the target's."""
         if self.config.draft_vocab_size == self.config.vocab_size:
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
@@ -126,17 +123,11 @@ class Eagle3Draft(EagleDraft):
         captured = target_output.captured.to(self.fc.weight.dtype)
         return self.fc(self.input_norm(captured) if self.config.norm_before_fc else captured)
 
-    def project_inputs(
-        self,
-        embedded: Float[Tensor, "b t h"],
-        hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
-        dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the feature as the residual stream, and queries, keys and values."""
+    def merge_inputs(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"], dropout_mask: Tensor | None = None
+    ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t width"]]:
         stream, pair = self.midlayer.norm_pair(embedded, hidden)
-        inputs = drop_inputs(pair, dropout_mask, dropout=self.conf.dropout)
-        return stream, *self.midlayer.self_attn.project_qkv(inputs, rope)
+        return stream, drop_inputs(pair, dropout_mask, dropout=self.conf.dropout)
 
     def finish(self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]) -> Float[Tensor, "b t h"]:
         """Return the output of the layer, with `norm_output` after the final norm."""
@@ -148,7 +139,6 @@ class Eagle3Draft(EagleDraft):
         return output if self.config.norm_output else self.norm(output)
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
-        """Apply the final norm and the head."""
         return self.lm_head(self.head_inputs(hidden))
 
     def loss(

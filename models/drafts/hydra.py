@@ -22,7 +22,7 @@ from transformers import LlamaConfig
 
 from models.batch import Batch
 from models.drafts.base import DraftState, Extras, Loss, with_last_hidden
-from models.drafts.bases.cached import CachedDecoding, attend_cached, new_layer_state
+from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import HydraConf
 from models.layers import DecoderLayer, RMSNorm, attend, draw_dropout_mask, drop_inputs, init_normal
@@ -109,13 +109,11 @@ class HydraDraft(CachedDecoding, HeadsDraft):
 
     @classmethod
     def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the options that `engine_config` wrote to config.json."""
         prefix = config.hydra_head_arch == HEAD_ARCH_PREFIX
         return super().fields_from_config(config) | {"prefix": prefix}
 
     @property
     def heads(self) -> list[nn.Linear]:
-        """Return the vocabulary heads: a shared one, or one for each depth."""
         return cast("list[nn.Linear]", list(self.hydra_lm_head))
 
     def embed(self, input_ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n h"]:
@@ -174,22 +172,6 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         )
         return state | {"token": weight.new_zeros(batch, dtype=torch.int64)}  # the root
 
-    def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b prompt"],
-        *,
-        lengths: Int[Tensor, " b"],
-        first_token: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Return the state with the first token and the hidden state before it."""
-        state = state | {"token": first_token}
-        if self.prefix_embeding_layer is None:
-            return with_last_hidden(state, self.target_features(target_output), lengths)
-        empty = state | {"lengths": torch.zeros_like(lengths)}
-        return super().advance(empty, input_ids, count=lengths, target_output=target_output)
-
     def advance(
         self,
         state: DraftState,
@@ -206,20 +188,12 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         return super().advance(state, input_ids, count=count, target_output=target_output)
 
     def forward_step(
-        self,
-        state: DraftState,
-        tokens: Int[Tensor, "b t"],
-        hidden: Tensor,
-        *,
-        positions: Int[Tensor, "b t"],
-        slots: Int[Tensor, "b t"],
-        mask: Bool[Tensor, "b 1 t s"],
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, cache_pass: CachePass
     ) -> Float[Tensor, "b t h"]:
         """Run the prefix layer over its cache; it reads hidden states only, no tokens."""
         assert self.prefix_embeding_layer is not None
-        return self.prefix_embeding_layer(
-            hidden, self.rotary(hidden, positions), partial(attend_cached, state, slots=slots, mask=mask)
-        )
+        rope = self.rotary(hidden, cache_pass.positions)
+        return self.prefix_embeding_layer(hidden, rope, partial(attend_cached, state, cache_pass=cache_pass))
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree and return it; each level's head also reads the embeddings of the path."""

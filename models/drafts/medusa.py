@@ -85,27 +85,13 @@ class MedusaDraft(HeadsDraft):
 
     @property
     def heads(self) -> list[nn.Linear]:
-        """Return the vocabulary heads: a shared one, or one for each depth."""
         heads: Any = [self.lm_head] if self.config.original_lm_head else self.lm_heads
         return list(heads)
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Return the loss of all heads."""
         hidden = target_output.hidden.to(self.dtype)
         outputs = [block(hidden) for block in self.blocks]
         return self.distill(outputs, batch, target_output, heads=[head.weight for head in self.heads])
-
-    def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b prompt"],
-        *,
-        lengths: Int[Tensor, " b"],
-        first_token: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Return the state with the hidden state of each prompt's last token."""
-        return with_last_hidden(state, target_output.hidden.to(self.dtype), lengths)
 
     def advance(
         self,

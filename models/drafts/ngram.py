@@ -19,17 +19,15 @@ from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
 from models.trees.tree import MAX_CHAIN_LENGTH, Tree, TreeKind
 
+MAX_MATCH_LENGTH = 3  # tokens of context that are compared
+
 
 class NgramDraft(Draft):
-    """A draft that copies chains; it compares at most `max_match_length` tokens of context."""
+    """A draft that copies chains."""
 
     method = "ngram"
-
-    def __init__(self, *, max_match_length: int = 3, max_depth: int = MAX_CHAIN_LENGTH):
-        super().__init__()
-        self.max_match_length = max_match_length
-        self.needs = Needs(layers=[], hidden=False, context=False)
-        self.max_depth = self.trained_depth = max_depth
+    needs = Needs(layers=[], hidden=False, context=False)
+    max_depth = trained_depth = MAX_CHAIN_LENGTH
 
     def passes(self, depth: int) -> int:
         """Return 0: there are no weights to read."""
@@ -66,7 +64,6 @@ class NgramDraft(Draft):
         count: Int[Tensor, " batch"],
         target_output: TargetOutput | None,
     ) -> DraftState:
-        """Return the state with the emitted tokens appended."""
         token_ids, lengths = state["ids"], state["lengths"]
         new = torch.arange(input_ids.shape[1], device=input_ids.device)
         # Tokens that are not emitted land past the new length, where nothing compares them and the
@@ -93,7 +90,7 @@ class NgramDraft(Draft):
         slot = torch.arange(token_ids.shape[1], device=token_ids.device)
         match_length = torch.zeros_like(token_ids)
         is_match = torch.ones_like(token_ids, dtype=torch.bool)
-        for offset in range(self.max_match_length):
+        for offset in range(MAX_MATCH_LENGTH):
             earlier_token = token_ids.roll(1 + offset, 1)  # at slot s: the token at s - 1 - offset
             last_token = token_ids.gather(1, (lengths - 1 - offset).clamp_min(0)[:, None])
             is_match = is_match & (earlier_token == last_token) & (slot > offset)

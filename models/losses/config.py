@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from models.io.errors import require
 from models.io.validation import POSITIVE, Rule, at_least, check_values
 
 
@@ -37,7 +36,6 @@ class LossConf:
     top_k: int = 10  # of topk_kl
     temperature: float = 1.0  # of both models, also in the metric alpha
     step_decay: float = 0.8  # weight of a drafted position / weight of the one before
-    half_life: int | None = None  # answer tokens after which the weight halves; None = never
     reduction: Reduction = Reduction.sequence
     on_prompts: bool = False  # the tokens of prompts are learned like those of answers
     logits_chunk: int = 1024  # tokens whose logits are held at a time
@@ -51,11 +49,5 @@ class LossConf:
             top_k=at_least(1, "the default is 10"),
             temperature=replace(POSITIVE, remedy="the default is 1"),
             step_decay=Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 weighs steps equally"),
-            half_life=at_least(1, "null weighs all tokens alike"),
             logits_chunk=at_least(1, "the default is 1024"),
-        )
-        require(
-            not self.on_prompts or self.half_life is None,
-            "loss.on_prompts: must be false with loss.half_life, which counts from the start of an "
-            f"answer, got half_life={self.half_life}; leave one of them out",
         )

@@ -1,8 +1,8 @@
 """The positions that count in a draft's loss, and their weights; see docs/losses.md.
 
-An answer token weighs 1, or less with `loss.half_life`; a position has the weight of the token that
-it drafts. Where a split document's later piece repeats the end of the piece before as its context,
-those tokens weigh 0: they are trained in the piece before.
+An answer token weighs 1; a position has the weight of the token that it drafts. Where a split
+document's later piece repeats the end of the piece before as its context, those tokens weigh 0: they
+are trained in the piece before.
 """
 
 import torch
@@ -28,13 +28,13 @@ def position_weights(
     weights at step 0.
     """
     is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
-    token_weight = _answer_token_weights(is_answer, document_ids, context_mask, conf)
+    is_trained = is_answer if context_mask is None else is_answer & ~context_mask
     is_counted, weights = shift_left(is_answer, 1), []
     for i in range(steps):
         # A document is contiguous: if its last drafted token is in it, so are those before.
         same_document = shift_left(document_ids, 2 + i, fill=-1) == document_ids
         is_counted = is_counted & shift_left(is_answer, 2 + i) & same_document
-        weights.append(is_counted * shift_left(token_weight, 2 + i) * conf.step_decay**i)
+        weights.append((is_counted & shift_left(is_trained, 2 + i)).float() * conf.step_decay**i)
     return _apply_reduction(torch.stack(weights), document_ids, conf)
 
 
@@ -51,9 +51,9 @@ def token_weights(
     answer token of its document, the first included. Tokens in `context_mask` weigh 0.
     """
     is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
-    is_counted = shift_left(is_answer, 1) & (shift_left(document_ids, 1, fill=-1) == document_ids)
-    weight = is_counted * shift_left(_answer_token_weights(is_answer, document_ids, context_mask, conf), 1)
-    (weight,), total = _apply_reduction(weight[None], document_ids, conf)
+    is_trained = is_answer if context_mask is None else is_answer & ~context_mask
+    is_counted = shift_left(is_trained, 1) & (shift_left(document_ids, 1, fill=-1) == document_ids)
+    (weight,), total = _apply_reduction(is_counted.float()[None], document_ids, conf)
     return weight, total
 
 
@@ -64,23 +64,6 @@ def _find_learned_tokens(
     return (answer_mask | conf.on_prompts) & (document_ids >= 0)
 
 
-def _answer_token_weights(
-    is_answer: Bool[Tensor, "rows length"],
-    document_ids: Int[Tensor, "rows length"],
-    context_mask: Bool[Tensor, "rows length"] | None,
-    conf: LossConf,
-) -> Float[Tensor, "rows length"]:
-    """Return each answer token's weight by its place in the answer; other entries are arbitrary."""
-    is_trained = torch.ones_like(is_answer) if context_mask is None else ~context_mask
-    if conf.half_life is None:
-        return is_trained.float()
-    starts = is_answer & ~(shift_right(is_answer, 1) & (shift_right(document_ids, 1) == document_ids))
-    position = torch.arange(is_answer.shape[1], device=is_answer.device)
-    # `starts.cumsum` numbers the answers, and each has one start: the sum is the start's position.
-    age = position - _sum_by_group(starts.cumsum(1), (starts * position).float())
-    return is_trained * 0.5 ** (age / conf.half_life)
-
-
 def _apply_reduction(
     weight: Float[Tensor, "steps rows length"], document_ids: Int[Tensor, "rows length"], conf: LossConf
 ) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:
@@ -88,14 +71,10 @@ def _apply_reduction(
     if conf.reduction is Reduction.sequence:
         # A document never spans rows, so each row is summed on its own. The total of a document
         # without counted tokens is 0, and the clamp keeps its weights 0.
-        document_weight = _sum_by_group(document_ids, weight[0])
+        same_document = document_ids[:, :, None] == document_ids[:, None, :]
+        document_weight = (same_document * weight[0][:, None, :]).sum(-1)
         weight = weight / document_weight.clamp_min(torch.finfo(torch.float32).tiny)
     return weight, weight[0].sum()
-
-
-def _sum_by_group(group: Int[Tensor, "rows length"], x: Float[Tensor, "rows length"]) -> Float[Tensor, "rows length"]:
-    """Return at each position the sum of x over the positions of its row in the same group."""
-    return ((group[:, :, None] == group[:, None, :]) * x[:, None, :]).sum(-1)
 
 
 def shift_left(x: Tensor, by: int, fill: int = 0) -> Tensor:

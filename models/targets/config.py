@@ -37,7 +37,6 @@ class CheckpointSource(ModelSource):
 
     @property
     def location_key(self) -> str:
-        """Return the configuration key that `location` comes from."""
         return self.config_key
 
 
@@ -51,7 +50,6 @@ class TargetConf(ModelSource):
 
     @property
     def location(self) -> str:
-        """Return what from_pretrained takes."""
         return str(DEMO_TARGET) if self.name == "demo" and self.path is None else super().location
 
     @property

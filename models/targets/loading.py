@@ -11,7 +11,7 @@ from models.checkpoints.tokenizer_files import find_tokenizer_folder
 from models.device.device import Device
 from models.io.errors import UserError, require
 from models.targets.config import ModelSource, TargetConf
-from models.targets.pretrained import load_model, load_tokenizer, read_model_config
+from models.targets.pretrained import load_model, load_tokenizer
 from models.targets.target import Target
 
 
@@ -23,7 +23,6 @@ def load_target(
     `load_part` loads a model that is divided among several devices, and leaves it there. Raise
     UserError for a model that is missing or cannot be served exactly.
     """
-    read_model_config(conf)
     model = load_part(conf) if load_part else load_model(conf, device.dtype)
     target = freeze_model(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
     target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)

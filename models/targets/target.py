@@ -46,7 +46,6 @@ class Target(LanguageModel):
         return target
 
     def forward_hidden(self, *args: Any, **kwargs: Any) -> TargetOutput:
-        """Run one forward pass; see `LanguageModel.forward_hidden`."""
         assert self.fingerprint  # reading it makes dynamo guard on the target's identity
         return super().forward_hidden(*args, **kwargs)
 

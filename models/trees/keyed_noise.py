@@ -7,6 +7,7 @@ What has more than 32 bits, a seed or a row id, is cut on the host.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,14 +18,13 @@ from models.device.graph_budget import GraphLedger
 from models.io.errors import require
 from models.trees.sampling_config import SamplingConf
 
-Word = tuple[Tensor, Tensor]  # low and high limb
+Word = tuple[Any, Any]  # low and high limb: tensors, or integers of the host
 
-LIMB_MASK, UINT32_MASK = 0xFFFF, 0xFFFFFFFF
+LIMB_MASK = 0xFFFF
 OUTER_SALT, INNER_SALT = 0x9E3779B9, 0x85EBCA6B
-# From https://github.com/skeeto/hash-prospector.
-MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
-# Their digits of base 256, lowest first. The third of the first is negative, as 0xF0 is 0x100 - 0x10: with it the
-# sums of `_multiply_words` are below 13.4 million, those of the second multiplier below 15.9 million.
+# The digits of base 256, lowest first, of 0x21F0AAAD and 0x735A2D97 (https://github.com/skeeto/hash-prospector).
+# The third of the first is negative, as 0xF0 is 0x100 - 0x10: with it the sums of `_multiply_words` are below
+# 13.4 million, those of the second multiplier below 15.9 million.
 MULTIPLIER_DIGITS = ((0xAD, 0xAA, -0x10, 0x22), (0x97, 0x2D, 0x5A, 0x73))
 
 # The results of `check_noise` in this process, by the device's name and whether it compiles.
@@ -120,44 +120,34 @@ def require_equal_noise(sampling: SamplingConf, device: Device) -> None:
 def _derive_keys(seed: int, row_limbs: Tensor, round_start: int | Tensor, places: Tensor) -> Word:
     """Return the outer and the inner key of each place: limbs of shape [2, batch, places]."""
     row_low, row_high = ((row_limbs[:, index], row_limbs[:, index + 1]) for index in (0, 2))
-    outer, inner = (_add_words(_split_words(_mix_seed(salt, seed)), row_low) for salt in (OUTER_SALT, INNER_SALT))
+    outer, inner = (_add_words(_mix_seed(salt, seed), row_low) for salt in (OUTER_SALT, INNER_SALT))
     keys = _mix_words((torch.stack([outer[0], inner[0]]), torch.stack([outer[1], inner[1]])))
     keys = _mix_words(_add_words(keys, row_high))
     low, high = _mix_words(_add_words(keys, _split_words(round_start)))
     return _mix_words(_add_words((low[..., None], high[..., None]), _split_words(places)))
 
 
-def _split_words(values: int | Tensor) -> tuple:
+def _split_words(values: int | Tensor) -> Word:
     """Return the limbs of integers modulo 2^32."""
     if isinstance(values, Tensor):
         values = values.int()
     return values & LIMB_MASK, values >> 16 & LIMB_MASK
 
 
-def _add_words(left: tuple, right: tuple) -> tuple:
+def _add_words(left: Word, right: Word) -> Word:
     """Return the sum modulo 2^32."""
     low = left[0] + right[0]
     return low & LIMB_MASK, left[1] + right[1] + (low >> 16) & LIMB_MASK
 
 
-def _mix_seed(salt: int, seed: int) -> int:
-    """Hash both words of a seed into the first word of a key."""
-    first = _mix_integer(salt ^ seed & UINT32_MASK)
-    return _mix_integer(first + (seed >> 32) & UINT32_MASK)
-
-
-def _mix_integer(bits: int) -> int:
-    """Hash an integer of 32 bits; the hash is bijective and has no visible bias."""
-    first, second = MULTIPLIERS
-    bits ^= bits >> 16
-    bits = bits * first & UINT32_MASK
-    bits ^= bits >> 15
-    bits = bits * second & UINT32_MASK
-    return bits ^ bits >> 15
+def _mix_seed(salt: int, seed: int) -> Word:
+    """Hash both words of a seed into the first word of a key, in integers of the host."""
+    first = _mix_words(_split_words(salt ^ seed))
+    return _mix_words(_add_words(first, _split_words(seed >> 32)))
 
 
 def _mix_words(word: Word) -> Word:
-    """Hash words as `_mix_integer` does."""
+    """Hash words; the hash is bijective and has no visible bias."""
     low, high = word
     first, second = MULTIPLIER_DIGITS
     word = _xor_with_shifted(_multiply_words((low ^ high, high), first))

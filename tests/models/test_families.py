@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.batch import Batch
 from models.drafts.options import MedusaConf
@@ -93,7 +94,7 @@ def test_documents_of_packed_rows_are_computed_as_if_alone(family, targets):
         document_ids=torch.arange(3).repeat_interleave(sizes)[None],
         positions=torch.cat([torch.arange(size) for size in sizes])[None],
     )
-    seen = target.forward_hidden(ids, positions=batch.positions, mask=batch.attention_mask(), layers=[])
+    seen = run_target(target, [], batch)
     ours = target.logits(seen.hidden)[0].split(sizes.tolist())
     for logits, document in zip(ours, documents, strict=True):
         assert_close(logits, compute_logits(target, document))
@@ -154,11 +155,8 @@ def test_a_draft_layer_and_heads_learn_from_every_family(family, targets, greedy
     batch = batch_of([line for line in lines if len(line) == size])
     drafts = (new_draft(target, layers=[1, 2, 3]), build_draft(MedusaConf(heads=4), target, loss=LossConf(), seed=0))
     for draft in drafts:
-        needed = draft.needs.layers
         with torch.no_grad():
-            seen = target.forward_hidden(
-                batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=needed
-            )
+            seen = run_target(target, draft.needs.layers, batch)
             before = draft.loss(batch, seen).total
         learn(draft, target, batch, steps=8, lr=1e-2)
         assert draft.loss(batch, seen).total < before

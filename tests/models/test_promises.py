@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft
@@ -119,11 +120,8 @@ def test_a_proposal_leaves_the_state_unchanged(case, shape, target):
     draft = CASES[case].build(target).eval()
     draft = MixedDraft(draft) if SHAPES[shape].ngram_tokens else draft
     ids, lengths = torch.arange(1, 19).view(2, 9), torch.tensor([9, 6])
-    positions = torch.arange(9).expand(2, 9)
     with torch.no_grad():
-        seen = target.forward_hidden(
-            ids, positions=positions, mask=torch.ones(2, 1, 9, 9, dtype=torch.bool).tril(), layers=draft.needs.layers
-        )
+        seen = run_target(target, draft.needs.layers, batch_of(ids.tolist()))
         state = draft.start(
             draft.new_state(2, 64), ids, lengths=lengths, first_token=torch.tensor([3, 4]), target_output=seen
         )
@@ -219,9 +217,7 @@ def test_the_loss_falls(target, name):
     draft = case.build(target, loss=LossName.forward_kl)
     losses = []
     for _ in range(2):
-        seen = target.forward_hidden(
-            batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
-        )
+        seen = run_target(target, draft.needs.layers, batch)
         loss = draft.loss(batch, seen)
         losses.append(float(loss.total.detach() / loss.weight))
         learn(draft, target, batch, steps=40, lr=case.lr)

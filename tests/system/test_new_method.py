@@ -55,9 +55,6 @@ class BigramDraft(FeatureDraft):
     def new_state(self, batch, slots):
         return {"token": torch.zeros(batch, dtype=torch.int64)}
 
-    def start(self, state, input_ids, *, lengths, first_token, target_output):
-        return {"token": first_token}
-
     def advance(self, state, input_ids, *, count, target_output):
         last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         return {"token": torch.where(count > 0, last, state["token"])}

@@ -170,8 +170,8 @@ class TrainConf:
             f"data.overlap: must be above the {deepest} tokens that the draft can propose, got {overlap}; raise it",
         )
         require(
-            overlap is None or not (self.data.on_policy.share or self.loss.half_life),
-            f"data.overlap: must be null with data.on_policy.share or loss.half_life, got {overlap}; set it to null",
+            overlap is None or not self.data.on_policy.share,
+            f"data.overlap: must be null with data.on_policy.share, got {overlap}; set it to null",
         )
 
 

@@ -9,6 +9,7 @@ token with the token after it, so that its `lengths` and positions are one less.
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,15 @@ from models.trees.sampling import Sampler
 from models.trees.tree import Tree
 
 
+@dataclass(frozen=True, kw_only=True)
+class CachePass:
+    """The positions of a pass's tokens, the slots of the cache that it writes, and those that it attends to."""
+
+    positions: Int[Tensor, "b t"]
+    slots: Int[Tensor, "b t"]
+    mask: Bool[Tensor, "b 1 t s"]
+
+
 class CachedDecoding:
     """A part of a `Draft` whose method adds one pass over new tokens and the tensors it needs.
 
@@ -34,16 +44,9 @@ class CachedDecoding:
     target_vocab: int  # size of the target's vocabulary
 
     def forward_step(
-        self,
-        state: DraftState,
-        tokens: Int[Tensor, "b t"],
-        hidden: Tensor,
-        *,
-        positions: Int[Tensor, "b t"],
-        slots: Int[Tensor, "b t"],
-        mask: Bool[Tensor, "b 1 t s"],
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, cache_pass: CachePass
     ) -> Float[Tensor, "b t h"]:
-        """Run one pass: write at `slots`, attend through `mask`, and return the outputs.
+        """Run one pass over tokens and the cache, and return the outputs.
 
         `hidden` is the target's feature before each token, or the output of its parent node.
         """
@@ -77,15 +80,13 @@ class CachedDecoding:
         lengths, slots = state["lengths"], self.num_slots(state)
         positions = lengths[:, None] + torch.arange(input_ids.shape[1], device=lengths.device)
         slot = torch.arange(slots, device=lengths.device)
-        hidden = self.forward_step(
-            state,
-            input_ids,
-            self.target_features(target_output),
+        cache_pass = CachePass(
             positions=positions,
             # A row that has ended may have no slots left: it writes to the last, the garbage slot.
             slots=positions.clamp_max(slots - 1),
             mask=(slot <= positions[:, :, None])[:, None],
         )
+        hidden = self.forward_step(state, input_ids, self.target_features(target_output), cache_pass)
         return with_last_hidden(state | {"lengths": lengths + count}, hidden, count)
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
@@ -103,15 +104,13 @@ class CachedDecoding:
             visible = gather_mask(visible, 1, parents)
             visible = visible | (scratch == new_nodes[:, None])
             hidden = hidden.gather(1, parent_index[:, :, None].expand(-1, -1, hidden.shape[-1]))
-            hidden = self.forward_step(
-                state,
-                tokens,
-                hidden,
+            cache_pass = CachePass(
                 # The root's children, at level 1, take the first position after the known tokens.
                 positions=(lengths + level - 1)[:, None].expand_as(tokens),
                 slots=(lengths[:, None] + new_nodes).clamp_max(slots - 1),
                 mask=tree_mask(lengths, visible, slots),
             )
+            hidden = self.forward_step(state, tokens, hidden, cache_pass)
             used += tokens.shape[1]
             return self.logits(hidden)
 
@@ -143,10 +142,9 @@ def attend_cached(
     key: Float[Tensor, "b kv t d"],
     value: Float[Tensor, "b kv t d"],
     *,
-    slots: Int[Tensor, "b t"],
-    mask: Bool[Tensor, "b 1 t s"],
+    cache_pass: CachePass,
 ) -> Float[Tensor, "b h t d"]:
-    """Write keys and values at `slots` of the cache, and return the attention through `mask`."""
-    index = slot_index(state["keys"], slots)
+    """Write keys and values into the cache, and return the attention to it."""
+    index = slot_index(state["keys"], cache_pass.slots)
     state["keys"][index], state["values"][index] = key, value
-    return attend(query, state["keys"], state["values"], mask)
+    return attend(query, state["keys"], state["values"], cache_pass.mask)

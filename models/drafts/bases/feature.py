@@ -78,7 +78,6 @@ class FeatureDraft(Draft):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "FeatureDraft":
-        """Load the draft of a checkpoint; raise UserError for another target or tokenizer, or a wrong layout."""
         _, recorded_seed = checkpoint.read_origin(directory, target)
         config = cls.config_class(**(cls.default_keys(target) | checkpoint_files.read_config(directory)))
         require(
@@ -164,7 +163,6 @@ class FeatureDraft(Draft):
         return self.state_dict()
 
     def save(self, directory: Path, target: Target) -> None:
-        """Save what `restore` loads."""
         checkpoint.save_draft(
             directory, self.checkpoint_tensors(), target=target, seed=self.seed, config=self.config.to_dict()
         )

@@ -91,8 +91,8 @@ def test_the_options_of_a_method_say_whether_it_reads_context(name):
         (["draft=demo"], "data.overlap: must be null for eagle3, got "),
         (["draft=demo-medusa"], "data.overlap: must be above the 4 tokens that"),
         (
-            ["draft=demo-medusa", "data.overlap=32", "loss.half_life=8"],
-            "data.overlap: must be null with data.on_policy.share or loss.half_life",
+            ["draft=demo-lm", "data.overlap=32", "data.on_policy.share=0.5"],
+            "data.overlap: must be null with data.on_policy.share",
         ),
         (["draft=demo-medusa", "data.overlap=400"], "data.overlap: must be 1 to half of data."),
     ],

@@ -56,7 +56,7 @@ def compute_gradients(draft: Draft, target: Target, rows: Packed) -> dict[str, t
 @pytest.mark.parametrize("method", METHODS)
 def test_packed_rows_have_the_loss_and_gradient_of_separate_documents(method, reduction):
     target, documents = tiny_target(seed=0), draw_documents()
-    conf = LossConf(name=LossName.soft_ce, reduction=reduction, half_life=8)
+    conf = LossConf(name=LossName.soft_ce, reduction=reduction)
     draft = build_draft(CASES[method].conf, target, loss=conf, seed=0)
     packed, report = pack_documents(documents, LENGTH)
     assert report.rows < len(documents) == report.documents

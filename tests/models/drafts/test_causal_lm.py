@@ -6,14 +6,7 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
 
 from conf.entry import compose
 from data.config import OnPolicyConf
@@ -28,7 +21,17 @@ from models.targets.loading import freeze_model
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.support.models.methods import choose_varied_text, measure_share_of_maximum
-from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, sampled_texts, tiny_target, tiny_tokenizer
+from tests.support.models.tiny import (
+    CPU,
+    VOCAB,
+    batch_of,
+    chain,
+    learn,
+    sampled_texts,
+    tiny_config,
+    tiny_target,
+    tiny_tokenizer,
+)
 from tests.support.runs.toy_run import toy_rows, toy_target
 from train.__main__ import main
 from train.checks import check_inputs
@@ -42,24 +45,10 @@ TEMPLATE = (
 )
 
 
-def build_qwen3(*, vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> Qwen3ForCausalLM:
+def build_qwen3(*, vocab: int = VOCAB, tied: bool = False) -> Qwen3ForCausalLM:
     torch.manual_seed(4)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=vocab,
-            hidden_size=24,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            intermediate_size=48,
-            max_position_embeddings=256,
-            tie_word_embeddings=tied,
-            eos_token_id=0,
-            pad_token_id=0,
-            bos_token_id=None,
-        )
-    )
+    sizes = {"vocab_size": vocab, "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 48}
+    return Qwen3ForCausalLM(tiny_config(**sizes, tie_word_embeddings=tied, initializer_range=0.02))
 
 
 def save_model(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
@@ -224,17 +213,7 @@ def test_a_missing_local_model_is_a_single_line_with_the_remedy(tmp_path):
 def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
     if family == "llama":
         torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            num_hidden_layers=6,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            intermediate_size=64,
-            eos_token_id=0,
-            bos_token_id=None,
-        )
-        target = freeze_model(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
+        target = freeze_model(LlamaForCausalLM(tiny_config(LlamaConfig)), tiny_tokenizer(), name="llama", device=CPU)
     layers = [0, 2, 5]
     conf = CausalLMConf(init_from=InitFrom.pruned, layers=layers)
     draft = build_draft(conf, target, loss=LossConf(), seed=0)

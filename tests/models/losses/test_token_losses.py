@@ -219,7 +219,6 @@ def test_only_cross_entropy_with_the_text_reads_labels(name):
         ("beta", -0.1),
         ("top_k", 0),
         ("lk_eta", -1.0),
-        ("half_life", 0),
     ],
 )
 def test_bad_settings_are_refused(key, value):

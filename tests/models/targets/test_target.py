@@ -40,24 +40,15 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def outputs(target):
+@torch.no_grad()
+def test_hidden_states_captured_layers_and_logits_are_those_of_transformers(target):
+    """Captured layer i is hidden state i."""
     ids = torch.tensor([[5, 9, 2, 7, 3]])
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
-    with torch.no_grad():
-        theirs = target.model(ids, output_hidden_states=True)
-        ours = target.forward_hidden(ids, positions=torch.arange(5)[None], mask=mask, layers=list(range(6)))
-    return ours, theirs
-
-
-def test_captured_layer_i_is_hidden_state_i_of_transformers(target, outputs):
-    ours, theirs = outputs
+    theirs = target.model(ids, output_hidden_states=True)
+    ours = target.forward_hidden(ids, positions=torch.arange(5)[None], mask=mask, layers=list(range(6)))
     for i, captured in enumerate(ours.captured.chunk(6, -1)):
         torch.testing.assert_close(captured, theirs.hidden_states[i])
-
-
-def test_hidden_states_and_logits_are_those_of_transformers(target, outputs):
-    ours, theirs = outputs
     torch.testing.assert_close(ours.hidden, theirs.hidden_states[-1])
     torch.testing.assert_close(target.logits(ours.hidden), theirs.logits)
 

@@ -4,7 +4,7 @@ import copy
 from functools import partial
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from data.vocabulary.draft_vocab import choose_kept_ids
 from infer.engine.decode import Decoder
@@ -19,7 +19,7 @@ from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
-from tests.support.models.tiny import CPU, add_noise, batch_of, learn, tiny_tokenizer
+from tests.support.models.tiny import CPU, add_noise, batch_of, learn, tiny_config, tiny_tokenizer
 from tests.support.runs.trained_once import TrainedOnce
 
 WORDS = 16
@@ -40,21 +40,8 @@ SHAPES: dict[str, Tree] = {
 
 def build_small_target() -> Target:
     torch.manual_seed(5)
-    config = Qwen3Config(
-        vocab_size=WORDS,
-        hidden_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        intermediate_size=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        eos_token_id=0,
-        pad_token_id=0,
-        bos_token_id=None,
-        initializer_range=0.4,
-    )
+    sizes = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 3, "head_dim": 8, "intermediate_size": 32}
+    config = tiny_config(**sizes, initializer_range=0.4)
     return freeze_model(Qwen3ForCausalLM(config), tiny_tokenizer(WORDS), name="small", device=CPU)
 
 

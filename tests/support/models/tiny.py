@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jaxtyping
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.batch import Batch
 from models.device.device import Device
@@ -72,27 +74,32 @@ def byte_tokenizer(
     )
 
 
+def tiny_config(family: Any = Qwen3Config, **changes) -> Any:
+    """Configure a model of six layers, whose token 0 ends a text and pads rows."""
+    config = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "initializer_range": 0.15,
+    }
+    return family(**config | changes)
+
+
 def tiny_target(
     *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6, padding: int = 0, layers: int = 6
 ) -> Target:
     """Build a random Qwen3; `padding` rows of its embeddings and head belong to no token."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB + padding,
-        hidden_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        intermediate_size=64,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        eos_token_id=0,
-        pad_token_id=0,
-        bos_token_id=None,
-        initializer_range=0.15,
-        rms_norm_eps=eps,
-    )
+    config = tiny_config(vocab_size=VOCAB + padding, num_hidden_layers=layers, rms_norm_eps=eps)
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         model.lm_head.weight.mul_(sharpness * 0.15)
@@ -131,9 +138,7 @@ def batch_of(texts: list[list[int]]) -> Batch:
 def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: float = 5e-3) -> None:
     """Train the draft on a single batch with Adam and a cosine schedule."""
     with torch.no_grad():
-        seen = target.forward_hidden(
-            batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
-        )
+        seen = run_target(target, draft.needs.layers, batch)
     optimizer = torch.optim.Adam([p for p in draft.parameters() if p.requires_grad], lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 

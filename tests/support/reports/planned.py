@@ -6,7 +6,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from models.device.config import MachineConf
 from models.device.device import Device
 from models.meta_model import MetaTarget
-from tests.support.models.tiny import CPU
+from tests.support.models.tiny import CPU, tiny_config
 
 VOCAB = 4096
 HALF = Device(name="cpu", torch_device=CPU.torch_device, dtype=torch.bfloat16, compiles=False)
@@ -23,20 +23,9 @@ GENEROUS = MachineConf(
 
 
 def config() -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        intermediate_size=512,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        eos_token_id=0,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+    sizes = {"vocab_size": VOCAB, "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
+    return tiny_config(**heads, **sizes, max_position_embeddings=512)
 
 
 def model_outline(device: Device) -> MetaTarget:
