@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from html import escape
 from pathlib import Path
 
 from jinja2 import Template
@@ -12,9 +11,8 @@ from data.chat.prepared_prompts import prompt_row_from_prepared
 from data.mixture.gather import SourceReport
 from data.sources.prepared_rows import HELD_OUT, TRAIN, read_prepared_metadata, read_prepared_rows
 from models.io.files import write_text_atomically
-from models.io.tracking import TrackedResults
 
-COUNTS = ("read", TRAIN, HELD_OUT, "dropped")
+COUNTS = ("read", TRAIN, HELD_OUT)
 REPORT_FILE, REPORT_PAGE_FILE, PROMPTS_FILE = "report.json", "report.md", "held_out.jsonl"
 PAGE_TEMPLATE = Template(  # Markdown, so that nothing is escaped for HTML
     r"""# Prepared data: {{ name }}
@@ -73,7 +71,7 @@ def write_prepare_report(
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())
     content = {
         "schema_version": 1,
-        **{name: sum(vars(source)[name] for source in sources.values()) for name in COUNTS[:3]},
+        **{name: sum(vars(source)[name] for source in sources.values()) for name in COUNTS},
         "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped.most_common()),
         "sources": {name: vars(source) for name, source in sources.items()},
@@ -118,19 +116,3 @@ def _format_table_row(*cells: str | int) -> str:
     """Format a row of a Markdown table; escape what would break it."""
     texts = [f"{cell:,}" if isinstance(cell, int) else cell for cell in cells]
     return "| " + " | ".join(" ".join(text.split()).replace("|", "\\|") for text in texts) + " |"
-
-
-def collect_results(folder: Path) -> TrackedResults:
-    """Return the results of a finished folder for W&B: counts, sources and page."""
-    report = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))
-    page = (folder / REPORT_PAGE_FILE).read_text(encoding="utf-8")
-    return TrackedResults(
-        prefix="prepare_report",
-        figures={name: report[name] for name in COUNTS},
-        columns=["source", "path", "read", "train", "held_out"],
-        rows=[
-            [name, *(str(source[key]) for key in ("path", "read", "train", "held_out"))]
-            for name, source in report["sources"].items()
-        ],
-        page=f"<pre>{escape(page)}</pre>",  # Markdown, which is readable as it is
-    )
