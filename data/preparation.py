@@ -25,7 +25,6 @@ from data.prepare_config import AnswerSource, PrepareConf
 from data.sources.files import TABLE_BATCH_ROWS
 from data.sources.prepared_rows import HELD_OUT, TRAIN, PreparedRow, row_from_columns, write_prepared_rows
 from data.sources.text_hashes import prompt_hashes
-from data.vocabulary.counts import describe_coverage
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, partial_directory, report_disk_errors, write_text_atomically
 from models.io.lock import acquire_lock
@@ -79,9 +78,7 @@ def report_finished_folder(
     acquire_lock(folder, timeout_s=REPORT_TIMEOUT_S)  # several may be the last
     if (folder / REPORT_FILE).exists():
         return
-    coverage = describe_coverage(folder, load_tokenizer(conf.target)) if conf.has_target else ""
-    num_excluded = {file: len(texts) for file, texts in excluded.items()}
-    write_prepare_report(folder, files, sources, num_excluded, coverage)
+    write_prepare_report(folder, files, sources, {file: len(texts) for file, texts in excluded.items()})
     log.info("prepared: %s", folder / REPORT_PAGE_FILE)
 
 

@@ -49,7 +49,7 @@ Answers by the target:
 * {{ line }}
 {% endfor %}
 {% endif %}
-{{ coverage_section }}""",
+""",
     trim_blocks=True,
     keep_trailing_newline=True,
 )
@@ -61,11 +61,11 @@ def train_file(folder: Path, worker: int, workers: int) -> Path:
 
 
 def write_prepare_report(
-    folder: Path, files: list[Path], sources: dict[str, SourceReport], excluded: dict[str, int], coverage_section: str
+    folder: Path, files: list[Path], sources: dict[str, SourceReport], excluded: dict[str, int]
 ) -> None:
     """Add the counts of all files; write the report and the held-out prompts.
 
-    The report is written last: it marks a finished folder. `coverage_section` is its part on draft vocabularies.
+    The report is written last: it marks a finished folder.
     """
     answers = _add_file_counts(sources, files)
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())
@@ -83,12 +83,7 @@ def write_prepare_report(
     lines = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts)
     write_text_atomically(folder / PROMPTS_FILE, lines)
     page = PAGE_TEMPLATE.render(
-        name=folder.name,
-        sources=sources,
-        excluded=excluded,
-        answers=answers,
-        coverage_section=coverage_section,
-        row=_format_table_row,
+        name=folder.name, sources=sources, excluded=excluded, answers=answers, row=_format_table_row
     )
     write_text_atomically(folder / REPORT_PAGE_FILE, page)
     write_text_atomically(folder / REPORT_FILE, json.dumps(content, indent=1))
