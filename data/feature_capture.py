@@ -17,7 +17,7 @@ from data.features.manifest import DOCUMENTS_FILE, FileRecord, Manifest, StoreSp
 from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
-from data.preview import check_and_read_first_rows, preview_rows
+from data.preview import preview_data
 from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
@@ -46,10 +46,8 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
         f"data.source: must be documents, got {conf.data.source.value}; run `python -m data.prepare` and give "
         "data=prepared data.path=outputs/prepare/RUN",
     )
-    rows = check_and_read_first_rows(
-        conf.data, partial(check_pretrained, conf.target), partial(check_pretrained, conf.draft.pretrained)
-    )
-    preview_rows(conf.data, conf.target, rows)
+    models = (conf.target, conf.draft.pretrained)
+    preview_data(conf.data, conf.target, *(partial(check_pretrained, model) for model in models))
     device = build_device(conf.device, conf.target)
     conf.data.check_row_length(device.length_multiple, on=device.instance_type)
     meta_target = build_meta_target(conf.target, device.dtype)
