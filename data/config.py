@@ -187,7 +187,6 @@ class ShowConf:
     packed: bool = False  # show rows of data.row_length, packed as in training
     read: int | None = 1000  # documents to read and sample from; null = all
     tokens: int = 300  # of a document in the terminal; longer runs lose their middle
-    boundaries: bool = False  # mark token boundaries in the terminal; the page can always do so
     seed: int = 0  # of the sample
     run_name: str = MISSING
     output_dir: str = "outputs/show"

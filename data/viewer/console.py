@@ -66,10 +66,10 @@ def print_document(view: DocumentView, conf: ShowConf) -> None:
     if CONSOLE.color_system:
         CONSOLE.rule(Text(view.name, style="bold"), align="left", style="dim")
         CONSOLE.print(Text(view.description, style="dim"))
-        CONSOLE.print(render_color(spans, boundaries=conf.boundaries), end="\n\n")
+        CONSOLE.print(render_color(spans), end="\n\n")
     else:
         print_line(f"--- {view.name}, {view.description}", markup=False)
-        print_line(render_plain(spans, boundaries=conf.boundaries), markup=False)
+        print_line(render_plain(spans), markup=False)
 
 
 def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:

@@ -82,12 +82,10 @@ def shorten_spans(spans: list[TokenSpan], limit: int) -> list[TokenSpan]:
     return shortened
 
 
-def render_color(spans: list[TokenSpan], *, boundaries: bool) -> Text:
+def render_color(spans: list[TokenSpan]) -> Text:
     """Render spans for a terminal: answers bold green, special tokens magenta, line breaks dim."""
     text = Text()
-    for number, span in enumerate(spans):
-        if boundaries and number:
-            text.append("|", style="dim")
+    for span in spans:
         styles = [ANSWER_STYLE] * span.answer + [SPECIAL_STYLE] * span.special
         style = LEFT_OUT_STYLE if span.left_out else " ".join(styles)
         text.append(span.text, style=style or "none")
@@ -105,11 +103,11 @@ def render_legend() -> Text:
     )
 
 
-def render_plain(spans: list[TokenSpan], *, boundaries: bool) -> str:
+def render_plain(spans: list[TokenSpan]) -> str:
     """Return the text of spans, with answers between quotation marks."""
     text = ""
     for answer, run in groupby(spans, key=lambda span: span.answer):
-        part = ("|" if boundaries else "").join(span.text for span in run)
+        part = "".join(span.text for span in run)
         text += f"{ANSWER_OPEN}{part}{ANSWER_CLOSE}" if answer else part
     return text
 

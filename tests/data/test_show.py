@@ -77,11 +77,11 @@ def test_the_command_prints_and_writes_the_answers_that_are_learned(rows, capsys
 
 
 def test_rows_are_shown_as_training_packs_them(rows, capsys):
-    main.__wrapped__(build_show_conf(packed=True, boundaries=True, documents=1))
+    main.__wrapped__(build_show_conf(packed=True, documents=1))
     output = capsys.readouterr().out
     assert "--- row 0 of 1, 3 documents in 512 positions, " in output
     assert "--- document 2 ---" in output
-    assert "|<|im_end|>\u00bb" in output
+    assert "<|im_end|>\u00bb" in output
 
 
 def test_tokens_that_a_later_piece_repeats_are_shown_as_context(tokenizer):
@@ -152,11 +152,11 @@ def test_long_runs_lose_their_middle_and_keep_their_edges(tokenizer):
 def test_colours_mark_answers_and_special_tokens(tokenizer):
     start, hello, end, newline = (tokenizer(text)["input_ids"] for text in ("<|im_start|>", "a", "<|im_end|>", "\n"))
     pieces = list(split_into_spans(tokenizer, document_from_pair(start + hello, hello + end)))
-    styles = [str(span.style) for span in render_color(pieces, boundaries=False).spans]
+    styles = [str(span.style) for span in render_color(pieces).spans]
     assert styles == ["magenta", "none", "bold green", "bold green magenta"]
     [prompt, answer] = split_into_spans(tokenizer, document_from_pair([*newline], [*newline]))
-    assert str(render_color([prompt, answer], boundaries=False).spans[-1].style) == "dim"
-    assert render_plain(pieces, boundaries=True) == "<|im_start|>|a\u00aba|<|im_end|>\u00bb"
+    assert str(render_color([prompt, answer]).spans[-1].style) == "dim"
+    assert render_plain(pieces) == "<|im_start|>a\u00aba<|im_end|>\u00bb"
 
 
 def test_a_page_escapes_every_text(tokenizer):
