@@ -183,8 +183,7 @@ class ShowConf:
 
     data: DataConf = field(default_factory=_show_the_demos_own_text)
     target: TargetConf = field(default_factory=TargetConf)  # only its tokenizer is loaded
-    documents: int = 6  # documents to show, from all categories in turn; with `packed`, rows
-    packed: bool = False  # show rows of data.row_length, packed as in training
+    documents: int = 6  # documents to show, from all categories in turn
     read: int | None = 1000  # documents to read and sample from; null = all
     tokens: int = 300  # of a document in the terminal; longer runs lose their middle
     seed: int = 0  # of the sample

@@ -1,4 +1,4 @@
-"""Readable views of documents or packed rows: a sample, token by token, with answers marked.
+"""Readable views of documents: a sample, token by token, with answers marked.
 
 Characters that cannot be printed are escaped: the text of a data set must neither control the terminal nor hide in it.
 """
@@ -16,9 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from data.chat.mask_check import MaskStats
 from data.chat.template import find_added_tokens
 from data.chat.text_stream import split_text
-from data.config import DataConf
-from data.packing.documents import Documents
-from data.packing.pack import pack_documents
 from data.sources.rows import TokenizedDocument
 
 NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
@@ -159,33 +156,3 @@ def sample_documents(
         DocumentView(f"document {number:,}", describe_document(document), list(split_into_spans(tokenizer, document)))
         for number, document in sorted(islice(in_turn, count), key=itemgetter(0))
     ]
-
-
-def sample_rows(
-    documents: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *, seed: int
-) -> Iterator[DocumentView]:
-    """Yield a random sample of the rows that training packs from the documents."""
-    packed, _ = pack_documents(documents, conf.row_length, overlap=conf.overlap)
-    rows = random.Random(seed).sample(range(len(packed)), min(count, len(packed)))
-    for row in sorted(rows):
-        [pieces] = packed.pieces([row])
-        spans, row_document = [], TokenizedDocument(ids=[], answer=[])
-        for piece in pieces:
-            document = documents[piece.document]
-            piece_document = TokenizedDocument(
-                ids=document.ids[piece.begin : piece.end],
-                # Context has no loss and is shown like a prompt.
-                answer=[False] * (piece.loss_begin - piece.begin) + document.answer[piece.loss_begin : piece.end],
-            )
-            row_document.ids += piece_document.ids
-            row_document.answer += piece_document.answer
-            spans += [
-                TokenSpan(f"--- document {piece.document:,} ---\n", (), False, left_out=True),
-                *split_into_spans(tokenizer, piece_document),
-                TokenSpan("\n", (), False, left_out=True),
-            ]
-        yield DocumentView(
-            f"row {row:,} of {len(packed):,}",
-            f"{len(pieces)} documents in {conf.row_length:,} positions, {describe_document(row_document)}",
-            spans,
-        )
