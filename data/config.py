@@ -172,16 +172,13 @@ class DataConf:
         )
 
 
-def _show_the_demos_own_text() -> DataConf:
-    """Return settings for which nothing is generated."""
-    return DataConf(demo=DemoConf(source=DemoAnswerSource.corpus, num_prompts=64))
-
-
 @dataclass(kw_only=True)
 class ShowConf:
     """Settings of `data.show`."""
 
-    data: DataConf = field(default_factory=_show_the_demos_own_text)
+    data: DataConf = field(  # the demo's own text, for which nothing is generated
+        default_factory=lambda: DataConf(demo=DemoConf(source=DemoAnswerSource.corpus, num_prompts=64))
+    )
     target: TargetConf = field(default_factory=TargetConf)  # only its tokenizer is loaded
     documents: int = 6  # documents to show, from all categories in turn
     read: int | None = 1000  # documents to read and sample from; null = all

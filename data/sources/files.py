@@ -50,7 +50,11 @@ def count_rows(file: Path, key: str) -> int | None:
 def read_file_rows(file: Path, key: str) -> Iterator[RawRow]:
     """Yield the rows of one file; raise UserError if the file itself is damaged."""
     with _report_damage(file, key):
-        yield from _read_parquet(file) if file.suffix in PARQUET_SUFFIXES else _read_json(file)
+        if file.suffix in PARQUET_SUFFIXES:
+            with parquet.ParquetFile(file) as table:
+                yield from _read_batches(table.iter_batches(batch_size=TABLE_BATCH_ROWS), str(file))
+        else:
+            yield from _read_json(file)
 
 
 @contextmanager
@@ -117,11 +121,6 @@ def _check_object(location: str, row: Any) -> RawRow:
         if isinstance(row, dict)
         else RawRow(location, None, "a line that is not a JSON object", f"a {type(row).__name__}")
     )
-
-
-def _read_parquet(file: Path) -> Iterator[RawRow]:
-    with parquet.ParquetFile(file) as table:
-        yield from _read_batches(table.iter_batches(batch_size=TABLE_BATCH_ROWS), str(file))
 
 
 def read_dataset_rows(dataset: Any, name: str) -> Iterator[RawRow]:
