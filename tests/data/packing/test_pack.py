@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from conf.entry import compose
-from data.config import DataConf, DataSource
 from data.packing.documents import Documents
 from data.packing.pack import best_fit, pack_documents
 from data.sources.rows import TokenizedDocument, document_from_pair
@@ -111,9 +110,3 @@ def test_only_the_documents_with_the_given_numbers_are_packed():
 def test_rows_too_short_for_any_prompt_are_refused():
     with pytest.raises(UserError, match=r"data.row_length: must reach beyond the prompts, got 16"):
         pack_documents(build_documents(build_piece(20, 5)), 16)
-
-
-@pytest.mark.parametrize("overlap", [0, 9])
-def test_an_overlap_of_0_or_of_more_than_half_a_row_is_refused(overlap):
-    with pytest.raises(UserError, match=r"data.overlap: must be 1 to half of data.row_length=16, got"):
-        DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=overlap)

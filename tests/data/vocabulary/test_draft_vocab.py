@@ -11,20 +11,17 @@ from models.io.errors import UserError
 COUNTS = torch.tensor([0, 50, 3, 0, 40, 0, 7, 0])
 
 
-def test_required_tokens_and_the_most_frequent_others_stand_in_ascending_order():
-    assert draft_vocab.choose_kept_ids(COUNTS, 4, required_ids=[7, 0]).tolist() == [0, 1, 4, 7]
-
-
-def test_a_required_token_counts_once_however_frequent_it_is():
-    assert draft_vocab.choose_kept_ids(COUNTS, 3, required_ids=[1]).tolist() == [1, 4, 6]
-
-
-def test_unused_tokens_fill_up_by_ascending_id():
-    assert draft_vocab.choose_kept_ids(COUNTS, 6, required_ids=[7]).tolist() == [0, 1, 2, 4, 6, 7]
-
-
-def test_a_required_token_without_a_row_in_the_head_is_left_out():
-    assert draft_vocab.choose_kept_ids(COUNTS, 2, required_ids=[7, 8]).tolist() == [1, 7]
+@pytest.mark.parametrize(
+    ("size", "required", "kept"),
+    [
+        (4, [7, 0], [0, 1, 4, 7]),
+        (3, [1], [1, 4, 6]),  # a required token counts once, however frequent it is
+        (6, [7], [0, 1, 2, 4, 6, 7]),  # unused tokens fill up by ascending id
+        (2, [7, 8], [1, 7]),  # a required token without a row in the head is left out
+    ],
+)
+def test_required_tokens_and_the_most_frequent_others_stand_in_ascending_order(size, required, kept):
+    assert draft_vocab.choose_kept_ids(COUNTS, size, required_ids=required).tolist() == kept
 
 
 def test_no_size_and_full_size_keep_every_token():
