@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from data.vocabulary import draft_vocab
 from models.io.errors import UserError
+from tests.support.models.tiny import byte_tokenizer
 
 COUNTS = torch.tensor([0, 50, 3, 0, 40, 0, 7, 0])
 
@@ -42,20 +43,13 @@ def test_coverage_is_the_share_of_answer_tokens():
 
 
 def test_every_byte_and_special_token_of_a_byte_level_tokenizer_is_required():
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    backend.train_from_iterator(["the draft proposes what the target disposes"] * 9, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    tokenizer = byte_tokenizer(["<end>"], template=None, eos_token="<end>")
     tokenizer.add_tokens(["<call>"])
-
     ids = draft_vocab.required_token_ids(tokenizer)
     assert len(ids) == 256 + 2
     spelled = tokenizer("\x00 \x7f \u00ff \U0001f600<call><end>").input_ids
     assert set(spelled) <= set(ids)
-    assert tokenizer.convert_tokens_to_ids("the") not in ids
+    assert len(ids) < len(tokenizer)
 
 
 def test_every_byte_fallback_token_is_required():
