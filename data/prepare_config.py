@@ -65,8 +65,7 @@ class MixtureConf:
     rows: int | None = None  # total, held-out rows included; None: the most that the shares allow
     exclude: list[str] = field(default_factory=lambda: ["demo"])  # prompt files held out elsewhere
     held_out: float = 0.01  # share of the first prompts, chosen by their hash
-    min_chars: int = 1  # characters of a row
-    max_chars: int | None = 200_000
+    max_chars: int | None = 200_000  # of a row, before tokenization
     max_prompt_tokens: int | None = None  # tokens of a first prompt; None: the target's limit
 
     def __post_init__(self) -> None:
@@ -87,11 +86,6 @@ class MixtureConf:
             held_out=BELOW_ONE,
             max_chars=at_least(1, "null sets no limit"),
             max_prompt_tokens=at_least(1, "null takes the target's limit"),
-            min_chars=Rule(
-                f"must be at most max_chars={self.max_chars}",
-                lambda chars: self.max_chars is None or chars <= self.max_chars,
-                "raise max_chars",
-            ),
         )
 
 
