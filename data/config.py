@@ -172,22 +172,17 @@ class DataConf:
         )
 
 
-def _show_the_demos_own_text() -> DataConf:
-    """Return settings for which nothing is generated."""
-    return DataConf(demo=DemoConf(source=DemoAnswerSource.corpus, num_prompts=64))
-
-
 @dataclass(kw_only=True)
 class ShowConf:
     """Settings of `data.show`."""
 
-    data: DataConf = field(default_factory=_show_the_demos_own_text)
+    data: DataConf = field(  # the demo's own text, for which nothing is generated
+        default_factory=lambda: DataConf(demo=DemoConf(source=DemoAnswerSource.corpus, num_prompts=64))
+    )
     target: TargetConf = field(default_factory=TargetConf)  # only its tokenizer is loaded
-    documents: int = 6  # documents to show, from all categories in turn; with `packed`, rows
-    packed: bool = False  # show rows of data.row_length, packed as in training
+    documents: int = 6  # documents to show, from all categories in turn
     read: int | None = 1000  # documents to read and sample from; null = all
     tokens: int = 300  # of a document in the terminal; longer runs lose their middle
-    boundaries: bool = False  # mark token boundaries in the terminal; the page can always do so
     seed: int = 0  # of the sample
     run_name: str = MISSING
     output_dir: str = "outputs/show"

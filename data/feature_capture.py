@@ -17,7 +17,7 @@ from data.features.manifest import DOCUMENTS_FILE, FileRecord, Manifest, StoreSp
 from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
-from data.preview import check_and_read_first_rows, preview_rows
+from data.preview import preview_data
 from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
@@ -46,10 +46,8 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
         f"data.source: must be documents, got {conf.data.source.value}; run `python -m data.prepare` and give "
         "data=prepared data.path=outputs/prepare/RUN",
     )
-    rows = check_and_read_first_rows(
-        conf.data, partial(check_pretrained, conf.target), partial(check_pretrained, conf.draft.pretrained)
-    )
-    preview_rows(conf.data, conf.target, rows)
+    models = (conf.target, conf.draft.pretrained)
+    preview_data(conf.data, conf.target, *(partial(check_pretrained, model) for model in models))
     device = build_device(conf.device, conf.target)
     conf.data.check_row_length(device.length_multiple, on=device.instance_type)
     meta_target = build_meta_target(conf.target, device.dtype)
@@ -65,7 +63,6 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
             acquire_lock(folder)
             write_text_atomically(folder / "config.yaml", config_to_yaml(conf))
         write_missing_files(missing, plan, manifest, conf, device)
-    log_rounding(manifest.files)
     log.info("store: %s; train from it with data=captured data.path=%s", folder, folder)
     return folder
 
@@ -157,7 +154,7 @@ def write_missing_files(
     )
     manifest = replace(manifest, target_sha256=target.fingerprint)
     if DOCUMENTS_FILE in missing:
-        write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
+        write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())
     # A lazy device records the target's pass and what is stored of it as one graph.
     graphs = {
         Graph("compute_stored_features") if device.lazy else Graph("run_target", (conf.batch, plan.packed.length))
@@ -167,28 +164,20 @@ def write_missing_files(
     steps = iter(track_progress(range(num_batches), "capture"))
     with device.expect_graphs(graphs, log.info):
         for shard in shards:
-            contents = builder.build_shard(shard, count_batch=lambda: next(steps, None))
-            write_store_file(manifest, folder, shard_name(shard), *contents)
+            tensors = builder.build_shard(shard, count_batch=lambda: next(steps, None))
+            write_store_file(manifest, folder, shard_name(shard), tensors)
+    for layer, (relative, lost) in builder.measure_rounding().items():
+        log.info("rounding: %s by %.2f%% of a row's norm, %.1f%% of its values to 0", layer, 100 * relative, 100 * lost)
+        if lost > MAX_ZEROED_SHARE:
+            log.warning("dtype: outliers of %s leave few quantization steps for its other values; try fp8", layer)
 
 
-def write_store_file(
-    manifest: Manifest, folder: Path, name: str, tensors: dict[str, Tensor], rounding: dict[str, dict[str, float]]
-) -> None:
+def write_store_file(manifest: Manifest, folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
     """Write one file atomically, then record its checksum: the file is valid from now on."""
     # save_file would write under a temporary name of its own, which a kill leaves behind.
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     with report_disk_errors(folder, remedy=RESUME_HINT):
         with atomic_path(folder / name) as partial:
             partial.write_bytes(data)
-        manifest.files[name] = FileRecord(bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), rounding=rounding)
+        manifest.files[name] = FileRecord(bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data))
         manifest.write(folder)
-
-
-def log_rounding(files: dict[str, FileRecord]) -> None:
-    """Log the rounding error of each layer's worst shard; warn if too many values became 0."""
-    for layer in dict.fromkeys(layer for file in files.values() for layer in file.rounding):
-        errors = [file.rounding[layer] for file in files.values() if layer in file.rounding]
-        relative, lost = (max(error[name] for error in errors) for name in ("relative", "lost"))
-        log.info("rounding: %s by %.2f%% of a row's norm, %.1f%% of its values to 0", layer, 100 * relative, 100 * lost)
-        if lost > MAX_ZEROED_SHARE:
-            log.warning("dtype: outliers of %s leave few quantization steps for its other values; try fp8", layer)

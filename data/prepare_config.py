@@ -11,7 +11,6 @@ from data.config import CONTENT_COLUMNS, MISSING
 from models.device.config import DeviceConf
 from models.io.errors import UserError, require
 from models.io.secrets import find_secrets, redact
-from models.io.tracking import TrackerConf
 from models.io.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, unused
 from models.targets.config import TargetConf
 from models.trees.sampling_config import SAMPLING_RULES, SamplingConf
@@ -66,8 +65,7 @@ class MixtureConf:
     rows: int | None = None  # total, held-out rows included; None: the most that the shares allow
     exclude: list[str] = field(default_factory=lambda: ["demo"])  # prompt files held out elsewhere
     held_out: float = 0.01  # share of the first prompts, chosen by their hash
-    min_chars: int = 1  # characters of a row
-    max_chars: int | None = 200_000
+    max_chars: int | None = 200_000  # of a row, before tokenization
     max_prompt_tokens: int | None = None  # tokens of a first prompt; None: the target's limit
 
     def __post_init__(self) -> None:
@@ -88,11 +86,6 @@ class MixtureConf:
             held_out=BELOW_ONE,
             max_chars=at_least(1, "null sets no limit"),
             max_prompt_tokens=at_least(1, "null takes the target's limit"),
-            min_chars=Rule(
-                f"must be at most max_chars={self.max_chars}",
-                lambda chars: self.max_chars is None or chars <= self.max_chars,
-                "raise max_chars",
-            ),
         )
 
 
@@ -205,7 +198,6 @@ class PrepareConf:
     answers: AnswersConf = field(default_factory=AnswersConf)
     # for answers.source=target; compiling pays off on an accelerator from thousands of rows
     device: DeviceConf = field(default_factory=lambda: DeviceConf(compile=False), metadata=unused("memory_gib"))
-    log: TrackerConf = field(default_factory=TrackerConf)
     worker: int = 0  # this worker's number, in 0..workers - 1
     workers: int = 1  # each answers a share of the rows and writes its own file
     run_name: str = MISSING

@@ -9,7 +9,7 @@ from typing import Any
 from data.chat.answer_spans import find_assistant_turns
 from data.chat.tokenization import check_row_ids, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
-from data.sources.rows import Conversation, ParsedRow, PlainText, TokenizedDocument
+from data.sources.rows import Conversation, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data_exists, read_training_rows
 from models.io.errors import UserError, run_checks
 from models.targets.config import TargetConf
@@ -30,23 +30,22 @@ class Preview:
     is_author_unknown: bool = False  # True if the answers may not be the target's own
 
 
-def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> list[ParsedRow]:
-    """Run the checks, then read the first rows; raise one UserError for all failed checks.
+def preview_data(conf: DataConf, target: TargetConf, *checks: Callable[[], Any]) -> Preview:
+    """Run the checks, then return what the first rows of the data are; raise one UserError for all failed checks.
 
-    Rows are read last, because a download may take minutes. A feature store and the demo have no rows.
+    Rows are read last, because a download may take minutes. Raises UserError too if the chat template rejects all of
+    them or does not allow data.turns, and for token ids beyond the target's vocabulary.
     """
     run_checks(*checks, lambda: check_data_exists(conf))
+    kinds = {
+        DataSource.demo: "prompts from the standard library's source and documentation",
+        DataSource.captured: "features of the target, stored by data.capture",
+        DataSource.prepared: "answers by the target, recorded by data.prepare",
+    }
+    recorded = Preview(kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer"))
     if not conf.source.reads_rows:
-        return []
-    return list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
-
-
-def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> Preview:
-    """Return what the rows are.
-
-    Raises UserError if the chat template rejects all of them or does not allow data.turns, and for
-    token ids beyond the target's vocabulary.
-    """
+        return recorded
+    rows = list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
     conversations = [row for row in rows if isinstance(row, Conversation)]
     if conversations:
         # Rows of several turns come first: they show what the template allows.
@@ -55,18 +54,13 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
         descriptions = {TurnSelection.last: LAST_TURN_ONLY, TurnSelection.each: DOCUMENT_PER_TURN}
         turns = descriptions.get(conf.turns, DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS)
         return Preview(kind="conversations", turns="" if _is_single_turn(row) else turns, is_author_unknown=True)
-    vocab_size = read_vocab_size(target) if rows else None
+    vocab_size = read_vocab_size(target)
     if any(isinstance(row, PlainText) for row in rows):
         return Preview(kind="plain texts, with every token supervised", is_author_unknown=True)
     for row in rows:
         if isinstance(row, TokenizedDocument):
             check_row_ids(row, vocab_size)
-    kinds = {
-        DataSource.demo: "prompts from the standard library's source and documentation",
-        DataSource.captured: "features of the target, stored by data.capture",
-        DataSource.prepared: "answers by the target, recorded by data.prepare",
-    }
-    return Preview(kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer"))
+    return recorded
 
 
 def _render_first(

@@ -2,7 +2,7 @@
 
 python -m data.show                                     the demo's prompts and the text that follows
 python -m data.show data=prepared data.path=outputs/prepare/demo
-python -m data.show data=jsonl data.path=FILE target=qwen3-8b documents=20 boundaries=true
+python -m data.show data=jsonl data.path=FILE target=qwen3-8b documents=20
 
 Only the target's tokenizer is loaded. The page outputs/show/RUN/sample.html shows the same.
 """

@@ -3,7 +3,7 @@
 from functools import partial
 
 from data.features.compatibility import check_captured_data
-from data.preview import Preview, check_and_read_first_rows, preview_rows
+from data.preview import Preview, preview_data
 from infer.measure.context_limits import check_prompts
 from models.device.device import Device
 from models.io.errors import run_checks
@@ -22,8 +22,7 @@ def check_inputs(conf: TrainConf, *, reads_data: bool = True) -> Preview | None:
     preview = None
     if reads_data:
         conf.data.check_target(conf.target)
-        rows = check_and_read_first_rows(conf.data, *checks)
-        preview = preview_rows(conf.data, conf.target, rows)
+        preview = preview_data(conf.data, conf.target, *checks)
     else:
         run_checks(*checks)
     check_captured_data(conf.data, target=conf.target, draft=conf.draft, loss=conf.loss)

@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -27,7 +28,8 @@ MIN_FAILURES_TO_ABORT = 8
 class Journal:
     """An append-only file of one record per finished row, written by one process at a time.
 
-    Opening it removes the torn last line that a killed process may leave, so that its row is answered again.
+    Opening it removes the torn last line that a killed process may leave. Its row, and that of a line that is damaged,
+    are answered again.
     """
 
     def __init__(self, path: Path, file: BinaryIO):
@@ -39,13 +41,8 @@ class Journal:
             if not line.endswith(b"\n"):  # torn by a kill
                 file.truncate(self._end)
                 break
-            try:
+            with suppress(ValueError):
                 self.offsets[json.loads(line)["id"]] = self._end
-            except ValueError as error:
-                raise UserError(
-                    f"{path}: each line must be a row's answers, got damage {self._end} bytes "
-                    "from its start; delete that line to have its row answered again"
-                ) from error
             self._end += len(line)
 
     def write(self, row_id: str, record: dict[str, Any]) -> None:

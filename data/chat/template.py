@@ -66,14 +66,11 @@ class ChatTemplate:
         # The turns of a conversation need the same texts. A message that is kept keeps its id.
         key = (add_generation_prompt, *switches.items(), *map(id, messages))
         if key not in self._rendered:
-            switches["add_generation_prompt"] = add_generation_prompt
-            self._rendered[key] = [*messages], self._render(messages, switches)
+            arguments = {**self.arguments, **switches, "add_generation_prompt": add_generation_prompt}
+            with _reject_on_template_error():
+                text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+            self._rendered[key] = [*messages], text
         return self._rendered[key][1]
-
-    def _render(self, messages: list[Message], switches: dict[str, bool]) -> str:
-        arguments = {**self.arguments, **switches}
-        with _reject_on_template_error():
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
 
     def render_prompt_ids(self, messages: list[Message]) -> list[int]:
         """Return the tokens of a prompt, as serving renders it; raise RowRejectedError if the template rejects it."""

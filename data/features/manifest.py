@@ -40,13 +40,10 @@ class StoreSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """The size, checksum and rounding error of a written file."""
+    """The size and checksum of a written file."""
 
     bytes: int
     xxh3_128: str
-    # of a shard, by layer: root mean square over rows of |x - stored| / |x|, and the share of
-    # values that became 0
-    rounding: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

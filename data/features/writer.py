@@ -5,7 +5,9 @@ batches of a shard depend only on the plan, so a shard that is captured again ha
 """
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -31,6 +33,9 @@ class ShardBuilder:
         self.target, self.plan, self.batch = target, plan, batch
         self._pass = build_target_pass(target, compiled=True)
         self._compute = target.device.compile_if_lazy(self.compute_stored_features)
+        # of all shards so far, by tensor: sums over rows of `rounding_error`, and the number of rows
+        self._error_sums: defaultdict[str, Any] = defaultdict(float)
+        self._num_rows: Counter[str] = Counter()
 
     @torch.no_grad()
     def compute_stored_features(self, batch: Batch) -> dict[str, Tensor]:
@@ -65,10 +70,8 @@ class ShardBuilder:
         rows = self.plan.shard_rows(shard)
         return [rows[first : first + self.batch] for first in range(0, len(rows), self.batch)]
 
-    def build_shard(
-        self, number: int, *, count_batch: Callable[[], object] = lambda: None
-    ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-        """Return the tensors of a shard, and its rounding errors by layer.
+    def build_shard(self, number: int, *, count_batch: Callable[[], object] = lambda: None) -> dict[str, Tensor]:
+        """Return the tensors of a shard; raise UserError for features that are not finite.
 
         `count_batch` is called after each pass of the target.
         """
@@ -79,7 +82,6 @@ class ShardBuilder:
             for spec in specs
         }
         unfilled = dict(shard)
-        error_sums = {spec.name: torch.zeros(2).double() for spec in specs}
         for batch_rows in self.list_batches(number):
             features = self._features_on_host(batch_rows)
             token_index, supervised_index = map(torch.from_numpy, self.plan.stored_positions(batch_rows))
@@ -88,11 +90,11 @@ class ShardBuilder:
                 filled, unfilled[name] = unfilled[name].tensor_split([len(index)])
                 filled.copy_(_select_rows(features[name], index))
                 if name + ROUNDING_SUFFIX in features:
-                    errors = features[name + ROUNDING_SUFFIX][index].double()
-                    error_sums[name] = error_sums[name] + errors.sum(0)
+                    self._error_sums[name] += features[name + ROUNDING_SUFFIX][index].double().sum(0)
+                    self._num_rows[name] += len(index)
             count_batch()
-        mean_errors = {name: error_sums[name] / len(values) for name, values in shard.items()}
-        return shard, self._rounding_by_layer(mean_errors)
+        self.measure_rounding()
+        return shard
 
     def _features_on_host(self, rows: list[int]) -> dict[str, Tensor]:
         """Return the features of rows, flattened over positions, on the host.
@@ -103,21 +105,23 @@ class ShardBuilder:
         batch = self.plan.packed.batch(full_batch).to(self.target.device.torch_device)
         return {name: values.cpu().flatten(0, 1) for name, values in self._compute(batch).items()}
 
-    def _rounding_by_layer(self, mean_errors: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-        """Return the mean rounding errors by layer; raise UserError if one is not finite."""
+    def measure_rounding(self) -> dict[str, tuple[float, float]]:
+        """Return the rounding of each layer: the root mean square of |x - stored| / |x|, and the share of values lost.
+
+        Raises UserError if a layer's error is not finite, because its features are not.
+        """
         layers = {"captured": map("layer {}".format, self.plan.schema.layers), "hidden": ["final"]}
-        errors: dict[str, list[float]] = {
-            layer: error
-            for name, names in layers.items()
-            if name in mean_errors
-            for layer, error in zip(names, mean_errors[name].view(-1, 2).tolist(), strict=True)
-        }
-        for name, (squared, _) in errors.items():
-            require(
-                math.isfinite(squared),
-                f"device.precision: features must be finite, got NaN or infinity at {name}; choose another precision",
-            )
-        return {name: {"relative": squared**0.5, "lost": lost} for name, (squared, lost) in errors.items()}
+        rounding = {}
+        for name, error_sums in self._error_sums.items():
+            errors = (error_sums / self._num_rows[name]).view(-1, 2).tolist()
+            for layer, (squared, lost) in zip(layers[name], errors, strict=True):
+                require(
+                    math.isfinite(squared),
+                    f"device.precision: features must be finite, got NaN or infinity at {layer}; "
+                    "choose another precision",
+                )
+                rounding[layer] = squared**0.5, lost
+        return rounding
 
 
 def _select_rows(values: Tensor, index: Tensor) -> Tensor:

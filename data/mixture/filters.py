@@ -44,7 +44,9 @@ def filter_row(raw: dict[str, Any], name: str, source: SourceConf, rules: Filter
     if isinstance(parsed, TokenizedDocument):
         raise RowRejectedError("token ids without their text")
     turns = _extract_turns(parsed, rules)
-    _check_chars(turns, rules.mixture)
+    max_chars = rules.mixture.max_chars
+    if max_chars is not None and sum(len(text) for _, text in turns) > max_chars:
+        raise RowRejectedError(f"longer than {max_chars:,} characters")
     hashes = _turn_hashes(turns, is_plain_text=isinstance(parsed, PlainText))
     require_row(rules.excluded_hashes.isdisjoint(hashes), "a prompt that is held out elsewhere")
     row = _build_row(raw, parsed, name, source)
@@ -99,13 +101,6 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
         messages = [message for message in parsed.messages if message["role"] != dropped_role]
     require_row(all(map(has_content, messages)), "an empty turn")
     return [(message["role"], message["content"]) for message in messages]
-
-
-def _check_chars(turns: list[tuple[str, str]], mixture: MixtureConf) -> None:
-    chars = sum(len(text) for _, text in turns)
-    require_row(chars >= mixture.min_chars, f"shorter than {mixture.min_chars:,} characters")
-    if mixture.max_chars is not None and chars > mixture.max_chars:
-        raise RowRejectedError(f"longer than {mixture.max_chars:,} characters")
 
 
 def _turn_hashes(turns: list[tuple[str, str]], *, is_plain_text: bool) -> Iterator[int]:

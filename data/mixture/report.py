@@ -2,59 +2,19 @@
 
 import json
 from collections import Counter
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
-
-from jinja2 import Template
 
 from data.answers.answering import AnswersReport
 from data.chat.prepared_prompts import prompt_row_from_prepared
 from data.mixture.gather import SourceReport
 from data.sources.prepared_rows import HELD_OUT, TRAIN, read_prepared_metadata, read_prepared_rows
 from models.io.files import write_text_atomically
-from models.io.tracking import TrackedResults
+from models.io.pages import render_markdown_table
 
-COUNTS = ("read", TRAIN, HELD_OUT, "dropped")
+COUNTS = ("read", TRAIN, HELD_OUT)
 REPORT_FILE, REPORT_PAGE_FILE, PROMPTS_FILE = "report.json", "report.md", "held_out.jsonl"
-PAGE_TEMPLATE = Template(  # Markdown, so that nothing is escaped for HTML
-    r"""# Prepared data: {{ name }}
-
-| source | path | license | read | train | held out | dropped | share | requested |
-|---|---|---|---|---|---|---|---|---|
-{% for title, source in sources.items() %}
-{% set licenses = source.licenses | map("default", "not stated", true) | join(", ") %}
-{{ row(title, source.path, licenses or "-", source.read, source.train, source.held_out,
-       source.dropped.total(), "{:.1%}".format(source.share),
-       "all" if source.share_asked is none else "{:g}".format(source.share_asked)) }}
-{% endfor %}
-
-| source | rows dropped | reason | first |
-|---|---|---|---|
-{% for title, source in sources.items() %}
-{% for reason, count in source.dropped.most_common() if count %}
-{{ row(title, count, reason, source.examples.get(reason, "")) }}
-{% endfor %}
-{% endfor %}
-
-Rows that repeat a held-out prompt of these files were dropped:
-
-{% for file, count in excluded.items() %}
-* {{ file }}: {{ "{:,}".format(count) }} prompts
-{% else %}
-* none
-{% endfor %}
-{% if answers.rows %}
-
-Answers by the target:
-
-{% for line in answers.summary_lines() %}
-* {{ line }}
-{% endfor %}
-{% endif %}
-{{ coverage_section }}""",
-    trim_blocks=True,
-    keep_trailing_newline=True,
-)
+SOURCE_COLUMNS = ("source", "path", "license", "read", "train", "held out", "dropped", "share", "requested")
 
 
 def train_file(folder: Path, worker: int, workers: int) -> Path:
@@ -63,17 +23,17 @@ def train_file(folder: Path, worker: int, workers: int) -> Path:
 
 
 def write_prepare_report(
-    folder: Path, files: list[Path], sources: dict[str, SourceReport], excluded: dict[str, int], coverage_section: str
+    folder: Path, files: list[Path], sources: dict[str, SourceReport], excluded: dict[str, int]
 ) -> None:
     """Add the counts of all files; write the report and the held-out prompts.
 
-    The report is written last: it marks a finished folder. `coverage_section` is its part on draft vocabularies.
+    The report is written last: it marks a finished folder.
     """
     answers = _add_file_counts(sources, files)
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())
     content = {
         "schema_version": 1,
-        **{name: sum(vars(source)[name] for source in sources.values()) for name in COUNTS[:3]},
+        **{name: sum(vars(source)[name] for source in sources.values()) for name in COUNTS},
         "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped.most_common()),
         "sources": {name: vars(source) for name, source in sources.items()},
@@ -84,15 +44,7 @@ def write_prepare_report(
     prompts = map(prompt_row_from_prepared, read_prepared_rows(folder, HELD_OUT))
     lines = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts)
     write_text_atomically(folder / PROMPTS_FILE, lines)
-    page = PAGE_TEMPLATE.render(
-        name=folder.name,
-        sources=sources,
-        excluded=excluded,
-        answers=answers,
-        coverage_section=coverage_section,
-        row=_format_table_row,
-    )
-    write_text_atomically(folder / REPORT_PAGE_FILE, page)
+    write_text_atomically(folder / REPORT_PAGE_FILE, _render_page(folder.name, sources, excluded, answers))
     write_text_atomically(folder / REPORT_FILE, json.dumps(content, indent=1))
 
 
@@ -114,23 +66,32 @@ def _add_file_counts(sources: dict[str, SourceReport], files: list[Path]) -> Ans
     return answers
 
 
-def _format_table_row(*cells: str | int) -> str:
-    """Format a row of a Markdown table; escape what would break it."""
-    texts = [f"{cell:,}" if isinstance(cell, int) else cell for cell in cells]
-    return "| " + " | ".join(" ".join(text.split()).replace("|", "\\|") for text in texts) + " |"
+def _render_page(name: str, sources: dict[str, SourceReport], excluded: dict[str, int], answers: AnswersReport) -> str:
+    """Return the report as Markdown."""
+    rows, drops = [], []
+    for title, source in sources.items():
+        licenses = ", ".join(license or "not stated" for license in source.licenses) or "-"
+        counts = (source.read, source.train, source.held_out, source.dropped.total())
+        requested = "all" if source.share_asked is None else f"{source.share_asked:g}"
+        counted = [f"{count:,}" for count in counts]
+        rows.append([title, source.path, licenses, *counted, f"{source.share:.1%}", requested])
+        drops += [
+            [title, reason, source.examples.get(reason, ""), f"{count:,}"]
+            for reason, count in source.dropped.most_common()
+            if count
+        ]
+    parts = [
+        f"# Prepared data: {name}",
+        _render_table(SOURCE_COLUMNS, rows),
+        _render_table(("source", "reason", "first", "rows dropped"), drops),
+        "Rows that repeat a held-out prompt of these files were dropped:",
+        "\n".join(f"* {file}: {count:,} prompts" for file, count in excluded.items()) or "* none",
+    ]
+    if answers.rows:
+        parts += ["Answers by the target:", "\n".join(f"* {line}" for line in answers.summary_lines())]
+    return "\n\n".join(parts) + "\n"
 
 
-def collect_results(folder: Path) -> TrackedResults:
-    """Return the results of a finished folder for W&B: counts, sources and page."""
-    report = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))
-    page = (folder / REPORT_PAGE_FILE).read_text(encoding="utf-8")
-    return TrackedResults(
-        prefix="prepare_report",
-        figures={name: report[name] for name in COUNTS},
-        columns=["source", "path", "read", "train", "held_out"],
-        rows=[
-            [name, *(str(source[key]) for key in ("path", "read", "train", "held_out"))]
-            for name, source in report["sources"].items()
-        ],
-        page=f"<pre>{escape(page)}</pre>",  # Markdown, which is readable as it is
-    )
+def _render_table(columns: Sequence[str], rows: list[list[str]]) -> str:
+    """Return a table whose texts, which come from the data, are one line each."""
+    return render_markdown_table(columns, [[" ".join(cell.split()) for cell in row] for row in rows], label_columns=3)

@@ -172,13 +172,16 @@ def _load_from_hub(name: str, subset: str | None, split: str | None, revision: s
     return load_dataset(name, name=subset, split=split, revision=revision)
 
 
+@lru_cache  # once per process: loading would retry for half a minute before it fails
 def check_hub_dataset(name: str, key: str) -> None:
     """Check that the hub is reachable and has the dataset; raise UserError otherwise."""
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HTTPError
 
-    check_source_path(name, key)
+    if constants.HF_HUB_OFFLINE:  # loading reads the cache or fails immediately
+        return
     try:
-        query_hub(name)
+        HfApi().dataset_info(name, timeout=10)
     except HTTPError as error:
         raise UserError(
             f"{key}: must be a reachable hub name, got {name!r} ({first_line(error)}); "
@@ -193,12 +196,3 @@ def check_source_path(name: str, key: str) -> None:
         Path(name).exists() or (not is_path and name.count("/") <= 1),
         f"{key}: must exist, got {name!r}; check the path, or give a hub name",
     )
-
-
-@lru_cache
-def query_hub(name: str) -> None:
-    """Request the dataset's metadata, once per process: loading would retry for half a minute before it fails."""
-    from huggingface_hub import HfApi, constants
-
-    if not constants.HF_HUB_OFFLINE:  # offline, loading reads the cache or fails immediately
-        HfApi().dataset_info(name, timeout=10)

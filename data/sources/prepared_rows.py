@@ -17,7 +17,7 @@ from conf.entry import command_that_writes
 from data.config import TurnSelection
 from data.sources.open_rows import slice_files
 from data.sources.row_formats import truncate_to_last_answer
-from data.sources.rows import Conversation, PlainText, TokenizedDocument, document_from_spans
+from data.sources.rows import Conversation, ParsedRow, PlainText, document_from_spans
 from data.sources.splits import list_split_names
 from data.sources.text_hashes import hash_first_question
 from models.io.errors import require
@@ -111,30 +111,19 @@ def row_from_columns(columns: dict[str, Any]) -> PreparedRow:
     )
 
 
-def parse_recorded_documents(row: PreparedRow, turns: TurnSelection) -> Iterator[TokenizedDocument]:
-    """Yield the documents recorded with the target's answers; with turns=last, the last answer."""
-    recorded = row.documents
-    if recorded and turns is TurnSelection.last:
-        recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
-    for document in recorded:
-        yield replace(
-            document_from_spans(document.ids, document.spans),
-            category=row.category,
-            language=row.language,
-            first_question=hash_first_question(row.messages or []),
-        )
+def parse_prepared_row(row: PreparedRow, turns: TurnSelection) -> Iterator[ParsedRow]:
+    """Yield the documents recorded with the target's answers, or else the row's own text or conversation.
 
-
-def parse_prepared_row(
-    row: PreparedRow, turns: TurnSelection
-) -> Iterator[Conversation | PlainText | TokenizedDocument]:
-    """Yield the row's recorded documents, or else its own text or conversation, to train on.
-
-    Raises RowRejectedError for a conversation without an answer.
+    With turns=last only the last recorded answer counts. Raises RowRejectedError for a conversation without an answer.
     """
     labels: dict[str, Any] = {"category": row.category, "language": row.language}
     if row.documents:
-        yield from parse_recorded_documents(row, turns)
+        recorded = row.documents
+        if turns is TurnSelection.last:
+            recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
+        labels["first_question"] = hash_first_question(row.messages or [])
+        for document in recorded:
+            yield replace(document_from_spans(document.ids, document.spans), **labels)
     elif row.text is not None:
         yield PlainText(text=row.text, **labels)
     else:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, defaultdict
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 from rich.text import Text
@@ -10,24 +10,27 @@ from rich.text import Text
 from data.chat.mask_check import MaskStats, check_mask_stats, track_mask_stats
 from data.chat.tokenization import iter_demo_documents, iter_documents
 from data.config import DataSource, ShowConf
-from data.packing.documents import Documents
 from data.viewer.documents import (
+    NEWLINE_MARK,
+    SHARE_COLUMN,
     DocumentView,
+    TokenSpan,
     build_mask_table,
     escape_unprintable,
     render_color,
     render_legend,
     render_plain,
     sample_documents,
-    sample_rows,
     shorten_spans,
 )
-from data.viewer.html import render_page
 from models.io.console import CONSOLE, print_line, print_table
 from models.io.files import report_disk_errors, write_text_atomically
+from models.io.pages import render_html
 from models.targets.pretrained import load_tokenizer, read_vocab_size
 
 log = logging.getLogger("data.show")
+PAGE_TEMPLATE = Path(__file__).with_name("sample.html.j2")
+MAX_PAGE_TOKENS = 4000  # of a document
 
 
 def show_documents(conf: ShowConf) -> None:
@@ -43,13 +46,8 @@ def show_documents(conf: ShowConf) -> None:
         if conf.data.source is DataSource.demo
         else iter_documents(conf.data, tokenizer, skipped, read_vocab_size(conf.target))
     )
-    stream = track_mask_stats(islice(documents, conf.read), stats)
-    if conf.packed:
-        packable = Documents.from_documents(stream)
-        check_mask_stats(stats, skipped)
-        views = list(sample_rows(packable, conf.data, conf.documents, tokenizer, seed=conf.seed))
-    else:
-        views = sample_documents(stream, conf.documents, tokenizer, seed=conf.seed)
+    counted = track_mask_stats(islice(documents, conf.read), stats)
+    views = sample_documents(counted, conf.documents, tokenizer, seed=conf.seed)
     source = conf.data.path or "the demo's prompts, followed by the text of their files"
     with report_disk_errors(folder):
         write_text_atomically(folder / "sample.html", render_page(source, conf.target.name, views, stats, skipped))
@@ -66,10 +64,10 @@ def print_document(view: DocumentView, conf: ShowConf) -> None:
     if CONSOLE.color_system:
         CONSOLE.rule(Text(view.name, style="bold"), align="left", style="dim")
         CONSOLE.print(Text(view.description, style="dim"))
-        CONSOLE.print(render_color(spans, boundaries=conf.boundaries), end="\n\n")
+        CONSOLE.print(render_color(spans), end="\n\n")
     else:
         print_line(f"--- {view.name}, {view.description}", markup=False)
-        print_line(render_plain(spans, boundaries=conf.boundaries), markup=False)
+        print_line(render_plain(spans), markup=False)
 
 
 def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:
@@ -80,3 +78,28 @@ def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:
     print_table(columns, rows)
     for reason, count in skipped.most_common():
         print_line(f"{count:,} left out: {escape_unprintable(reason)}", markup=False)
+
+
+def render_page(
+    source: str, target: str, views: list[DocumentView], stats_by_category: dict[str, MaskStats], skipped: Counter[str]
+) -> str:
+    """Return the documents as one self-contained page; answers are underlined for readers who do not see the colors."""
+    columns, *rows = build_mask_table(stats_by_category)
+    return render_html(
+        PAGE_TEMPLATE,
+        filters={"printable": escape_unprintable},
+        source=source,
+        target=target,
+        columns=columns,
+        rows=rows,
+        skipped=skipped,
+        share_column=SHARE_COLUMN,
+        newline_mark=NEWLINE_MARK,
+        articles=[(view, _measure_runs(view.spans), shorten_spans(view.spans, MAX_PAGE_TOKENS)) for view in views],
+    )
+
+
+def _measure_runs(spans: list[TokenSpan]) -> list[tuple[bool, int]]:
+    """Return whether each run is an answer, and its tokens, for the bar that shows the runs."""
+    runs = groupby(spans, key=lambda span: span.answer)
+    return [(answer, sum(len(span.ids) for span in run)) for answer, run in runs]

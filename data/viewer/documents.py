@@ -1,4 +1,4 @@
-"""Readable views of documents or packed rows: a sample, token by token, with answers marked.
+"""Readable views of documents: a sample, token by token, with answers marked.
 
 Characters that cannot be printed are escaped: the text of a data set must neither control the terminal nor hide in it.
 """
@@ -16,9 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from data.chat.mask_check import MaskStats
 from data.chat.template import find_added_tokens
 from data.chat.text_stream import split_text
-from data.config import DataConf
-from data.packing.documents import Documents
-from data.packing.pack import pack_documents
 from data.sources.rows import TokenizedDocument
 
 NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
@@ -82,12 +79,10 @@ def shorten_spans(spans: list[TokenSpan], limit: int) -> list[TokenSpan]:
     return shortened
 
 
-def render_color(spans: list[TokenSpan], *, boundaries: bool) -> Text:
+def render_color(spans: list[TokenSpan]) -> Text:
     """Render spans for a terminal: answers bold green, special tokens magenta, line breaks dim."""
     text = Text()
-    for number, span in enumerate(spans):
-        if boundaries and number:
-            text.append("|", style="dim")
+    for span in spans:
         styles = [ANSWER_STYLE] * span.answer + [SPECIAL_STYLE] * span.special
         style = LEFT_OUT_STYLE if span.left_out else " ".join(styles)
         text.append(span.text, style=style or "none")
@@ -105,11 +100,11 @@ def render_legend() -> Text:
     )
 
 
-def render_plain(spans: list[TokenSpan], *, boundaries: bool) -> str:
+def render_plain(spans: list[TokenSpan]) -> str:
     """Return the text of spans, with answers between quotation marks."""
     text = ""
     for answer, run in groupby(spans, key=lambda span: span.answer):
-        part = ("|" if boundaries else "").join(span.text for span in run)
+        part = "".join(span.text for span in run)
         text += f"{ANSWER_OPEN}{part}{ANSWER_CLOSE}" if answer else part
     return text
 
@@ -161,33 +156,3 @@ def sample_documents(
         DocumentView(f"document {number:,}", describe_document(document), list(split_into_spans(tokenizer, document)))
         for number, document in sorted(islice(in_turn, count), key=itemgetter(0))
     ]
-
-
-def sample_rows(
-    documents: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *, seed: int
-) -> Iterator[DocumentView]:
-    """Yield a random sample of the rows that training packs from the documents."""
-    packed, _ = pack_documents(documents, conf.row_length, overlap=conf.overlap)
-    rows = random.Random(seed).sample(range(len(packed)), min(count, len(packed)))
-    for row in sorted(rows):
-        [pieces] = packed.pieces([row])
-        spans, row_document = [], TokenizedDocument(ids=[], answer=[])
-        for piece in pieces:
-            document = documents[piece.document]
-            piece_document = TokenizedDocument(
-                ids=document.ids[piece.begin : piece.end],
-                # Context has no loss and is shown like a prompt.
-                answer=[False] * (piece.loss_begin - piece.begin) + document.answer[piece.loss_begin : piece.end],
-            )
-            row_document.ids += piece_document.ids
-            row_document.answer += piece_document.answer
-            spans += [
-                TokenSpan(f"--- document {piece.document:,} ---\n", (), False, left_out=True),
-                *split_into_spans(tokenizer, piece_document),
-                TokenSpan("\n", (), False, left_out=True),
-            ]
-        yield DocumentView(
-            f"row {row:,} of {len(packed):,}",
-            f"{len(pieces)} documents in {conf.row_length:,} positions, {describe_document(row_document)}",
-            spans,
-        )

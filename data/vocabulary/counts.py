@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from data.config import TurnSelection
-from data.sources.prepared_rows import parse_recorded_documents, read_prepared_rows
 from data.sources.rows import TokenizedDocument
-from data.vocabulary.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
-from models.io.console import track_progress
+from data.vocabulary.draft_vocab import choose_kept_ids, token_coverage
 from models.io.errors import require
-from models.io.pages import render_markdown_table
 
 UNNAMED_CATEGORY = "unnamed"  # category of documents without a category
 UNKNOWN_LANGUAGE = "und"  # ISO 639-3 for undetermined: code, numbers, a word or two
@@ -109,43 +104,10 @@ def sizes_around(size: int, min_size: int, max_size: int) -> list[int]:
     return [n for n in (size // 2, size, 2 * size) if min_size <= n <= max_size]
 
 
-def sizes_below(min_size: int, max_size: int) -> list[int]:
-    """Return the five largest powers of two that are at least `min_size` and below `max_size`.
-
-    >>> sizes_below(300, 4096)
-    [512, 1024, 2048]
-    """
-    return [2**power for power in range(63) if min_size <= 2**power < max_size][-5:]
-
-
-def compute_coverage(counts: TokenCounts, sizes: list[int], required_ids: list[int]) -> dict[str, list[float]]:
-    """Return each group's share of answer tokens that a draft vocabulary of each size covers."""
-    vocabularies = [choose_kept_ids(counts.total, size, required_ids) for size in sizes]
-    return {name: [token_coverage(group, ids) for ids in vocabularies] for name, group in counts.groups.items()}
-
-
 def build_coverage_table(counts: TokenCounts, sizes: list[int], required_ids: list[int]) -> list[list[str]]:
-    """Return the result of `compute_coverage` as a table whose first row is the heading."""
-    shares = compute_coverage(counts, sizes, required_ids)
+    """Return each group's share of answer tokens that a draft vocabulary of each size covers, below a heading."""
+    vocabularies = [choose_kept_ids(counts.total, size, required_ids) for size in sizes]
     return [["answer tokens", "count", *(f"{size:,} kept" for size in sizes)]] + [
-        [name, f"{int(group.sum()):,}", *(f"{share:.2%}" for share in shares[name])]
+        [name, f"{int(group.sum()):,}", *(f"{token_coverage(group, ids):.2%}" for ids in vocabularies)]
         for name, group in counts.groups.items()
     ]
-
-
-def describe_coverage(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a section on the answers of a prepared folder; empty if the target gave none."""
-    documents = (
-        document
-        for row in track_progress(read_prepared_rows(folder), "tokens")
-        for document in parse_recorded_documents(row, TurnSelection.all)
-    )
-    vocab_size = max(tokenizer.get_vocab().values()) + 1
-    counts = count_answer_tokens(documents, vocab_size, tokenizer)
-    if not counts.categories:
-        return ""
-    required_ids = required_token_ids(tokenizer)
-    sizes = sizes_below(len(required_ids), vocab_size)
-    coverage = build_coverage_table(counts, sizes, required_ids)
-    table = render_markdown_table(coverage[0], coverage[1:])
-    return f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{table}\n"

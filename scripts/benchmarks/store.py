@@ -102,7 +102,7 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
     manifest = replace(manifest, target_sha256=target.fingerprint)
     folder = Path(conf.output_dir) / conf.run_name
     folder.mkdir(parents=True)
-    write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
+    write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())
     builder, timed = ShardBuilder(target, plan, batch=conf.batch), Timed()
     for number in range(len(plan.shard_token_counts)):
         began = time.perf_counter()
@@ -110,7 +110,7 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
             with torch.no_grad():
                 run_target(target, plan.schema.layers, plan.packed.batch(row_ids.tolist()))
         pass_ended = time.perf_counter()
-        write_store_file(manifest, folder, shard_name(number), *builder.build_shard(number))
+        write_store_file(manifest, folder, shard_name(number), builder.build_shard(number))
         timed.target_pass_s += pass_ended - began
         timed.capture_s += time.perf_counter() - pass_ended
     return timed, folder

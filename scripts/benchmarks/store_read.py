@@ -89,7 +89,7 @@ def write_random_store(needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden:
         categories=[""],
         languages=[""],
     )
-    write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors(), {})
+    write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())
     for number, (tokens, supervised) in enumerate(plan.shard_token_counts.tolist()):
         write_store_file(
             manifest,
@@ -101,7 +101,6 @@ def write_random_store(needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden:
                 ).to(spec.dtype)
                 for spec in schema.tensor_specs
             },
-            {},
         )
     return manifest
 

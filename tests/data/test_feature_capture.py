@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from types import SimpleNamespace
 
@@ -56,31 +57,29 @@ def flip_bit(path, position: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("position", [3, 20, 2000, -1])
-def test_a_shard_with_a_flipped_bit_is_named_and_it_alone_is_captured_again(copy, target, position):
+def truncate(path) -> None:
+    os.truncate(path, 300)
+
+
+DAMAGES = [
+    *(("changed", partial(flip_bit, position=position)) for position in (3, 20, 2000, -1)),
+    ("truncated: 300 of", truncate),
+    ("missing", os.remove),
+]
+
+
+@pytest.mark.parametrize("name", [shard_name(1), DOCUMENTS_FILE])
+@pytest.mark.parametrize(("damage", "apply"), DAMAGES)
+def test_a_damaged_file_is_named_and_it_alone_is_captured_again(copy, target, name, damage, apply):
     store = copy / "capture" / "small"
-    before = {name: (store / name).stat().st_mtime_ns for name in files(store)}
-    intact, name = files(store), shard_name(1)
-    flip_bit(store / name, position)
-    message = assert_refused(f"{name}, which is changed", lambda: opened(store, target))
+    intact, before = files(store), {path.name: path.stat().st_mtime_ns for path in store.glob("*.safetensors")}
+    apply(store / name)
+    message = assert_refused(f"{name}, which is {damage}", lambda: opened(store, target))
     assert f"`{COMMAND}` with output_dir={store.parent} run_name=small rewrites only this" in message
     captured(conf(copy))
     assert files(store) == intact
-    after = {name: (store / name).stat().st_mtime_ns for name in intact}
-    assert [n for n in intact if before[n] != after[n]] == [name]
+    assert [n for n in intact if (store / n).stat().st_mtime_ns != before[n]] == [name]
     opened(store, target)
-
-
-@pytest.mark.parametrize("name", [shard_name(0), DOCUMENTS_FILE])
-def test_truncated_and_missing_files_are_named(copy, target, name):
-    store = copy / "capture" / "small"
-    intact = files(store)
-    os.truncate(store / name, 300)
-    assert_refused(f"{name}, which is truncated: 300 of", lambda: opened(store, target, checksums=False))
-    (store / name).unlink()
-    assert_refused(f"{name}, which is missing", lambda: opened(store, target))
-    captured(conf(copy))
-    assert files(store) == intact
 
 
 def test_a_finished_store_is_left_alone(folder, caplog):
@@ -131,11 +130,11 @@ def test_other_versions_and_broken_manifests_are_refused(copy, target):
 
 
 @pytest.mark.parametrize("name", [shard_name(1), DOCUMENTS_FILE])
-@pytest.mark.parametrize("position", [3, 20, 90])
-def test_a_shard_with_a_damaged_header_is_named_without_checksums(copy, target, name, position):
+@pytest.mark.parametrize("damage", [*(partial(flip_bit, position=position) for position in (3, 20, 90)), truncate])
+def test_a_file_with_a_damaged_header_or_another_size_is_named_without_checksums(copy, target, name, damage):
     store = copy / "capture" / "small"
-    flip_bit(store / name, position)
-    assert_refused(f"{name}, which is changed: ", lambda: opened(store, target, checksums=False))
+    damage(store / name)
+    assert_refused(f"{name}, which is (changed|truncated): ", lambda: opened(store, target, checksums=False))
 
 
 def test_a_moved_store_is_repaired_in_its_new_folder(copy, target):

@@ -10,19 +10,17 @@ import pytest
 from conf.entry import compose
 from data.chat.mask_check import MaskStats
 from data.config import DataConf, DataSource, ShowConf, TurnSelection
-from data.packing.documents import Documents
 from data.show import main
 from data.sources.rows import TokenizedDocument, document_from_pair
+from data.viewer.console import render_page
 from data.viewer.documents import (
     DocumentView,
     escape_unprintable,
     render_color,
     render_plain,
-    sample_rows,
     shorten_spans,
     split_into_spans,
 )
-from data.viewer.html import render_page
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from tests.support.data.families import AGAIN, FAMILIES, QUESTION, SINGLE, TOOL, TOOLS
@@ -76,22 +74,6 @@ def test_the_command_prints_and_writes_the_answers_that_are_learned(rows, capsys
     assert {"chat", "tools"} <= set(output.split())
 
 
-def test_rows_are_shown_as_training_packs_them(rows, capsys):
-    main.__wrapped__(build_show_conf(packed=True, boundaries=True, documents=1))
-    output = capsys.readouterr().out
-    assert "--- row 0 of 1, 3 documents in 512 positions, " in output
-    assert "--- document 2 ---" in output
-    assert "|<|im_end|>\u00bb" in output
-
-
-def test_tokens_that_a_later_piece_repeats_are_shown_as_context(tokenizer):
-    documents = Documents.from_documents([document_from_pair([7] * 4, [8] * 20)])
-    split = DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=5)
-    first, second = sample_rows(documents, split, 2, tokenizer, seed=0)
-    assert "16 tokens, 12 supervised (75.0%)" in first.description
-    assert "13 tokens, 8 supervised (61.5%)" in second.description
-
-
 def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
     flags = {"ids": [7, 8], "answer": [True, True], "category": "flags"}
     with (rows / "rows.jsonl").open("a") as file:
@@ -100,8 +82,6 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
         main.__wrapped__(build_show_conf())
     assert "document 3, flags, 2 tokens, 2 supervised (100.0%), 1 answer" in capsys.readouterr().out
     assert (rows / "outputs/show/show/sample.html").exists()
-    with pytest.raises(UserError, match="of category 'flags' must hold prompts too"):
-        main.__wrapped__(build_show_conf(packed=True))
 
 
 @pytest.mark.parametrize(
@@ -152,11 +132,11 @@ def test_long_runs_lose_their_middle_and_keep_their_edges(tokenizer):
 def test_colours_mark_answers_and_special_tokens(tokenizer):
     start, hello, end, newline = (tokenizer(text)["input_ids"] for text in ("<|im_start|>", "a", "<|im_end|>", "\n"))
     pieces = list(split_into_spans(tokenizer, document_from_pair(start + hello, hello + end)))
-    styles = [str(span.style) for span in render_color(pieces, boundaries=False).spans]
+    styles = [str(span.style) for span in render_color(pieces).spans]
     assert styles == ["magenta", "none", "bold green", "bold green magenta"]
     [prompt, answer] = split_into_spans(tokenizer, document_from_pair([*newline], [*newline]))
-    assert str(render_color([prompt, answer], boundaries=False).spans[-1].style) == "dim"
-    assert render_plain(pieces, boundaries=True) == "<|im_start|>|a\u00aba|<|im_end|>\u00bb"
+    assert str(render_color([prompt, answer]).spans[-1].style) == "dim"
+    assert render_plain(pieces) == "<|im_start|>a\u00aba<|im_end|>\u00bb"
 
 
 def test_a_page_escapes_every_text(tokenizer):

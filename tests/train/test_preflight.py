@@ -5,6 +5,7 @@ import logging
 import shlex
 import shutil
 import sys
+from collections import Counter
 
 import huggingface_hub
 import pytest
@@ -21,7 +22,8 @@ from conf.entry import compose
 from data.config import DataSource, TurnSelection
 from data.document_cache import read_documents
 from data.prepare_config import PrepareConf
-from data.preview import check_and_read_first_rows, preview_rows
+from data.preview import preview_data
+from data.sources.training_rows import read_training_rows
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer
@@ -143,7 +145,7 @@ def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
     (folder / "many").mkdir(exist_ok=True)
     table.to_parquet(folder / "many" / "part-0.parquet")
     conf = build_conf("draft=qwen3-1.7b", f"data.path={folder / name}")
-    assert len(check_and_read_first_rows(conf.data)) == 24
+    assert len(list(read_training_rows(conf.data, Counter()))) == 24
 
 
 @pytest.mark.parametrize(("target", "documents"), [("unread", 48), ("llama", 24)])
@@ -153,10 +155,10 @@ def test_automatic_turns_are_those_that_the_template_can_render(folder, target, 
     source = TargetConf(path=str(folder / target))
     documents_read = read_documents(rows.data, load_tokenizer(source))
     assert len(documents_read) == documents
-    description = preview_rows(rows.data, source, check_and_read_first_rows(rows.data)).turns
+    description = preview_data(rows.data, source).turns
     assert ("rewrites" in description) == (target == "unread")
     rows.data.turns = TurnSelection.each
-    assert preview_rows(rows.data, source, check_and_read_first_rows(rows.data)).turns == "one document per turn"
+    assert preview_data(rows.data, source).turns == "one document per turn"
     each = read_documents(rows.data, load_tokenizer(source))
     assert documents_read.answer.sum() == each.answer.sum()
 
@@ -168,7 +170,7 @@ def test_a_template_that_rejects_every_row_is_refused_with_its_message(folder, t
     (copy / "chat_template.jinja").write_text("{{ " + fault + " }}")
     rows = build_conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}").data
     with pytest.raises(UserError, match=r"rejected by the chat template: .* at .*rows.jsonl:\d"):
-        preview_rows(rows, TargetConf(path=str(copy)), check_and_read_first_rows(rows))
+        preview_data(rows, TargetConf(path=str(copy)))
 
 
 def test_ids_of_another_tokenizer_are_refused_before_weights_are_read(folder, tmp_path):
@@ -177,7 +179,7 @@ def test_ids_of_another_tokenizer_are_refused_before_weights_are_read(folder, tm
     file.write_text("\n".join(map(json.dumps, lines)))
     rows = build_conf("data=jsonl", f"data.path={file}").data
     with pytest.raises(UserError, match=rf"got 1000000 at {file}:2"):
-        preview_rows(rows, TargetConf(path=str(folder / "unread")), check_and_read_first_rows(rows))
+        preview_data(rows, TargetConf(path=str(folder / "unread")))
 
 
 REFUSED = {

@@ -68,3 +68,4 @@ def test_all_turns_are_in_one_document_or_the_template_is_refused(tokenizers, fa
         assert [text for answer, text in split_runs(tokenizer, document) if answer] == case.says
         [last] = read_case(tokenizer, case, TurnSelection.last)
         assert tokenizer.decode(document.ids) == tokenizer.decode(last.ids)
+        assert [text for answer, text in split_runs(tokenizer, last) if answer] == case.says[-1:]

@@ -58,15 +58,6 @@ def decode_answers(tokenizer, document) -> list[str]:
     return [tokenizer.decode([token for token, _ in run]) for answer, run in pairs if answer]
 
 
-def read_chat(tokenizer, turns: TurnSelection, template: dict | None = None) -> list:
-    """Return the documents of CHAT, none of them left out."""
-    conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
-    row = Conversation(messages=CHAT, template=template or {})
-    documents, skipped = documents_from_row(row, conf, tokenizer)
-    assert not skipped
-    return documents
-
-
 def test_no_text_of_a_conversation_is_rendered_twice(monkeypatch):
     tokenizer, rendered = build_chat_tokenizer(THINKING), []
     honest = tokenizer.apply_chat_template
@@ -76,7 +67,9 @@ def test_no_text_of_a_conversation_is_rendered_twice(monkeypatch):
         return honest(messages, **arguments)
 
     monkeypatch.setattr(tokenizer, "apply_chat_template", record_and_render)
-    assert len(read_chat(tokenizer, TurnSelection.auto)) == 2  # refused in one document, then read turn by turn
+    conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=TurnSelection.auto)
+    documents, skipped = documents_from_row(Conversation(messages=CHAT), conf, tokenizer)
+    assert (len(documents), len(skipped)) == (2, 0)  # refused in one document, then read turn by turn
     assert len(rendered) == len(set(rendered))
 
 
@@ -88,6 +81,8 @@ def test_answers_are_the_assistant_turns_with_their_end(template):
     tokenizer = build_chat_tokenizer(template)
     document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert decode_answers(tokenizer, document) == EXACT
+    last = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT, last_only=True)
+    assert (last.ids, decode_answers(tokenizer, last)) == (document.ids, EXACT[1:])
     rendered = tokenizer.apply_chat_template(CHAT)["input_ids"]
     assert document.ids == rendered[: len(document.ids)]
     assert not tokenizer.decode(rendered[len(document.ids) :]).strip()
@@ -98,29 +93,6 @@ def test_marks_agree_with_the_tokenizers_own_mask():
     expected = tokenizer.apply_chat_template(CHAT, return_assistant_tokens_mask=True, return_dict=True)
     answer = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).answer
     assert answer == [bool(mark) for mark in expected["assistant_masks"]][: len(answer)]
-
-
-@pytest.mark.parametrize("template", [PLAIN, TAGGED])
-def test_with_the_selection_last_only_the_last_turn_is_learned(template):
-    tokenizer = build_chat_tokenizer(template)
-    [document] = read_chat(tokenizer, TurnSelection.last)
-    assert decode_answers(tokenizer, document) == EXACT[1:]
-    assert document.ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).ids
-
-
-def test_each_turn_is_a_document_with_the_history_before_it():
-    tokenizer = build_chat_tokenizer(PLAIN)
-    documents = read_chat(tokenizer, TurnSelection.each)
-    assert [decode_answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
-    assert documents[0].ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[:3]).ids
-
-
-def test_a_template_that_rewrites_history_is_refused():
-    tokenizer = build_chat_tokenizer(THINKING)
-    with pytest.raises(UserError, match=r"must not rewrite earlier turns.*set data.turns=each"):
-        document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
-    documents = read_chat(tokenizer, TurnSelection.each, {"enable_thinking": False})
-    assert [decode_answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
 
 
 def test_a_template_that_changes_the_prompt_itself_is_refused():

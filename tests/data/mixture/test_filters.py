@@ -74,29 +74,21 @@ def test_a_plain_text_stays_text():
     assert filter_raw_row({"prompt": "Once"}, columns={"text": "prompt"}).text == "Once"
 
 
-def test_tools_and_their_calls_come_along_as_values():
-    conversation = [
-        *build_messages(("user", "Tide?")),
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "function", "name": "tide", "content": "low"},
-        *build_messages(("assistant", "Low.")),
-    ]
-    row = filter_raw_row({"messages": conversation, "tools": json.dumps(TOOLS)})
-    assert row.tools == TOOLS
-    assert row.messages is not None
-    assert row.messages[1]["tool_calls"][0]["function"]["arguments"] == {"hour": 3}
-    assert row.messages[2] == {"role": "tool", "name": "tide", "content": "low"}
-
-
 @pytest.mark.parametrize(
     "calls",
     [[CALL], json.dumps([CALL]), CALL, [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}]],
     ids=["list", "JSON", "single", "values"],
 )
 def test_tool_calls_are_read_in_every_form(calls):
-    conversation = [*build_messages(("user", "Tide?")), {"role": "assistant", "tool_calls": calls}]
-    row = filter_raw_row({"messages": conversation})
+    conversation = [
+        *build_messages(("user", "Tide?")),
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "function", "name": "tide", "content": "low"},
+    ]
+    row = filter_raw_row({"messages": conversation, "tools": json.dumps(TOOLS)})
+    assert row.tools == TOOLS
     assert row.messages is not None
+    assert row.messages[2] == {"role": "tool", "name": "tide", "content": "low"}
     assert row.messages[1]["tool_calls"] == [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}]
 
 

@@ -107,10 +107,6 @@ def test_the_shipped_mixture_names_licenses_and_has_both_thinking_modes():
             "mixture.sources.a.columns: must map known names to columns of the data, got chat",
         ),
         (
-            lambda: MixtureConf(sources={"a": SourceConf(path="a")}, min_chars=5, max_chars=4),
-            "mixture.min_chars: must be at most max_chars=4, got 5",
-        ),
-        (
             lambda: MixtureConf(sources={"a": SourceConf(path="")}),
             "mixture.sources.a.path: must name a file, a directory or a dataset, got ''",
         ),

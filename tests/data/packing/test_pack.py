@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from conf.entry import compose
-from data.config import DataConf, DataSource
 from data.packing.documents import Documents
 from data.packing.pack import best_fit, pack_documents
 from data.sources.rows import TokenizedDocument, document_from_pair
 from models.io.errors import UserError
 from scripts.benchmarks.packing import sharegpt_like
 from tests.support.data.packed import documents_of
-from train.config.run import TrainConf
 
 
 def build_piece(prompt: int, answer: int, start: int = 100) -> TokenizedDocument:
@@ -22,16 +19,6 @@ def build_piece(prompt: int, answer: int, start: int = 100) -> TokenizedDocument
 
 def build_documents(*pieces: TokenizedDocument) -> Documents:
     return Documents.from_documents(pieces)
-
-
-# Quantiles, in steps of 1/20, of the tokens of the demo's 1536 prompts with the target's answers.
-DEMO = [29, 42, 46, 49, 55, 61, 70, 88, 93, 96, 98, 99, 101, 103, 105, 107, 110, 115, 119, 125]
-DEMO_LONGEST = 143
-
-
-def draw_demo_lengths(documents: int) -> np.ndarray:
-    shares = np.random.default_rng(0).random(documents)
-    return np.interp(shares, np.linspace(0, 1, 21), [*DEMO, DEMO_LONGEST]).astype(int)
 
 
 def test_rows_hold_documents_side_by_side():
@@ -60,13 +47,9 @@ def test_no_document_is_split_or_lost():
     assert np.array_equal(again.table, packed.table)
 
 
-ROWS = {f"conversations, {n}": (sharegpt_like(20_000, n), n) for n in (2048, 4096, 16384)}
-ROWS["the demo"] = (draw_demo_lengths(1536), compose("train", TrainConf, []).data.row_length)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_rows_are_filled_to_97_percent(name):
-    sizes, length = ROWS[name]
+@pytest.mark.parametrize("length", [2048, 4096, 16384])
+def test_rows_are_filled_to_97_percent(length):
+    sizes = sharegpt_like(20_000, length)
     used = np.bincount(best_fit(sizes, length), weights=sizes)
     assert used.max() <= length
     assert used.mean() >= 0.97 * length
@@ -111,9 +94,3 @@ def test_only_the_documents_with_the_given_numbers_are_packed():
 def test_rows_too_short_for_any_prompt_are_refused():
     with pytest.raises(UserError, match=r"data.row_length: must reach beyond the prompts, got 16"):
         pack_documents(build_documents(build_piece(20, 5)), 16)
-
-
-@pytest.mark.parametrize("overlap", [0, 9])
-def test_an_overlap_of_0_or_of_more_than_half_a_row_is_refused(overlap):
-    with pytest.raises(UserError, match=r"data.overlap: must be 1 to half of data.row_length=16, got"):
-        DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=overlap)

@@ -94,7 +94,8 @@ def test_the_options_of_a_method_say_whether_it_reads_context(name):
             ["draft=demo-lm", "data.overlap=32", "data.on_policy.share=0.5"],
             "data.overlap: must be null with data.on_policy.share",
         ),
-        (["draft=demo-medusa", "data.overlap=400"], "data.overlap: must be 1 to half of data."),
+        (["draft=demo-medusa", "data.overlap=0"], "data.overlap: must be 1 to half of data.row_length=256, got 0"),
+        (["draft=demo-medusa", "data.overlap=129"], "data.overlap: must be 1 to half of data.row_length=256, got 129"),
     ],
 )
 def test_an_overlap_that_does_not_suit_the_draft_or_the_loss_is_refused(overrides, message):

@@ -4,26 +4,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from tokenizers.decoders import ByteLevel as ByteDecoder
-from transformers import PreTrainedTokenizerFast
 
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
-from data.sources.prepared_rows import PreparedRow, RecordedDocument, write_prepared_rows
 from data.sources.rows import TokenizedDocument, document_from_pair
-from data.vocabulary.counts import (
-    MAX_TABLE_GROUPS,
-    build_coverage_table,
-    compute_coverage,
-    count_answer_tokens,
-    describe_coverage,
-    sizes_around,
-    sizes_below,
-)
+from data.vocabulary.counts import MAX_TABLE_GROUPS, build_coverage_table, count_answer_tokens, sizes_around
 from data.vocabulary.draft_vocab import choose_kept_ids, required_token_ids
 from models.io.errors import UserError
-from tests.support.models.tiny import new_draft
+from tests.support.models.tiny import byte_tokenizer, new_draft
 from train.rows.row_facts import choose_vocabulary
 
 TEXTS = {  # one sentence in five languages
@@ -38,15 +26,7 @@ TEXTS = {  # one sentence in five languages
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Return a byte-level BPE tokenizer of 400 tokens, most of them of English."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = ByteDecoder()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    backend.train_from_iterator([TEXTS["en"]] * 9 + [TEXTS["de"]], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    return byte_tokenizer(["<end>"], template=None, eos_token="<end>")
 
 
 def build_document(tokenizer, text, *, prompt="Say it!", **labels):
@@ -86,41 +66,19 @@ def test_the_language_that_a_row_names_is_used(tokenizer):
     assert set(count_answer_tokens([labeled], len(tokenizer), tokenizer).languages) == {"nds"}
 
 
-def test_coverage_of_the_groups_adds_up_to_that_of_all(documents, tokenizer):
+def test_the_shares_of_the_groups_grow_with_the_vocabulary_to_all_of_their_tokens(documents, tokenizer):
     counts = count_answer_tokens(documents, len(tokenizer), tokenizer)
     always = required_token_ids(tokenizer)
-    shares = compute_coverage(counts, [len(always), 270, len(tokenizer)], always)
-    sizes = {name: group.sum() for name, group in counts.groups.items()}
+    _, *rows = build_coverage_table(counts, [len(always), len(always) + 4, len(tokenizer)], always)
+    sizes = {name: int(count) for name, count, *_ in rows}
+    shares = {name: [float(share.rstrip("%")) for share in shares] for name, _, *shares in rows}
     for kind in ("category", "language"):
         parts = [name for name in shares if name.startswith(kind)]
         for index in range(3):
             tokens = sum(shares[name][index] * sizes[name] for name in parts)
-            assert tokens == pytest.approx(shares["all"][index] * sizes["all"])
-    assert shares["all"][2] == 1.0
-    least, more, most = shares["language de"]
-    assert least < more < most
-
-
-def test_the_answers_of_a_prepared_folder_are_counted(documents, tokenizer, tmp_path):
-    rows = [
-        PreparedRow(
-            id=str(index),
-            source="source",
-            category=piece.category,
-            language="en" if index else "",
-            documents=[RecordedDocument(ids=piece.ids, spans=[[piece.answer.index(True), len(piece.ids)]])],
-        )
-        for index, piece in enumerate(documents)
-    ]
-    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
-    section = describe_coverage(tmp_path, tokenizer)
-    assert f"| all | {documents.answer.sum()} |" in section
-    assert "language und" not in section  # where the row names none, it is detected
-    assert f"Of {len(tokenizer)} tokens" in section
-    texts = [{"role": role, "content": "Hello?"} for role in ("user", "assistant")]
-    unanswered = [PreparedRow(id="0", source="source", messages=texts)]
-    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", unanswered, dict)
-    assert describe_coverage(tmp_path, tokenizer) == ""
+            assert tokens == pytest.approx(shares["all"][index] * sizes["all"], rel=1e-3)
+    least, more, most = shares["language en"]
+    assert least < more < most == shares["all"][2] == 100.0
 
 
 def test_a_document_without_an_answer_forms_no_group(tokenizer):
@@ -130,8 +88,8 @@ def test_a_document_without_an_answer_forms_no_group(tokenizer):
 
 
 def test_a_token_beyond_the_targets_vocabulary_is_refused(documents):
-    with pytest.raises(UserError, match=r"must be below the target's vocabulary of 300, got \d+"):
-        count_answer_tokens(documents, 300, None)
+    with pytest.raises(UserError, match=r"must be below the target's vocabulary of 200, got \d+"):
+        count_answer_tokens(documents, 200, None)
 
 
 def test_a_table_has_the_largest_groups_and_the_others_together(tokenizer):
@@ -147,10 +105,9 @@ def test_a_table_has_the_largest_groups_and_the_others_together(tokenizer):
     assert names[MAX_TABLE_GROUPS + 1 :] == ["category: 3 others", "language en"]
 
 
-def test_the_sizes_of_the_table_are_powers_of_two_that_the_vocabulary_allows():
+def test_the_sizes_of_the_table_are_those_that_the_vocabulary_allows():
     assert sizes_around(512, 300, 4096) == [512, 1024]
     assert sizes_around(4096, 300, 4096) == [2048, 4096]
-    assert sizes_below(300, 151_936) == [8192, 16384, 32768, 65536, 131072]
 
 
 def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(target, tmp_path, capsys):

@@ -2,29 +2,27 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from data.vocabulary import draft_vocab
 from models.io.errors import UserError
+from tests.support.models.tiny import byte_tokenizer
 
 COUNTS = torch.tensor([0, 50, 3, 0, 40, 0, 7, 0])
 
 
-def test_required_tokens_and_the_most_frequent_others_stand_in_ascending_order():
-    assert draft_vocab.choose_kept_ids(COUNTS, 4, required_ids=[7, 0]).tolist() == [0, 1, 4, 7]
-
-
-def test_a_required_token_counts_once_however_frequent_it_is():
-    assert draft_vocab.choose_kept_ids(COUNTS, 3, required_ids=[1]).tolist() == [1, 4, 6]
-
-
-def test_unused_tokens_fill_up_by_ascending_id():
-    assert draft_vocab.choose_kept_ids(COUNTS, 6, required_ids=[7]).tolist() == [0, 1, 2, 4, 6, 7]
-
-
-def test_a_required_token_without_a_row_in_the_head_is_left_out():
-    assert draft_vocab.choose_kept_ids(COUNTS, 2, required_ids=[7, 8]).tolist() == [1, 7]
+@pytest.mark.parametrize(
+    ("size", "required", "kept"),
+    [
+        (4, [7, 0], [0, 1, 4, 7]),
+        (3, [1], [1, 4, 6]),  # a required token counts once, however frequent it is
+        (6, [7], [0, 1, 2, 4, 6, 7]),  # unused tokens fill up by ascending id
+        (2, [7, 8], [1, 7]),  # a required token without a row in the head is left out
+    ],
+)
+def test_required_tokens_and_the_most_frequent_others_stand_in_ascending_order(size, required, kept):
+    assert draft_vocab.choose_kept_ids(COUNTS, size, required_ids=required).tolist() == kept
 
 
 def test_no_size_and_full_size_keep_every_token():
@@ -45,20 +43,13 @@ def test_coverage_is_the_share_of_answer_tokens():
 
 
 def test_every_byte_and_special_token_of_a_byte_level_tokenizer_is_required():
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    backend.train_from_iterator(["the draft proposes what the target disposes"] * 9, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    tokenizer = byte_tokenizer(["<end>"], template=None, eos_token="<end>")
     tokenizer.add_tokens(["<call>"])
-
     ids = draft_vocab.required_token_ids(tokenizer)
     assert len(ids) == 256 + 2
     spelled = tokenizer("\x00 \x7f \u00ff \U0001f600<call><end>").input_ids
     assert set(spelled) <= set(ids)
-    assert tokenizer.convert_tokens_to_ids("the") not in ids
+    assert len(ids) < len(tokenizer)
 
 
 def test_every_byte_fallback_token_is_required():

@@ -12,6 +12,7 @@ from models.drafts.base import Needs
 from models.drafts.options import DraftConf, Eagle3Conf
 from models.targets.config import TargetConf
 from models.targets.target import Target
+from tests.support.data.chat import save
 from tests.support.models.tiny import LAYERS, VOCAB
 
 COMMAND = "python -m data.capture run_name=small"
@@ -21,8 +22,7 @@ LENGTH = 32
 
 def written(folder: Path, target: Target) -> Path:
     """Save a target as commands load it, and documents for it."""
-    target.model.save_pretrained(folder / "target")
-    target.tokenizer.save_pretrained(folder / "target")
+    save(target, folder / "target")
     write_documents(folder / "documents.jsonl", seed=0)
     return folder
 
