@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,11 +81,10 @@ class Engine:
             stderr=self.log,
         )
 
-    def request(self, prompt: Prompt, count: int, *, stop: Sequence[int] = ()) -> dict:
-        """Return the answer of up to `count` tokens, which an id of `stop` may end."""
+    def request(self, prompt: Prompt, count: int) -> dict:
+        """Return the answer of `count` tokens."""
         assert self.process.stdin
-        request = {"ids": prompt, "tokens": count, "stop": list(stop)}
-        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.write(json.dumps({"ids": prompt, "tokens": count}) + "\n")
         self.process.stdin.flush()
         return self.read_line()
 
