@@ -10,7 +10,6 @@ from data.packing.documents import Documents
 from data.packing.pack import best_fit, pack_documents
 from data.sources.rows import TokenizedDocument, document_from_pair
 from models.io.errors import UserError
-from scripts.benchmarks.packing import sharegpt_like
 from tests.support.data.packed import documents_of
 from train.config.run import TrainConf
 
@@ -60,7 +59,13 @@ def test_no_document_is_split_or_lost():
     assert np.array_equal(again.table, packed.table)
 
 
-ROWS = {f"conversations, {n}": (sharegpt_like(20_000, n), n) for n in (2048, 4096, 16384)}
+def draw_conversation_lengths(documents: int, length: int) -> np.ndarray:
+    """Draw the tokens of conversations as those of ShareGPT: lognormal, median 800, cut at the row length."""
+    sizes = np.random.default_rng(0).lognormal(np.log(800), 1.05, documents)
+    return sizes.astype(int).clip(8, length)
+
+
+ROWS = {f"conversations, {n}": (draw_conversation_lengths(20_000, n), n) for n in (2048, 4096, 16384)}
 ROWS["the demo"] = (draw_demo_lengths(1536), compose("train", TrainConf, []).data.row_length)
 
 
