@@ -229,11 +229,6 @@ def _run_name() -> str:
     return re.sub(r"[^\w.=,+-]", "_", "-".join(names).replace('"', ""))
 
 
-def list_typed_overrides() -> list[str]:
-    """Return the overrides of the command line."""
-    return list(HydraConfig.get().overrides.task)
-
-
 def chosen_sequence() -> str | None:
     """Return the experiment of this command if it is a whole sequence, else None."""
     if not HydraConfig.initialized():  # a caller without a command line
@@ -248,7 +243,7 @@ def command_that_writes(path: Path) -> str | None:
     module = name and find_writer(str(path), name)
     if not module:
         return None
-    target = [typed for typed in list_typed_overrides() if typed.startswith("target")]
+    target = [typed for typed in HydraConfig.get().overrides.task if typed.startswith("target")]
     return shlex.join(["python", "-m", module, f"experiment={name}", *target])
 
 
@@ -283,15 +278,11 @@ def error_to_line(error: BaseException) -> str:
         case ConfigAttributeError() | ConfigKeyError():
             return unknown_key_message(str(cause.full_key), cause.object_type) + _config_file_note(error)
         case MissingMandatoryValue():
-            return _missing_value_message(cause)
+            key = cause.full_key or str(cause).splitlines()[0].rpartition(": ")[2]
+            return f"{key}: must be set, got nothing; add {key}=VALUE"
         case ValidationError():
             return f"{cause.full_key}: {reword_message(str(cause.msg))}{_config_file_note(error)}"
     return reword_message(str(cause)) + _config_file_note(error)
-
-
-def _missing_value_message(error: MissingMandatoryValue) -> str:
-    key = error.full_key or str(error).splitlines()[0].rpartition(": ")[2]
-    return f"{key}: must be set, got nothing; add {key}=VALUE"
 
 
 def _config_file_note(error: BaseException) -> str:
