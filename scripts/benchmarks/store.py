@@ -62,7 +62,7 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
     sizes = [f"dtype={dtype}", "batch=32", "shard_mb=4"]
     timed, store_folder = captured(compose("capture", CaptureConf, [*common, *source, *sizes]), target)
     source = ["data=captured", f"data.path={store_folder}", f"output_dir={folder}/train"]
-    sizes = [f"optim.steps={steps}", f"interval.log={LOGGED}", "held_out.selection=1"]
+    sizes = [f"optim.steps={steps}", f"interval.log={LOGGED}", "held_out.selection=1", "held_out.report=1"]
     train = compose("train", TrainConf, [*common, *source, *sizes])
     store = FeatureStore.open(
         store_folder,

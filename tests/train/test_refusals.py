@@ -125,7 +125,8 @@ def test_eval_refuses_a_mistake_before_a_model_is_loaded_if_possible(mistake, re
     ],
 )
 def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
-    line, loaded = refused(train.__main__.main, "tree.nodes=20", "device.compile=false", mistake)
+    small = ["target.path=target", "data.demo.for_any_target=true", "draft.vocab_size=null"]
+    line, loaded = refused(train.__main__.main, *small, "tree.nodes=20", "device.compile=false", mistake)
     assert line.startswith(message)
     assert not loaded
 
