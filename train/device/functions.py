@@ -31,7 +31,7 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.config.run import TrainConf
-from train.device.checks import Check, CheckContext, CheckFailedError
+from train.device.checks import Check, CheckContext, CheckFailedError, confirm
 from train.graph_warmup import draw_rows
 
 VOCAB, NUM_LAYERS = 512, 4  # of the small target
@@ -184,9 +184,7 @@ def compare_training(method: str, device: Device, reference: Device) -> str:
         "gradient": float((gradient - right_gradient).norm() / right_gradient.norm()),
     }
     text = ", ".join(f"{name} off by {error:.1e}" for name, error in errors.items())
-    if not max(errors.values()) < TOLERANCE:
-        raise CheckFailedError(text)
-    return text
+    return confirm(max(errors.values()) < TOLERANCE, text)
 
 
 def compute_gradient(method: str, device: Device) -> tuple[float, Tensor]:
@@ -227,9 +225,7 @@ def compare_precision(device: Device, reference: Device) -> str:
     ours = compute_logits(replace(device, dtype=torch.bfloat16))
     distances = [float((logits - exact).norm() / exact.norm()) for logits in (plain, ours)]
     text = "logits in bfloat16 off by {:.2e} on the CPU and by {:.2e} on the device".format(*distances)
-    if not distances[1] < LOW_PRECISION_FACTOR * distances[0]:
-        raise CheckFailedError(text)
-    return text
+    return confirm(distances[1] < LOW_PRECISION_FACTOR * distances[0], text)
 
 
 @torch.no_grad()
