@@ -36,7 +36,7 @@ from omegaconf.errors import (
 
 from conf.drafts import is_draft_entry, list_options
 from conf.error_lines import reword_message, unknown_key_message, unreadable_message
-from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
+from conf.sequences import WRITERS, check_experiments, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
 from models.device.packages import guard_torch_autoload
 from models.drafts.options import METHODS, DraftConf
@@ -240,8 +240,8 @@ def chosen_sequence() -> str | None:
 def command_that_writes(path: Path) -> str | None:
     """Return the command of the chosen sequence and target that writes `path`, or None."""
     name = chosen_sequence()
-    module = name and find_writer(str(path), name)
-    if not module:
+    modules = {_of_sequence(output): module for output, module in WRITERS.items()}
+    if name is None or (module := modules.get(str(path))) is None:
         return None
     target = [typed for typed in HydraConfig.get().overrides.task if typed.startswith("target")]
     return shlex.join(["python", "-m", module, f"experiment={name}", *target])

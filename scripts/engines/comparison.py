@@ -28,7 +28,6 @@ from models.trees.tree import Tree, TreeKind
 from scripts.engines.decoding import (
     Contender,
     Prompt,
-    Run,
     decoding,
     generate,
     generate_settings,
@@ -87,6 +86,9 @@ class Engine:
         self.process.stdin.write(json.dumps({"ids": prompt, "tokens": count}) + "\n")
         self.process.stdin.flush()
         return self.read_line()
+
+    def decode(self, prompt: Prompt, count: int) -> list[int]:
+        return self.request(prompt, count)["ids"]
 
     def read_line(self) -> dict:
         """Read the next line; raise RuntimeError with the log's end if the process has ended."""
@@ -205,8 +207,7 @@ def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iter
                 engine = Engine([*common, *group.serve])
                 running.append(engine)
                 settings = [group.draft, "vLLM", group.ours[0].settings[-1]]
-                run = _ids(engine)
-                group.others.append(Served(settings=settings, run=run, engine=engine))
+                group.others.append(Served(settings=settings, run=engine.decode, engine=engine))
         for engine in running:
             status = engine.read_line()
             assert status["threads"] == torch.get_num_threads()
@@ -215,10 +216,6 @@ def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iter
     finally:
         for engine in running:
             engine.close()
-
-
-def _ids(engine: Engine) -> Run:
-    return lambda prompt, count: engine.request(prompt, count)["ids"]
 
 
 def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens: int) -> Table:

@@ -26,7 +26,8 @@ def main() -> None:
 
     llm = vllm.LLM(**settings(arguments))
     total = read_counters(llm) if arguments.count else {}
-    print(json.dumps(ready(vllm, torch)), file=answers, flush=True)
+    status = {"version": vllm.__version__, "threads": torch.get_num_threads()}
+    print(json.dumps(status), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         # End tokens are ignored, so that all engines decode the same number of tokens.
@@ -74,10 +75,6 @@ def settings(arguments: argparse.Namespace) -> dict:
         "disable_log_stats": not arguments.count,  # they include the counters
         "speculative_config": drafting if arguments.method else None,
     }
-
-
-def ready(vllm, torch) -> dict:
-    return {"version": vllm.__version__, "threads": torch.get_num_threads()}
 
 
 def read_counters(llm) -> dict:
