@@ -36,7 +36,7 @@ from omegaconf.errors import (
 
 from conf.drafts import is_draft_entry, list_options
 from conf.error_lines import reword_message, unknown_key_message, unreadable_message
-from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
+from conf.sequences import WRITERS, check_experiments, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
 from models.device.packages import guard_torch_autoload
 from models.drafts.options import METHODS, DraftConf
@@ -229,11 +229,6 @@ def _run_name() -> str:
     return re.sub(r"[^\w.=,+-]", "_", "-".join(names).replace('"', ""))
 
 
-def list_typed_overrides() -> list[str]:
-    """Return the overrides of the command line."""
-    return list(HydraConfig.get().overrides.task)
-
-
 def chosen_sequence() -> str | None:
     """Return the experiment of this command if it is a whole sequence, else None."""
     if not HydraConfig.initialized():  # a caller without a command line
@@ -245,10 +240,10 @@ def chosen_sequence() -> str | None:
 def command_that_writes(path: Path) -> str | None:
     """Return the command of the chosen sequence and target that writes `path`, or None."""
     name = chosen_sequence()
-    module = name and find_writer(str(path), name)
-    if not module:
+    modules = {_of_sequence(output): module for output, module in WRITERS.items()}
+    if name is None or (module := modules.get(str(path))) is None:
         return None
-    target = [typed for typed in list_typed_overrides() if typed.startswith("target")]
+    target = [typed for typed in HydraConfig.get().overrides.task if typed.startswith("target")]
     return shlex.join(["python", "-m", module, f"experiment={name}", *target])
 
 
@@ -283,15 +278,11 @@ def error_to_line(error: BaseException) -> str:
         case ConfigAttributeError() | ConfigKeyError():
             return unknown_key_message(str(cause.full_key), cause.object_type) + _config_file_note(error)
         case MissingMandatoryValue():
-            return _missing_value_message(cause)
+            key = cause.full_key or str(cause).splitlines()[0].rpartition(": ")[2]
+            return f"{key}: must be set, got nothing; add {key}=VALUE"
         case ValidationError():
             return f"{cause.full_key}: {reword_message(str(cause.msg))}{_config_file_note(error)}"
     return reword_message(str(cause)) + _config_file_note(error)
-
-
-def _missing_value_message(error: MissingMandatoryValue) -> str:
-    key = error.full_key or str(error).splitlines()[0].rpartition(": ")[2]
-    return f"{key}: must be set, got nothing; add {key}=VALUE"
 
 
 def _config_file_note(error: BaseException) -> str:

@@ -14,8 +14,7 @@ import yaml
 from models.io.errors import require
 
 CONF = Path(__file__).parent
-PREPARED, CHECKPOINT = "outputs/prepare/NAME", "outputs/train/NAME/checkpoint"
-WRITERS = {PREPARED: "data.prepare", CHECKPOINT: "train"}
+WRITERS = {"outputs/prepare/NAME": "data.prepare", "outputs/train/NAME/checkpoint": "train"}  # modules by their output
 
 
 def list_sequences() -> list[str]:
@@ -32,15 +31,6 @@ def read_choices(name: str, command: str) -> dict[str, str]:
     {'draft': 'qwen3-8b-eagle3', 'data': 'prepared'}
     """
     return _load_sequences()[name].get(_stage(command), {})
-
-
-def find_writer(path: str, name: str) -> str | None:
-    """Return the module that writes `path` in the sequence, or None if none does.
-
-    >>> find_writer("outputs/prepare/mine", "mine"), find_writer("outputs/prepare/other", "mine")
-    ('data.prepare', None)
-    """
-    return {place.replace("NAME", name): module for place, module in WRITERS.items()}.get(path)
 
 
 def check_experiments(overrides: list[str], command: str) -> None:

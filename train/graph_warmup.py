@@ -28,13 +28,12 @@ from train.trainer import Trainer
 log = logging.getLogger("train.warmup")
 
 
-def make_dummy_rows(conf: TrainConf, vocab_size: int) -> Packed:
-    """Build the rows of one step from random tokens; the first half of each row is a prompt."""
-    length, half = conf.data.row_length, conf.data.row_length // 2
-    generator = torch.Generator().manual_seed(conf.seed)
-    token_rows = torch.randint(vocab_size, (conf.optim.rows_per_step, length), generator=generator)
-    documents = Documents.from_documents(document_from_pair(ids[:half], ids[half:]) for ids in token_rows.tolist())
-    return pack_documents(documents, length, overlap=conf.data.overlap)[0]  # without the report
+def draw_rows(rows: int, length: int, vocab_size: int, *, overlap: int | None = None) -> Packed:
+    """Pack rows of random tokens; the first half of each row is a prompt."""
+    token_rows = torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(0)).tolist()
+    half = length // 2
+    documents = Documents.from_documents(document_from_pair(ids[:half], ids[half:]) for ids in token_rows)
+    return pack_documents(documents, length, overlap=overlap)[0]  # without the report
 
 
 def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
@@ -45,7 +44,8 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
     target = parallel.build_target(conf.target)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if conf.data.source is not DataSource.captured and has_external_prompts(conf):
-        rows, store = make_dummy_rows(conf, target.vocab_size), None
+        rows = draw_rows(conf.optim.rows_per_step, conf.data.row_length, target.vocab_size, overlap=conf.data.overlap)
+        store = None
     else:  # some graphs depend on the lengths of the held-out prompts
         rows, held_out, store = load_training_rows(conf, target, draft, parallel)
         write_held_out(held_out, folder)

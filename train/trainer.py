@@ -16,7 +16,6 @@ from typing import cast
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from data.features.reader import FeatureStore
@@ -52,30 +51,6 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch, target_output: TargetOutput, extras: Extras) -> Loss:
         return self.loss(batch, target_output, **extras)
-
-
-def describe_coverage(steps: int, rows_per_step: int, rows: int) -> str:
-    """Describe in a line how much of the data a run will visit.
-
-    >>> describe_coverage(300, 8, 40_000)
-    '300 steps x 8 rows = 2,400 of 40,000 rows (0.06 epochs)'
-    """
-    rows_visited = steps * rows_per_step
-    return (
-        f"{steps:,} steps x {rows_per_step:,} rows = {rows_visited:,} of {rows:,} rows "
-        f"({rows_visited / rows:.3g} epochs)"
-    )
-
-
-def gradient_scale(weight: Float[Tensor, ""], num_processes: int) -> Float[Tensor, ""]:
-    """Return the factor that turns gradients, which are means over the processes, into the loss's.
-
-    It is 0 for a step without any answer, whose weight and gradients are 0.
-
-    >>> gradient_scale(torch.tensor(0.0), 8), gradient_scale(torch.tensor(4.0), 8)
-    (tensor(0.), tensor(2.))
-    """
-    return torch.where(weight > 0, num_processes / weight, 0.0)
 
 
 def compute_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[float]:
@@ -171,7 +146,9 @@ class Trainer:
         saves = SaveSchedule(parallel=self.parallel, minutes=conf.interval.save_minutes, every_steps=conf.save_interval)
         bar = ProgressBar(steps_done=progress.step, steps=steps)
         with self._resume(), bar:
-            log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
+            rows, rows_per_step = len(self.rows), conf.optim.rows_per_step
+            visited = f"{steps:,} steps x {rows_per_step:,} rows = {steps * rows_per_step:,} of {rows:,} rows"
+            log.info("%s (%.3g epochs)", visited, steps * rows_per_step / rows)
             self._restart_clock()
             while progress.step < steps:
                 self._take_step()
@@ -255,7 +232,8 @@ class Trainer:
             sums = {name: sums[name] + pair if sums else pair for name, pair in pairs.items()}
 
         weight = self.parallel.all_reduce_sum(sums["loss"])[1]
-        scale = gradient_scale(weight, accelerator.num_processes)
+        # Gradients are means over the processes. A step without any answer has weight 0, and no gradient.
+        scale = torch.where(weight > 0, accelerator.num_processes / weight, 0.0)
         for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)

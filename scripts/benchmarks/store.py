@@ -31,7 +31,6 @@ from data.packing.sampler import RowOrder
 from data.sources.rows import document_from_pair
 from infer.report.tables import Table
 from models.device.opening import open_device
-from models.drafts.base import Draft
 from models.drafts.registry import build_draft
 from models.meta_model import build_meta_target
 from models.targets.loading import load_target
@@ -39,9 +38,8 @@ from models.targets.target import Target
 from scripts.benchmarks.tables import machine, show, write
 from train.checks import build_run_parallel
 from train.config.run import TrainConf
+from train.distillation import train_draft
 from train.run.folder import open_run
-from train.run.log import MetricLogger
-from train.trainer import Trainer
 
 PAGE = Path(__file__).parents[2] / "docs" / "features.md"
 LENGTH, ANSWER, LOGGED = 256, 80, 2  # tokens of a row and of an answer; steps per log line
@@ -64,19 +62,18 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
     sizes = [f"dtype={dtype}", "batch=32", "shard_mb=4"]
     timed, store_folder = captured(compose("capture", CaptureConf, [*common, *source, *sizes]), target)
     source = ["data=captured", f"data.path={store_folder}", f"output_dir={folder}/train"]
-    sizes = [f"optim.steps={steps}", f"interval.log={LOGGED}"]
+    sizes = [f"optim.steps={steps}", f"interval.log={LOGGED}", "held_out.selection=1", "held_out.report=1"]
     train = compose("train", TrainConf, [*common, *source, *sizes])
-    draft = build_draft(train.draft, target, loss=train.loss, seed=0)
     store = FeatureStore.open(
         store_folder,
         target_hash=target.fingerprint,
         tokenizer_hash=target.tokenizer_fingerprint,
-        needs=draft.needs,
+        needs=build_draft(train.draft, target, loss=train.loss, seed=0).needs,
         dtype=target.device.dtype,
     )
     rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
     read_s, spec = time_epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.spec
-    trained, wait = learn(train, target, draft, store, rows)
+    trained, wait = learn(train, target)
     size = sum(file.stat().st_size for file in store_folder.iterdir()) / spec.tokens
     return {
         "draft": train.draft.method,
@@ -126,23 +123,11 @@ def time_epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:
     return (time.perf_counter() - began) / share
 
 
-def learn(conf: TrainConf, target: Target, draft: Draft, store: FeatureStore, rows: Packed) -> tuple[float, float]:
+def learn(conf: TrainConf, target: Target) -> tuple[float, float]:
     """Return the tokens/s of training steps and the share of their time spent waiting for data."""
     parallel = build_run_parallel(conf, trackers=[])
-    run = open_run(conf, parallel)
-    Trainer(
-        conf=conf,
-        parallel=parallel,
-        target=target,
-        draft=draft,
-        rows=rows,
-        store=store,
-        state=run,
-        log=MetricLogger(conf.log, run, parallel.accelerator),
-        evaluate=lambda _: {"delivered_per_round": 0.0},
-    ).run()
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
-    warm = lines[1:]  # nothing is prefetched before the first step
+    metric_logger = train_draft(conf, parallel, open_run(conf, parallel), target)
+    warm = [json.loads(line) for line in metric_logger.file.open()][1:]  # nothing is prefetched before the first step
     means = [sum(line[f"train/{name}"] for line in warm) for name in ("tokens_per_s", "data_wait")]
     return means[0] / len(warm), means[1] / len(warm)
 

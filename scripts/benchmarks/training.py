@@ -6,11 +6,12 @@ A further case reuses the features of an earlier epoch, as the demo does.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from data.features.target_pass import run_target
 from infer.report.tables import Table
 from models.batch import Batch
 from models.drafts.base import Draft, Loss
@@ -20,6 +21,7 @@ from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 from scripts.benchmarks.loss import distillation_loss
 from train.config.run import TrainConf
+from train.graph_warmup import draw_rows
 from train.optim import build_optimizers
 
 PROMPT = 32  # prompt tokens of each row
@@ -43,11 +45,14 @@ def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     """Build the table: tokens/s of each configuration, and the first one's speed over it."""
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     number = conf.optim.micro_batch_rows(conf.optim.rows_per_step)
-    batch = rows(target, number=number, length=conf.data.row_length)
+    # Random tokens, which do not affect the cost.
+    batch = draw_rows(number, conf.data.row_length, target.vocab_size).batch(list(range(number)))
+    batch = replace(batch, answer_mask=batch.positions >= PROMPT).to(target.device.torch_device)
     compile_ = target.device.compile
     learners = [Learner(compiled=False, plain=False, loss=draft.loss)]
     learners.append(Learner(compiled=False, plain=True, loss=draft.loss))
-    features = target_features(target, batch, draft)
+    with torch.no_grad():
+        features = run_target(target, draft.needs.layers, batch)
     learners.append(Learner(compiled=False, plain=False, loss=draft.loss, features=features))
     if target.device.compiles:
         learners.insert(0, Learner(compiled=True, plain=False, loss=compile_(draft.loss)))
@@ -65,28 +70,12 @@ def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     return _table(learners, tokens=batch.input_ids.numel(), steps=steps, conf=conf)
 
 
-def rows(target: Target, *, number: int, length: int) -> Batch:
-    """Build a batch of random tokens, one document per row; the tokens do not affect the cost."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(target.vocab_size, (number, length), generator=generator)
-    positions = torch.arange(length).expand_as(ids)
-    document_ids = torch.zeros_like(ids)
-    batch = Batch(input_ids=ids, answer_mask=positions >= PROMPT, document_ids=document_ids, positions=positions)
-    return batch.to(target.device.torch_device)
-
-
-@torch.no_grad()
-def target_features(target: Target, batch: Batch, draft: Draft) -> TargetOutput:
-    return target.forward_hidden(
-        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=draft.needs.layers
-    )
-
-
 def learn(
     learner: Learner, draft: Draft, target: Target, batch: Batch, optimizers: list[torch.optim.Optimizer]
 ) -> Tensor:
     """Take one step like the training loop: target, loss, gradient, optimizer."""
-    target_output = learner.features or target_features(target, batch, draft)
+    with torch.no_grad():
+        target_output = learner.features or run_target(target, draft.needs.layers, batch)
     with loss_form(plain=learner.plain):
         loss = learner.loss(batch, target_output)
         mean = loss.total / loss.weight

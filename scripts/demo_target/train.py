@@ -3,7 +3,7 @@
     python -m scripts.demo_target.train --minutes 52 --out outputs/demo_target
 
 The learning rate follows the used share of the time budget, so the same command gives the best
-model that a machine can reach in that time. `--resume` continues an interrupted run.
+model that a machine can reach in that time.
 """
 
 import argparse
@@ -236,15 +236,13 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
     """Run one worker of a data-parallel training run."""
     device = start_worker(rank, args)
     torch.manual_seed(args.seed)
-    saved = torch.load(side_file(args, ".state"), map_location=device) if args.resume else None
     shape = SHAPES[args.shape]
-    model = build_model(shape, saved["layers"] if saved else shape.layers_at(0.0))
+    model = build_model(shape, shape.layers_at(0.0))
     model.to(device)
     compile_layers(model)
-    optimizers = build_optimizers(model)
-    step, minutes = load_state(saved, model, optimizers) if saved else (0, 0.0)
-    loss_of = make_loss(model)
-    rows = batches(data.streams, args, seed=args.seed + step)
+    optimizers, loss_of = build_optimizers(model), make_loss(model)
+    step, minutes, next_snapshot = 0, 0.0, FIRST_SNAPSHOT
+    rows = batches(data.streams, args, seed=args.seed)
     if rank == 0:
         save_snapshot(model, data.tokenizer, args.out)
         compile_all(loss_of, next(rows))
@@ -254,8 +252,7 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
     model.zero_grad()
 
     dist.barrier()
-    began, recent = time.monotonic() - 60 * minutes, []
-    next_snapshot = minutes + FIRST_SNAPSHOT
+    began, recent = time.monotonic(), []
     while minutes < args.minutes:
         if model.config.num_hidden_layers < shape.layers_at(minutes / args.minutes):
             model = deepen_model(model, shape, shape.layers_at(minutes / args.minutes))
@@ -287,7 +284,6 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
             next_snapshot += MINUTES_BETWEEN_SNAPSHOTS
             if rank == 0:
                 save_snapshot(model, data.tokenizer, args.out)
-                save_state(args, model, optimizers, step, minutes)
 
 
 def compile_all(loss_of, ids: Tensor) -> None:
@@ -322,25 +318,6 @@ def side_file(args: argparse.Namespace, suffix: str) -> Path:
     return args.out.with_name(args.out.name + suffix)
 
 
-def save_state(args, model, optimizers, step: int, minutes: float) -> None:
-    state = {
-        "model": model.state_dict(),
-        "layers": model.config.num_hidden_layers,
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        "step": step,
-        "minutes": minutes,
-    }
-    torch.save(state, side_file(args, ".state.new"))
-    side_file(args, ".state.new").replace(side_file(args, ".state"))
-
-
-def load_state(state: dict, model, optimizers) -> tuple[int, float]:
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    return state["step"], state["minutes"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=52, help="budget, compilation not counted")
@@ -352,7 +329,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="windows per worker and step")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     side_file(args, ".rendezvous").unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ from models.trees.tree import Tree, TreeKind
 from scripts.engines.decoding import (
     Contender,
     Prompt,
-    Run,
     decoding,
     generate,
     generate_settings,
@@ -81,13 +80,15 @@ class Engine:
             stderr=self.log,
         )
 
-    def request(self, prompt: Prompt, count: int, *, stop: Sequence[int] = ()) -> dict:
-        """Return the answer of up to `count` tokens, which an id of `stop` may end."""
+    def request(self, prompt: Prompt, count: int) -> dict:
+        """Return the answer of `count` tokens."""
         assert self.process.stdin
-        request = {"ids": prompt, "tokens": count, "stop": list(stop)}
-        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.write(json.dumps({"ids": prompt, "tokens": count}) + "\n")
         self.process.stdin.flush()
         return self.read_line()
+
+    def decode(self, prompt: Prompt, count: int) -> list[int]:
+        return self.request(prompt, count)["ids"]
 
     def read_line(self) -> dict:
         """Read the next line; raise RuntimeError with the log's end if the process has ended."""
@@ -206,8 +207,7 @@ def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iter
                 engine = Engine([*common, *group.serve])
                 running.append(engine)
                 settings = [group.draft, "vLLM", group.ours[0].settings[-1]]
-                run = _ids(engine)
-                group.others.append(Served(settings=settings, run=run, engine=engine))
+                group.others.append(Served(settings=settings, run=engine.decode, engine=engine))
         for engine in running:
             status = engine.read_line()
             assert status["threads"] == torch.get_num_threads()
@@ -216,10 +216,6 @@ def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iter
     finally:
         for engine in running:
             engine.close()
-
-
-def _ids(engine: Engine) -> Run:
-    return lambda prompt, count: engine.request(prompt, count)["ids"]
 
 
 def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens: int) -> Table:

@@ -4,10 +4,9 @@
 
 The first output line reports readiness: `{"version": ..., "threads": ...}`. Each input line `{"ids": [prompt],
 "tokens": count}` then yields one output line, `{"ids": [answer], "seconds": ..., "graphs": compiled during it}`. Times
-run from ids to ids without the pipe. A request's `stop` lists the token ids that end an answer; by default there are
-none. With `--count` an answer also has its `rounds`, the tokens that they `drafted`, and those `accepted` at each
-position. Nothing of this project is imported, because the engines' environment does not contain it. The engine's output
-goes to stderr.
+run from ids to ids without the pipe. With `--count` an answer also has its `rounds`, the tokens that they `drafted`,
+and those `accepted` at each position. Nothing of this project is imported, because the engines' environment does not
+contain it. The engine's output goes to stderr.
 """
 
 import argparse
@@ -27,17 +26,12 @@ def main() -> None:
 
     llm = vllm.LLM(**settings(arguments))
     total = read_counters(llm) if arguments.count else {}
-    print(json.dumps(ready(vllm, torch)), file=answers, flush=True)
+    status = {"version": vllm.__version__, "threads": torch.get_num_threads()}
+    print(json.dumps(status), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         # End tokens are ignored, so that all engines decode the same number of tokens.
-        greedy = vllm.SamplingParams(
-            temperature=0.0,
-            max_tokens=request["tokens"],
-            ignore_eos=True,
-            detokenize=False,
-            stop_token_ids=request.get("stop", []),
-        )
+        greedy = vllm.SamplingParams(temperature=0.0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False)
         compiled, began = counters["stats"]["unique_graphs"], time.perf_counter()
         [result] = llm.generate({"prompt_token_ids": request["ids"]}, greedy, use_tqdm=False)
         answer = {
@@ -55,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target")
     parser.add_argument("--method", help="the engine's name of it; default: one token at a time")
-    parser.add_argument("--draft", help="its folder; ngram and suffix have none")
+    parser.add_argument("--draft", help="its folder; ngram has none")
     parser.add_argument("--drafted", type=int, default=4, help="draft tokens per round")
     parser.add_argument("--slots", type=int, default=512, help="for prompt, answer and drafts")
     parser.add_argument("--dtype", default="float32")
@@ -81,10 +75,6 @@ def settings(arguments: argparse.Namespace) -> dict:
         "disable_log_stats": not arguments.count,  # they include the counters
         "speculative_config": drafting if arguments.method else None,
     }
-
-
-def ready(vllm, torch) -> dict:
-    return {"version": vllm.__version__, "threads": torch.get_num_threads()}
 
 
 def read_counters(llm) -> dict:

@@ -2,13 +2,12 @@
 
     bash scripts/setup_speculators.sh
     python -m scripts.race.peers --output outputs/race
-    python -m scripts.race.peers --target outputs/wide --output outputs/race-wide --engine --write
+    python -m scripts.race.peers --target outputs/wide --output outputs/race-wide --write
 
 Both trainers get the same answers of the same target. Each side chooses its rate with the first seed, by a chain of
 four on prompts that are not judged; the other seeds train at that rate. The judged prompts are the demo's held-out ones
 or those of `--prompts`. Every run and measurement is a process on one thread; what is finished is not repeated, so a
 stopped race goes on where it was. At the end short runs of both sides take turns, alone, to tell what training costs.
-With `--engine`, vLLM serves all chosen drafts too (`make test-engines` installs it).
 """
 
 import argparse
@@ -24,10 +23,9 @@ from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.io.errors import UserError, require
 from scripts.benchmarks.tables import PAGE, machine, show, write
-from scripts.engines.comparison import environment
 from scripts.processes import run_logged, run_side_by_side
 from scripts.race.documents import SUMMARY
-from scripts.race.runs import LOOKUP_FILE, OURS, SIDES, Race, Run
+from scripts.race.runs import OURS, SIDES, Race, Run
 from scripts.race.tables import build_tables, choose_rate
 from scripts.race.training import find_peer, train_run
 from scripts.studies.chain_rounds import name_target
@@ -39,7 +37,13 @@ def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(1)
     try:
-        race = Race.load(args.output) if args.table else begin_race(args)
+        if args.table:
+            race = Race.load(args.output)
+        else:
+            race = Race(
+                output=args.output, target=args.target, prompts=args.prompts, steps=args.steps, overrides=args.overrides
+            )
+            race.save()
         name = name_target(race.target)
         require(
             not args.write or f"<!-- race-{name} -->" in PAGE.read_text(),
@@ -68,28 +72,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--overrides", nargs="*", default=[], help="of `python -m train`")
     parser.add_argument("--output", type=Path, default=Path("outputs/race"))
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
-    parser.add_argument("--engine", action="store_true", help="serve the drafts by vLLM too")
     parser.add_argument("--table", action="store_true", help="only print what is measured already")
     parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
     return parser.parse_args()
 
 
-def begin_race(args: argparse.Namespace) -> Race:
-    """Return the race of these arguments, with its settings written to its folder."""
-    race = Race(
-        output=args.output, target=args.target, prompts=args.prompts, steps=args.steps, overrides=args.overrides
-    )
-    race.save()
-    return race
-
-
 def hold_race(race: Race, args: argparse.Namespace) -> None:
     """Train and measure everything that is not finished yet."""
     find_peer()
-    require(
-        not args.engine or any(environment().glob(".ready-*")),
-        f"--engine: must have vLLM's environment, got {environment()}; run `bash scripts/setup_engines.sh`",
-    )
     first, *_ = args.seeds
     trials = [
         Run(race=race, side=side, rate=rate, seed=first)
@@ -105,13 +95,9 @@ def hold_race(race: Race, args: argparse.Namespace) -> None:
     ]
     train_all(chosen, args.jobs)
     measure_all("runtime", chosen, args.jobs)
-    if args.engine:
-        measure_all("vllm", chosen, args.jobs)
     race.share_documents()
     # These are timed, so nothing runs beside them.
     train_all([replace(run, race=race.short) for run in chosen], jobs=1)
-    if not (race.output / LOOKUP_FILE).exists():
-        run_side_by_side([partial(do_stage, "lookup", chosen[0])], args.jobs)
 
 
 def train_all(runs: list[Run], jobs: int) -> None:

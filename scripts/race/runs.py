@@ -14,7 +14,6 @@ from scripts.studies.chain_rounds import name_target
 
 OURS, PEER = SIDES = ("ours", "peer")
 DEPTHS = [3, 4]  # of the judged chains; rates are chosen by the deepest
-LOOKUP_FILE = "lookup.json"
 COST_FOLDER = "cost"
 COST_STEPS = 60  # of the runs that are timed
 UNTIMED_STEPS = 10  # at the start of a run: they compile, and our metrics come every ten

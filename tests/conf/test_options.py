@@ -39,10 +39,6 @@ def compose_train(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, list(overrides))
 
 
-def compose_plan(*overrides: str) -> TrainPlanConf:
-    return compose("train_plan", TrainPlanConf, list(overrides))
-
-
 @pytest.mark.parametrize("option", sorted(OPTIONS))
 def test_every_option_composes_and_validates(option):
     name, schema = ELSEWHERE.get(option.partition("=")[0], ("train", TrainConf))

@@ -81,6 +81,7 @@ def test_the_schedule_is_a_function_of_the_step_alone():
     ("wrong", "message"),
     [
         ({"steps": 0}, r"optim\.steps: must be at least 1, got 0"),
+        ({"epochs": 0.0}, r"optim\.epochs: must be positive, got 0"),
         ({"warmup_ratio": 1.5}, r"optim\.warmup_ratio: is a share and must lie in 0\.\.1, got 1\.5"),
         ({"lr": -1.0}, r"optim\.lr: must be positive, got -1\.0"),
         ({"betas": [0.9]}, r"optim\.betas: must be two numbers in \[0, 1\), got \[0\.9\]"),

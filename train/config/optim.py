@@ -150,8 +150,8 @@ class OptimConf:
     def total_steps(self, rows: int) -> int:
         """Return the steps of a run over `rows` packed rows.
 
-        >>> OptimConf(epochs=2.0, rows_per_step=4).total_steps(rows=9)
-        5
+        >>> OptimConf(epochs=2.0, rows_per_step=4).total_steps(rows=9), OptimConf().total_steps(rows=9)
+        (5, 300)
         """
         if self.epochs is not None:
             return math.ceil(self.epochs * rows / self.rows_per_step)

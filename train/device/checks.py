@@ -38,6 +38,13 @@ class CheckSkippedError(Exception):
     """The check cannot run on this machine."""
 
 
+def confirm(is_right: bool, measured: str) -> str:
+    """Return what a check has measured; raise CheckFailedError with it if it is not right."""
+    if not is_right:
+        raise CheckFailedError(measured)
+    return measured
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One thing that a device should do."""

@@ -17,12 +17,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from conf.entry import compose
 from data.features.target_pass import run_target
-from data.packing.documents import Documents
-from data.packing.pack import pack_documents
-from data.sources.rows import document_from_pair
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
-from models.batch import Batch
 from models.device.device import Device
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
@@ -35,7 +31,8 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.config.run import TrainConf
-from train.device.checks import Check, CheckContext, CheckFailedError
+from train.device.checks import Check, CheckContext, CheckFailedError, confirm
+from train.graph_warmup import draw_rows
 
 VOCAB, NUM_LAYERS = 512, 4  # of the small target
 SHARPNESS = 12.0  # of its next token's distribution, so that a draft of some of its layers agrees at times
@@ -99,7 +96,7 @@ def build_tiny_target(device: Device) -> Target:
 
 
 Answer = tuple[list[int], list[int]]  # tokens, and accepted tokens of each round
-Mode = tuple[DraftConf | type[NgramDraft] | None, Tree, SamplingConf]
+Mode = tuple[DraftConf | NgramDraft | None, Tree, SamplingConf]
 
 
 def list_modes() -> dict[str, Mode]:
@@ -110,7 +107,7 @@ def list_modes() -> dict[str, Mode]:
     trees = {"chain": chain, "static tree": static, "dynamic tree": dynamic}
     modes: dict[str, Mode] = {
         "alone": (None, NO_TREE, greedy),
-        "lookup": (NgramDraft, chain.build(), greedy),
+        "lookup": (NgramDraft(), chain.build(), greedy),
         **{f"draft model, {name}": (DRAFT_MODEL, tree.build(), greedy) for name, tree in trees.items()},
         "draft model, mixed tree": (DRAFT_MODEL, replace(dynamic, ngram_tokens=4).build(), greedy),
         "EAGLE-3, dynamic tree": (eagle3, dynamic.build(), greedy),
@@ -158,12 +155,9 @@ def describe_difference(answers: list[Answer], right: list[Answer]) -> str:
 def build_decoder(name: str, batch: int, device: Device) -> Decoder:
     target = build_tiny_target(device)
     chosen, tree, sampling = list_modes()[name]
-    draft = None
     if isinstance(chosen, DraftConf):
-        draft = build_draft(chosen, target, loss=LossConf(), seed=0).eval().requires_grad_(False)
-    elif chosen is not None:
-        draft = chosen()
-    return Decoder(target, draft, tree, sampling=sampling, slots=LENGTH, batch=batch)
+        chosen = build_draft(chosen, target, loss=LossConf(), seed=0).eval().requires_grad_(False)
+    return Decoder(target, chosen, tree, sampling=sampling, slots=LENGTH, batch=batch)
 
 
 def draw_prompts(batch: int) -> list[list[int]]:
@@ -190,16 +184,14 @@ def compare_training(method: str, device: Device, reference: Device) -> str:
         "gradient": float((gradient - right_gradient).norm() / right_gradient.norm()),
     }
     text = ", ".join(f"{name} off by {error:.1e}" for name, error in errors.items())
-    if not max(errors.values()) < TOLERANCE:
-        raise CheckFailedError(text)
-    return text
+    return confirm(max(errors.values()) < TOLERANCE, text)
 
 
 def compute_gradient(method: str, device: Device) -> tuple[float, Tensor]:
     """Return the loss of a method's draft, and its gradient as one vector on the CPU."""
     target = build_tiny_target(device)
     draft = build_method(method, target)
-    batch = draw_batch(target)
+    batch = draw_rows(ROWS, LENGTH, VOCAB).batch(list(range(ROWS)))
     numbers = [np.random.default_rng([0, row]) for row in range(ROWS)]
     extras = draft.prepare_batch(batch, step=LATE_STEP, generators=numbers)
     weights = draft.term_weights(batch)
@@ -223,14 +215,6 @@ def build_method(method: str, target: Target) -> Draft:
     return build_draft(replace(conf.draft, **options), target, loss=conf.loss, seed=0)
 
 
-def draw_batch(target: Target) -> Batch:
-    """Return rows of random tokens; the first half of each is a prompt."""
-    rows = torch.randint(target.vocab_size, (ROWS, LENGTH), generator=torch.Generator().manual_seed(2)).tolist()
-    documents = Documents.from_documents(document_from_pair(ids[: LENGTH // 2], ids[LENGTH // 2 :]) for ids in rows)
-    packed, _ = pack_documents(documents, LENGTH, overlap=0)
-    return packed.batch(list(range(ROWS)))
-
-
 # --- precision --------------------------------------------------------------------------------
 
 
@@ -241,15 +225,13 @@ def compare_precision(device: Device, reference: Device) -> str:
     ours = compute_logits(replace(device, dtype=torch.bfloat16))
     distances = [float((logits - exact).norm() / exact.norm()) for logits in (plain, ours)]
     text = "logits in bfloat16 off by {:.2e} on the CPU and by {:.2e} on the device".format(*distances)
-    if not distances[1] < LOW_PRECISION_FACTOR * distances[0]:
-        raise CheckFailedError(text)
-    return text
+    return confirm(distances[1] < LOW_PRECISION_FACTOR * distances[0], text)
 
 
 @torch.no_grad()
 def compute_logits(device: Device) -> Tensor:
     target = build_tiny_target(device)
-    batch = draw_batch(target).to(device.torch_device)
+    batch = draw_rows(ROWS, LENGTH, VOCAB).batch(list(range(ROWS))).to(device.torch_device)
     seen = device.compile_part(run_target)(target, [], batch)
     logits = target.logits(seen.hidden)
     device.synchronize()

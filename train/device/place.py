@@ -16,7 +16,7 @@ from models.device.memory_watch import MemoryWatch
 from models.device.neuron_env import CACHE_FOLDERS
 from models.device.opening import can_compile
 from models.device.packages import PACKAGES, installed_version
-from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError
+from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError, confirm
 
 ALLOCATED_BYTES = 256 << 20
 MIN_FREE_BYTES = 10 << 30  # compiled graphs of a large target take gigabytes
@@ -95,9 +95,7 @@ def check_cache(device: Device) -> str:
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         file.write(bytes(1024))
     free = shutil.disk_usage(folder).free
-    if free < MIN_FREE_BYTES:
-        raise CheckFailedError(f"{folder} has {free / 2**30:.1f} GiB free")
-    return f"{folder}, {free / 2**30:.0f} GiB free"
+    return confirm(free >= MIN_FREE_BYTES, f"{folder}, {free / 2**30:.1f} GiB free")
 
 
 def check_memory_figures(device: Device) -> str:
@@ -108,6 +106,5 @@ def check_memory_figures(device: Device) -> str:
     peak = watch.peak_bytes()
     if peak is None:
         raise CheckSkippedError("the device tells no peak, so plans cannot be compared with it")
-    if peak < ALLOCATED_BYTES - (64 << 20):
-        raise CheckFailedError(f"a tensor of {tensor.nbytes >> 20} MiB raised the peak by {peak >> 20}")
-    return f"a tensor of {tensor.nbytes >> 20} MiB raised the peak by {peak >> 20}"
+    measured = f"a tensor of {tensor.nbytes >> 20} MiB raised the peak by {peak >> 20}"
+    return confirm(peak >= ALLOCATED_BYTES - (64 << 20), measured)

@@ -7,7 +7,6 @@ from functools import cached_property
 import torch
 
 from data.features import compatibility
-from data.features.manifest import Manifest
 from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype
 from models.device.memory_trace import TracedPhase
@@ -71,7 +70,16 @@ class MachinePlan:
         """Return the sizes of the models, which do not depend on the layout."""
         target, draft = _build_models(self.conf, self.dtype)
         store = compatibility.read_store_manifest(self.conf.data, target, draft)
-        return _measure_sizes(target, draft, store)
+        # 1: the final hidden state
+        computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
+        return ModelSizes(
+            target=target.num_parameters,
+            draft=sum(p.numel() for p in draft.parameters()),
+            trained=sum(p.numel() for p in trained_parameters(draft)),
+            layers=draft.needs.layers,
+            feature_bytes=computed if store is None else round(store.total_bytes / store.spec.tokens),
+            disk=disk_bytes_needed(draft, target),
+        )
 
     @property
     def byte_limit(self) -> float:
@@ -167,16 +175,3 @@ def _build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> t
     if tensor > 1:
         shard_target(target, tensor, replicated=find_head_layers(target))
     return target, draft
-
-
-def _measure_sizes(target: MetaTarget, draft: Draft, store: Manifest | None) -> ModelSizes:
-    # 1: the final hidden state
-    computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
-    return ModelSizes(
-        target=target.num_parameters,
-        draft=sum(p.numel() for p in draft.parameters()),
-        trained=sum(p.numel() for p in trained_parameters(draft)),
-        layers=draft.needs.layers,
-        feature_bytes=computed if store is None else round(store.total_bytes / store.spec.tokens),
-        disk=disk_bytes_needed(draft, target),
-    )

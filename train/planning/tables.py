@@ -2,7 +2,7 @@
 
 import math
 
-from infer.report.number_format import Table, choose_console, to_rich_table
+from infer.report.number_format import Table, choose_console, format_millions, to_rich_table
 from models.device.machine_specs import core_flops
 from models.io.console import CONSOLE, print_line
 from train.planning.layout import BUCKETS
@@ -55,9 +55,9 @@ def size_table(plan: MachinePlan) -> Table:
         f"{str(plan.dtype).removeprefix('torch.')} each",
         columns=["", "", ""],
         rows=[
-            ["target", plan.conf.target.path or plan.conf.target.name, format_param_count(sizes.target)],
-            ["draft", plan.conf.draft.method, format_param_count(sizes.draft)],
-            ["of these trained", "", format_param_count(sizes.trained)],
+            ["target", plan.conf.target.path or plan.conf.target.name, f"{format_millions(sizes.target)} M"],
+            ["draft", plan.conf.draft.method, f"{format_millions(sizes.draft)} M"],
+            ["of these trained", "", f"{format_millions(sizes.trained)} M"],
             ["features", needs, f"{sizes.feature_bytes:,} bytes per token"],
             ["graphs", "to compile, without the final evaluation's", str(count_graphs(plan))],
             ["disk", "two states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
@@ -147,18 +147,6 @@ def format_gib(size: float | int) -> str:
     '1.50'
     """
     return f"{size / GIB:.2f}"
-
-
-def format_param_count(count: int) -> str:
-    """Format a number of parameters in thousands, millions or billions.
-
-    >>> format_param_count(1_720_574_976)
-    '1.721 B'
-    """
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3f} {letter}"
-    return str(count)
 
 
 def format_duration(seconds: float) -> str:

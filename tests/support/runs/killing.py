@@ -63,13 +63,17 @@ def kill_while_saving(folder: Path, changes: dict, *, step: int) -> None:
 def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> None:
     """Start or continue a run and kill it as soon as `when` holds."""
     run = start_toy_process(folder, changes)
+    wait_for_moment(run, when)
+    run.kill()
+    assert run.wait() == -9
+
+
+def wait_for_moment(run: subprocess.Popen, when: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not when():
         assert run.poll() is None, "the run ended before its moment came"
         assert time.monotonic() < deadline
         time.sleep(2e-4)
-    run.kill()
-    assert run.wait() == -9
 
 
 def finish(folder: Path, changes: dict) -> None:
@@ -114,11 +118,7 @@ def launcher(
 
 def kill_worker(run: subprocess.Popen, rank: int, *, when: Callable[[], bool]) -> None:
     """Kill a worker of a launcher as soon as `when` holds; wait until the launcher has ended the others."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not when():
-        assert run.poll() is None, "the run ended before its moment came"
-        assert time.monotonic() < deadline
-        time.sleep(2e-4)
+    wait_for_moment(run, when)
     before = psutil.Process(run.pid).children()
     before[rank].kill()
     psutil.wait_procs(before, timeout=TIMEOUT_S)

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
-from transformers import Qwen3ForCausalLM
 
 from data.config import DataConf, OnPolicyConf
 from models.device.device import Device
@@ -28,8 +26,8 @@ from models.drafts.options import (
 from models.losses.config import LossConf, LossName, Reduction
 from models.targets.loading import freeze_model
 from models.targets.target import Target
-from tests.support.models.tiny import CPU, tiny_config, tiny_tokenizer
-from tests.support.runs.toy_run import VOCAB, ToyConf, toy_conf, toy_run
+from tests.support.models.tiny import CPU, tiny_tokenizer
+from tests.support.runs.toy_run import VOCAB, ToyConf, build_toy_model, toy_conf, toy_run
 
 ROWS, STEPS = 8, 20  # of a run; the rows of a step
 
@@ -61,19 +59,14 @@ LEARNERS = {
 
 def build_layout_target(device: Device = CPU) -> Target:
     """Build a target of four layers with logits sharp enough that its hidden states matter."""
-    torch.manual_seed(0)
-    config = tiny_config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=32,
+    model = build_toy_model(
         num_hidden_layers=4,
-        head_dim=8,
-        num_key_value_heads=2,
-        pad_token_id=None,
+        eos_token_id=0,
+        bos_token_id=None,
         initializer_range=0.2,
         attention_dropout=0.1,  # a draft model inherits it, and must not draw by micro-batch
     )
-    return freeze_model(Qwen3ForCausalLM(config), tiny_tokenizer(VOCAB), name="layout", device=device)
+    return freeze_model(model, tiny_tokenizer(VOCAB), name="layout", device=device)
 
 
 def train(name: str, folder: Path, *, at_a_time: int) -> None:

@@ -15,7 +15,6 @@ import torch
 from accelerate import PartialState
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infer.config import EvaluationConf
 from models.checkpoints.fingerprints import hash_tensors
@@ -25,7 +24,7 @@ from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params, full_tensor
 from models.targets.config import TargetConf
 from tests.support.models.tiny import chain, tiny_tokenizer
-from tests.support.runs.toy_run import VOCAB, toy_conf, toy_rows
+from tests.support.runs.toy_run import VOCAB, build_toy_model, toy_conf, toy_rows
 from train.config.optim import OptimName
 from train.config.run import ParallelConf, Weights
 from train.distributed.build import build_parallel
@@ -46,20 +45,9 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 
 def save_target(folder: Path, *, tied: bool = False) -> None:
     """Save a target of four attention heads over two key-value heads, which two processes can share."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        head_dim=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = build_toy_model(**shape, tie_word_embeddings=tied, initializer_range=0.2)
+    model.save_pretrained(folder)
     tiny_tokenizer(VOCAB).save_pretrained(folder)
 
 

@@ -1,15 +1,13 @@
 """Train from a store, or live; as a command it is a rank of several processes: FOLDER STORE NAME."""
 
 import json
-import os
 import random
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 
 from data.config import DataConf, DataSource
 from models.device.config import DeviceConf, DeviceName, Precision
@@ -19,7 +17,6 @@ from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from tests.support.data.captured import LENGTH
 from tests.support.models.tiny import LAYERS, VOCAB
-from tests.support.runs.killing import TIMEOUT_S
 from tests.support.runs.toy_run import metrics, toy_length
 from train.checks import build_run_parallel
 from train.config.optim import OptimConf
@@ -30,7 +27,7 @@ from train.run.folder import open_run
 from train.run.log import MetricLogger
 from train.trainer import Trainer
 
-BF16, ROOT = "bfloat16", Path(__file__).parents[3]
+BF16 = "bfloat16"
 
 
 def documents(folder: Path) -> Path:
@@ -91,32 +88,7 @@ def losses(folder: Path, name: str) -> list[float]:
     return [line["train/loss"] for line in metrics(folder / "train" / name)]
 
 
-def ranks(folder: Path, store: Path, name: str, *, processes: int) -> None:
-    """Run the training in several processes."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.runs.stored_run", str(folder), str(store), name],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(processes),
-                "MASTER_ADDR": "localhost",
-                "MASTER_PORT": port,
-            },
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(processes)
-    ]
-    assert [rank.wait(timeout=TIMEOUT_S) for rank in started] == [0] * processes
-
-
 if __name__ == "__main__":
     folder, store, name = sys.argv[1:]
     learned(training(Path(folder), Eagle3Conf(layers=LAYERS, ttt_steps=2), name=name, store=Path(store)))
+    PartialState().destroy_process_group()  # a thread of gloo that is left at the exit aborts the process

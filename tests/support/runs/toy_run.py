@@ -94,20 +94,17 @@ class ToyDraft(Draft):
         save_file(self.state_dict(), directory / "model.safetensors")
 
 
-def toy_target() -> Target:
+def build_toy_model(**changes) -> Qwen3ForCausalLM:
+    """Build a random model of two layers, or of the changed shape."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        head_dim=8,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
+    shape = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 32, "max_position_embeddings": 64}
+    heads = {"num_hidden_layers": 2, "head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return Qwen3ForCausalLM(Qwen3Config(**shape | heads | changes))
+
+
+def toy_target() -> Target:
     device = open_device(DeviceConf(name=DeviceName.cpu, compile=False))
-    return freeze_model(Qwen3ForCausalLM(config), None, name="toy", device=device)
+    return freeze_model(build_toy_model(), None, name="toy", device=device)
 
 
 def toy_rows() -> Packed:

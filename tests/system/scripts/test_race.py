@@ -11,7 +11,7 @@ from models.drafts.eagle3 import NORM_SWITCHES
 from models.io.errors import UserError
 from scripts.benchmarks.tables import PAGE, markdown, replaced
 from scripts.race.documents import SUMMARY, load_peer, split_documents, write_documents
-from scripts.race.runs import LOOKUP_FILE, OURS, PEER, Race, Run
+from scripts.race.runs import OURS, PEER, Race, Run
 from scripts.race.tables import build_tables, choose_rate
 from scripts.race.training import read_our_cost, read_peer_cost, sum_costs
 from tests.support.data.packed import packed_of
@@ -109,16 +109,11 @@ def test_a_rate_is_chosen_on_prompts_that_are_not_evaluated(race):
 
 
 def test_the_tables_compare_the_chosen_runs(race):
-    lookup = {"categories": ["code", "docs", "docs"] * 3, "counts": [[12, 10]] * 9}
-    (race.output / LOOKUP_FILE).write_text(json.dumps(lookup))
-    acceptance, categories, rates, cost = build_tables(race)
+    acceptance, rates, cost = build_tables(race)
     assert acceptance.rows[2:] == [
-        ["ours", "this runtime", "4", "2.00, 2.00", "2.00", "+0.50 [+0.50, +0.50]", "0.50 0.30 0.10 0.10"],
-        ["speculators", "this runtime", "4", "1.50, 1.50", "1.50", "", "0.50 0.00 0.00 0.00"],
-        ["prompt lookup", "transformers", "", "", "1.20", "", ""],
+        ["ours", "4", "2.00, 2.00", "2.00", "+0.50 [+0.50, +0.50]", "0.50 0.30 0.10 0.10"],
+        ["speculators", "4", "1.50, 1.50", "1.50", "", "0.50 0.00 0.00 0.00"],
     ]
-    assert categories.columns == ["draft", "code", "docs"]
-    assert categories.rows[1] == ["speculators", "1.50", "1.50"]
     assert rates.rows[0] == ["ours", "0.01: 2.00, 0.03: 1.00", "0.01", "400", "8,000, 8,000"]
     assert cost.rows[0] == ["ours", "60", "300", "3"]
     assert race.short.documents(0).resolve() == race.documents(0)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from train.device.checks import Outcome
-from train.device.page import MEANING, count_results, render_page, write_page
+from train.device.page import MEANING, render_page, write_page
 
 
 def build_outcome(stage: str, name: str, result: str, detail: str = "", remedy: str = "") -> Outcome:
@@ -22,10 +22,6 @@ def outcomes() -> list[Outcome]:
         build_outcome("operators", "sort", "ABSENT", "RuntimeError: no sort"),
         build_outcome("operators", "gather", "PASS", "equal"),
     ]
-
-
-def test_results_are_counted_in_their_order(outcomes):
-    assert count_results(outcomes) == "2 PASS, 1 FAIL, 1 ABSENT, 1 SKIP"
 
 
 def test_each_stage_has_a_table_of_its_checks_and_the_remedies_of_what_failed(outcomes):
@@ -62,10 +58,3 @@ def test_the_file_in_json_equals_the_outcomes(outcomes, tmp_path):
     written = json.loads(page.with_suffix(".json").read_text())
     assert written == [asdict(outcome) for outcome in outcomes]
     assert [Outcome(**line) for line in written] == outcomes
-
-
-def test_a_second_page_replaces_the_first(outcomes, tmp_path):
-    write_page(outcomes, "cpu", tmp_path)
-    page = write_page(outcomes[:1], "cpu", tmp_path)
-    assert "1 PASS." in page.read_text()
-    assert len(json.loads(page.with_suffix(".json").read_text())) == 1

@@ -14,18 +14,10 @@ from models.drafts.base import Draft
 from models.io.errors import UserError
 from tests.support.models.methods import CASES
 from tests.support.runs.toy_run import ROWS, metrics, toy_conf, toy_rows, toy_run
-from train.config.optim import OptimConf, Schedule
+from train.config.optim import Schedule
 from train.config.run import TrainConf
-from train.optim import trained_parameters
-from train.run.folder import (
-    check_disk_space,
-    check_steps,
-    create_run_dir,
-    disk_bytes_needed,
-    report_full_disk,
-    reset_run_dir,
-)
-from train.run.state import RunProgress, RunState, flatten_config
+from train.run.folder import check_disk_space, check_steps, disk_bytes_needed, report_full_disk
+from train.run.state import RunState, flatten_config
 
 WSD = {"schedule": Schedule.wsd, "decay_ratio": 0.25}  # of 12 steps the last 3, of 20 the last 5
 CONSTANT = {"schedule": Schedule.constant}
@@ -92,17 +84,6 @@ def test_epochs_become_steps_and_can_be_raised(tmp_path, caplog):
     assert "9 steps x 4 rows = 36 of 24 rows (1.5 epochs)" in caplog.text
 
 
-def test_steps_and_epochs_are_not_both_given():
-    with pytest.raises(UserError) as refused:
-        OptimConf(steps=270, epochs=2.0)
-    assert str(refused.value) == (
-        "optim.epochs: must be null if optim.steps is set, got 2.0 and 270 steps; set one of them to null"
-    )
-    with pytest.raises(UserError, match=r"optim\.epochs: must be positive, got 0"):
-        OptimConf(epochs=0.0)
-    assert OptimConf().total_steps(rows=40_000) == 300
-
-
 def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     with pytest.raises(KeyboardInterrupt):
@@ -121,28 +102,6 @@ def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
             assert (line["train/tokens"], line["train/answer_tokens"]) == (tokens, answers)
     assert list(lines) == [2, 3, 4, 6, 8, 9, 10, 12]
     assert "step 12/12  rows 48  epochs 2  tokens 576  loss" in caplog.text
-
-
-def test_disk_space_is_that_of_two_states_and_two_checkpoints(tmp_path):
-    draft, _ = toy_run(tmp_path, toy_conf())
-    weights, trained = draft.parameters(), trained_parameters(draft)
-    assert disk_bytes_needed(draft) == 2 * (sum(p.nbytes for p in weights) + 3 * sum(p.nbytes for p in trained))
-
-
-def test_starting_over_removes_the_state(tmp_path):
-    folder = tmp_path
-    toy_run(folder, toy_conf())
-    reset_run_dir(folder)
-    assert [path.name for path in folder.iterdir()] == ["lock"]
-    state = RunState(folder, {})
-    state.load_progress()
-    assert state.progress == RunProgress()
-
-
-def test_an_unwritable_folder_is_refused(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"output_dir: must be a writable folder, got .*file/run \("):
-        create_run_dir(tmp_path / "file" / "run")
 
 
 def test_too_little_room_is_refused(tmp_path):

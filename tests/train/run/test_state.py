@@ -129,16 +129,6 @@ def test_a_run_of_an_earlier_version_is_refused_with_its_version(started):
     )
 
 
-def test_a_finished_run_is_not_trained_further(started):
-    folder, conf = started
-    toy_run(folder, conf)
-    before = weights(folder)
-    draft, progress = toy_run(folder, conf)
-    assert progress.step == 12
-    assert_equal(before, weights(folder))
-    assert torch.equal(draft.lm_head.weight, before["draft.lm_head.weight"])
-
-
 def test_a_state_holds_trained_weights_alone(tmp_path):
     draft, _ = toy_run(tmp_path, toy_conf())
     trained = {f"draft.{name}" for name, p in draft.named_parameters() if p.requires_grad}
