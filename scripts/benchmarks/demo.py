@@ -42,7 +42,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--draft-model", type=Path, help="default: the newest such run")
     parser.add_argument("--tree", default="mixed", help="an option of conf/tree")
     parser.add_argument("--threads", type=int, help="default: PyTorch's choice")
-    parser.add_argument("--prompts", help="a file as for evaluation.prompts; default: the demo's")
     parser.add_argument("--limit", type=int, default=3, help="prompts per category")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--steps", type=int, default=4, help="timed training steps per configuration")
@@ -77,7 +76,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
         yield "train", training.compare(conf, target, steps=args.steps), setting
     if not {"ar", "lookup", "engines"} & set(parts):
         return
-    prompts = [prompt.ids for prompt in load_eval_prompts(target.tokenizer, args.prompts, limit=args.limit)]
+    prompts = [prompt.ids for prompt in load_eval_prompts(target.tokenizer, None, limit=args.limit)]
     copies, new = decoding.models(target.model.name_or_path, device), args.new_tokens
     # The settings of transformers compile more than 8 variants, which is PyTorch's limit.
     raised_limit = torch._dynamo.config.patch(recompile_limit=64)

@@ -41,6 +41,7 @@ class Contender:
     run: Run
     seconds: list[float] = field(default_factory=list)
     answers: list[list[int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)  # draft tokens of each round of our decoder's last answer
     late_graphs: int = 0  # compiled during timing; must be 0 for a fair figure
 
     @property
@@ -60,19 +61,29 @@ class Contender:
 
 
 def race(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int, turns: int = 1) -> None:
-    """Warm up every contender on a prompt of each padded length, then time all of them on each prompt before the next.
+    """Warm up every contender, then time all of them on each prompt before the next.
 
     Every second turn runs in reverse: with two turns per prompt, two contenders alternate ABBA.
     """
-    prompt_per_bucket = {bucket_length(len(prompt)): prompt for prompt in prompts}.values()
+    warm_up(contenders, prompts, new_tokens=new_tokens)
+    repeated_prompts = [prompt for prompt in prompts for _ in range(turns)]
+    for number, prompt in enumerate(track_progress(repeated_prompts, "prompts")):
+        take_turns(contenders, prompt, number=number, new_tokens=new_tokens)
+
+
+def warm_up(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int) -> None:
+    """Let every contender continue a prompt of each padded length."""
+    prompt_per_bucket = list({bucket_length(len(prompt)): prompt for prompt in prompts}.values())
     for contender in track_progress(contenders, "warming up"):
         for prompt in prompt_per_bucket:
             contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
-    repeated_prompts = [prompt for prompt in prompts for _ in range(turns)]
-    for number, prompt in enumerate(track_progress(repeated_prompts, "prompts")):
-        for contender in alternate_order(contenders, number):
-            contender.go(prompt, new_tokens)
-            assert len(contender.answers[-1]) == new_tokens
+
+
+def take_turns(contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int) -> None:
+    """Let every contender continue the prompt, in an order that depends on its number."""
+    for contender in alternate_order(contenders, number):
+        contender.go(prompt, new_tokens)
+        assert len(contender.answers[-1]) == new_tokens
 
 
 def decoding(
@@ -100,9 +111,11 @@ def decoding(
 
     def run(prompt: Prompt, count: int) -> list[int]:
         (generation,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=count)
+        contender.accepted = generation.accepted
         return generation.ids
 
-    return Contender(settings=settings, run=run)
+    contender = Contender(settings=settings, run=run)
+    return contender
 
 
 def models(path: str | Path, device: Device) -> dict[str, nn.Module]:

@@ -1,18 +1,22 @@
-"""Compare what drafts of a target are accepted, by category of its prompts.
+"""Compare all drafts of a target with other engines, by category of its prompts.
 
-    python -m scripts.engines.groups [KEY=VALUE ...] --target DIR --prompts judged.jsonl \\
+    python -m scripts.engines.groups [KEY=VALUE ...] --target DIR --prompts judged.jsonl --results race.jsonl \\
         --drafts outputs/train/A/checkpoint outputs/train/B/checkpoint
 
-Prompts are decoded `--batch` at a time, so there are tokens a round, without a time: `scripts.benchmarks.demo --only
-engines` times drafts beside other engines. `--write` updates docs/smollm2.md.
+All contenders continue a prompt before the next prompt begins. Each prompt adds a line to the file
+of results, and a repeated command goes on after the last line. `--write` updates docs/smollm2.md.
+`--batch 32` decodes with ours alone, 32 prompts at a time: tokens a round, without a time.
 """
 
 import argparse
+import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
@@ -21,6 +25,7 @@ from infer.report.number_format import Table, format_estimate
 from infer.results.intervals import bootstrap_t
 from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
+from models.io.console import track_progress
 from models.targets.loading import load_target
 from models.targets.precision import build_device
 from models.targets.target import Target
@@ -28,12 +33,22 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
 from scripts.benchmarks.tables import machine, show, write
-from scripts.engines.comparison import DRAFTED
-from scripts.engines.decoding import slots_of
+from scripts.engines.comparison import DRAFTED, MISSING, Group, vllm, with_draft, without_draft
+from scripts.engines.decoding import (
+    LOOKUPS,
+    Contender,
+    decoding,
+    generate,
+    models,
+    precision,
+    slots_of,
+    take_turns,
+    warm_up,
+)
 from train.config.run import TrainConf
 
 PAGE = Path(__file__).parents[2] / "docs" / "smollm2.md"
-ALL = "all"  # the row of all categories
+ALL = "all"  # the column of all categories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +57,39 @@ class Run:
 
     category: str
     contender: str
+    seconds: float
     ids: list[int]
-    accepted: list[int]  # draft tokens of each round
+    accepted: list[int]  # draft tokens of each round, [] without a draft of ours
+
+
+def build_groups(
+    target: Target, drafts: list[Path], conf: TrainConf, prompts: list[list[int]], new_tokens: int
+) -> list[Group]:
+    """Build the contenders: without a draft, with lookup, and with each of the drafts."""
+    name = precision(target)
+    model = models(target.model.name_or_path, target.device)[name]
+    chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
+    lookup = decoding(
+        target,
+        NgramDraft(),
+        chain,
+        prompts=prompts,
+        new_tokens=new_tokens,
+        settings=["n-gram", "ours, chain", str(DRAFTED)],
+    )
+    theirs = [
+        Contender(settings=["n-gram", "prompt lookup", str(count)], run=generate(model, prompt_lookup_num_tokens=count))
+        for count in LOOKUPS
+    ]
+    groups = [
+        without_draft(target, model, prompts, new_tokens=new_tokens),
+        Group(draft="n-gram", ours=[lookup], others=theirs, serve=["--method=ngram"]),
+    ]
+    groups[0].others.append(Contender(settings=["none", "generate, dynamic", "0"], run=generate(model)))
+    for folder in drafts:
+        draft = load_draft(folder, target)
+        groups.append(with_draft(target, model, folder, draft, conf.tree.build(), prompts, new_tokens=new_tokens))
+    return groups
 
 
 def decode_in_batches(
@@ -57,40 +103,138 @@ def decode_in_batches(
         for draft in (load_draft(folder, target) for folder in drafts)
     ]
     ids, runs = [prompt.ids for prompt in prompts], []
-    slots = slots_of(ids, new_tokens)
     for draft, name, shapes in cases:
         for shape in shapes:
+            slots = slots_of(ids, new_tokens)
             decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=slots, batch=batch)
             answers = decoder.decode(ids, row_ids=range(len(ids)), max_new_tokens=new_tokens)
-            contender = f"{name}, ours, {'chain' if shape is chain else 'tree'}, {shape.size}"
+            contender = f"{name} | ours, {'chain' if shape is chain else 'tree'} | {shape.size}"
             runs += [
-                Run(category=prompt.category, contender=contender, ids=a.ids, accepted=a.accepted)
+                Run(category=prompt.category, contender=contender, seconds=0.0, ids=a.ids, accepted=a.accepted)
                 for prompt, a in zip(prompts, answers, strict=True)
             ]
             print(contender, flush=True)
     return runs
 
 
-def build_table(runs: list[Run]) -> Table:
-    """Build the table of the tokens that each contender emits a round, and of how often each position is accepted."""
-    by_category: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+def hold_race(groups: list[Group], target: Target, prompts: list[EvalPrompt], results: Path, new_tokens: int) -> None:
+    """Time every contender on every prompt that has no line in `results` yet."""
+    done = {json.loads(line)["prompt"] for line in read_lines(results)}
+    ids = [prompt.ids for prompt in prompts]
+    waiting = [(n, prompt) for n, prompt in enumerate(prompts) if prompt.id not in done]
+    if not waiting:
+        return
+    slots = slots_of(ids, new_tokens) + 2 * DRAFTED
+    with vllm(groups, target, target.model, slots=slots) as version:
+        print(f"vLLM {version}" if version else MISSING)
+        contenders = [c for group in groups for c in [*group.ours, *group.others]]
+        warm_up(contenders, ids, new_tokens=new_tokens)
+        for number, prompt in track_progress(waiting, "prompts"):
+            take_turns(contenders, prompt.ids, number=number, new_tokens=new_tokens)
+            runs = [
+                {"settings": c.settings, "seconds": c.seconds[-1], "ids": c.answers[-1], "accepted": c.accepted}
+                for c in contenders
+            ]
+            line = {"prompt": prompt.id, "category": prompt.category, "runs": runs}
+            with results.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def read_lines(results: Path) -> list[str]:
+    """Return the complete lines; remove a last one that a kill has torn."""
+    text = results.read_text() if results.exists() else ""
+    complete = text[: text.rfind("\n") + 1]
+    if complete != text:
+        results.write_text(complete)
+    return complete.splitlines()
+
+
+def read_runs(results: Path) -> list[Run]:
+    """Return all runs of the file of results, prompt by prompt."""
+    return [
+        Run(
+            category=line["category"],
+            contender=" | ".join(run["settings"]),
+            seconds=run["seconds"],
+            ids=run["ids"],
+            accepted=run["accepted"],
+        )
+        for line in map(json.loads, read_lines(results))
+        for run in line["runs"]
+    ]
+
+
+def speed_of(runs: Iterable[Run]) -> float:
+    """Return the tokens/s of runs: all tokens over all seconds."""
+    runs = list(runs)
+    return sum(len(run.ids) for run in runs) / sum(run.seconds for run in runs)
+
+
+def split_by_category(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
+    """Return the runs by category and contender; the last category has all of them."""
+    parts: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        by_category[run.category][run.contender].append(run)
-    for run in runs:  # afterwards, so that this row is the last
-        by_category[ALL][run.contender].append(run)
-    names = list(by_category[ALL])
-    chains = [name for name in names if "chain" in name]
+        parts[run.category][run.contender].append(run)
+    for run in runs:
+        parts[ALL][run.contender].append(run)
+    return parts
+
+
+def speed_table(runs: list[Run]) -> Table:
+    """Build the table of tokens/s: a row per contender, a column per category."""
+    parts = split_by_category(runs)
+    first = next(iter(parts[ALL].values()))
     rows = []
-    for category, part in by_category.items():
+    for contender, its_runs in parts[ALL].items():
+        same = sum(run.ids == reference.ids for run, reference in zip(its_runs, first, strict=True))
+        speeds = [f"{speed_of(part[contender]):.1f}" for part in parts.values()]
+        rows.append([*contender.split(" | "), *speeds, f"{same} of {len(first)}"])
+    return Table(
+        title="Tokens per second by category",
+        columns=["draft", "decoding", "proposed", *parts, "same answers"],
+        rows=rows,
+        note=f"{len(first)} prompts, {len(first[0].ids)} new tokens each, greedy, one prompt at a "
+        "time, from ids to ids; same answers: as our loop without a draft gives.",
+        label_columns=3,
+    )
+
+
+def margin_table(runs: list[Run], ours: list[str]) -> Table:
+    """Build the table of the speed of `ours` over the fastest other contender of each category.
+
+    Our loop and our lookup are among the others.
+    """
+    parts = split_by_category(runs)
+    rows = []
+    for category, part in parts.items():
+        others = {name: its_runs for name, its_runs in part.items() if name not in ours}
+        best = max(others, key=lambda name: speed_of(others[name]))
+        margins = [
+            format_estimate(bootstrap_t(seconds_of(part[best], part[name]), support=(0.0, np.inf))) for name in ours
+        ]
+        rows.append([category, best.replace(" | ", ", "), f"{speed_of(part[best]):.1f}", *margins])
+    return Table(
+        title="Beside the fastest other of each category",
+        columns=["category", "fastest other", "tokens/s", *(n.replace(" | ", ", ") for n in ours)],
+        rows=rows,
+        note="Ours over the fastest other; brackets: 95 % interval over prompts.",
+        label_columns=2,
+    )
+
+
+def tau_table(runs: list[Run], ours: list[str]) -> Table:
+    """Build the table of the tokens that `ours` emit a round, and of how often each position is accepted."""
+    rows = []
+    for category, part in split_by_category(runs).items():
         counts = [
-            np.array([[sum(run.accepted) + len(run.accepted), len(run.accepted)] for run in part[name]])
-            for name in names
+            np.array([[sum(run.accepted) + len(run.accepted), len(run.accepted)] for run in part[n]]) for n in ours
         ]
         taus = [format_estimate(bootstrap_t(count, support=(1.0, np.inf))) for count in counts]
-        rows.append([category, *taus, *(accepted_by_position(part[name]) for name in chains)])
+        rows.append([category, *taus, *(accepted_by_position(part[name]) for name in ours if "chain" in name)])
+    names = [name.replace(" | ", ", ") for name in ours]
     return Table(
         title="Tokens a round",
-        columns=["category", *names, *(f"{name}: accepted, by position" for name in chains)],
+        columns=["category", *names, *(f"{name}: accepted, by position" for name in names if "chain" in name)],
         rows=rows,
         note="Tokens a round with their 95 % interval over prompts; of the rounds of a chain, the share in percent "
         "that accepted its first token, its first two, and so on.",
@@ -101,32 +245,59 @@ def build_table(runs: list[Run]) -> Table:
 def accepted_by_position(runs: list[Run]) -> str:
     """Return the share of rounds that accepted each length of a chain, in percent.
 
-    >>> accepted_by_position([Run(category="qa", contender="ours, chain", ids=[], accepted=[2, 0, 1, 1])])
+    >>> run = Run(category="qa", contender="ours, chain", seconds=1.0, ids=[], accepted=[2, 0, 1, 1])
+    >>> accepted_by_position([run])
     '75 25'
     """
     accepted = np.array([count for run in runs for count in run.accepted])
     return " ".join(f"{100 * np.mean(accepted >= depth):.0f}" for depth in range(1, accepted.max() + 1))
 
 
+def seconds_of(theirs: list[Run], ours: list[Run]) -> np.ndarray:
+    return np.array([[t.seconds, o.seconds] for t, o in zip(theirs, ours, strict=True)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, help="folder of a model")
     parser.add_argument("--prompts", required=True, help="a file as for evaluation.prompts")
-    parser.add_argument("--batch", type=int, default=32, help="prompts at a time")
+    parser.add_argument("--results", type=Path, help="JSONL, made or continued")
+    parser.add_argument("--batch", type=int, help="prompts at a time, in place of a race")
     parser.add_argument("--drafts", type=Path, nargs="*", default=[], help="checkpoints")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--limit", type=int, help="prompts per category")
     parser.add_argument("--write", action="store_true", help="update docs/smollm2.md")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of conf/train.yaml")
     args = parser.parse_intermixed_args()
-    conf = compose("train", TrainConf, [f"target.name={args.target}", f"target.path={args.target}", *args.overrides])
+    target_keys = [f"target.name={args.target}", f"target.path={args.target}"]
+    conf = compose("train", TrainConf, [*target_keys, *args.overrides])
     device = build_device(conf.device, conf.target)
     target = load_target(conf.target, device)
     prompts = load_eval_prompts(target.tokenizer, args.prompts, limit=args.limit)
-    table = build_table(decode_in_batches(target, args.drafts, conf.tree.build(), prompts, args.new_tokens, args.batch))
-    show(table)
-    if args.write:
-        write("groups", table, setting=machine(device), page=PAGE)
+    ids = [prompt.ids for prompt in prompts]
+    if args.batch:
+        runs = decode_in_batches(target, args.drafts, conf.tree.build(), prompts, args.new_tokens, args.batch)
+        report_tables([tau_table(runs, [*dict.fromkeys(run.contender for run in runs)])], machine(device), args.write)
+        return
+    with (
+        torch._dynamo.config.patch(recompile_limit=64),
+        device.cpu_threads_for(target.num_parameters // target.num_layers),
+    ):
+        groups = build_groups(target, args.drafts, conf, ids, args.new_tokens)
+        hold_race(groups, target, prompts, args.results, args.new_tokens)
+        setting = machine(device)
+    runs = read_runs(args.results)
+    lookup, *ours = [" | ".join(c.settings) for group in groups[1:] for c in group.ours]
+    tables = [speed_table(runs), *([margin_table(runs, ours)] if ours else []), tau_table(runs, [lookup, *ours])]
+    report_tables(tables, setting, args.write)
+
+
+def report_tables(tables: list[Table], setting: str, should_write: bool) -> None:
+    """Print the tables; write them to the page if asked to."""
+    for table in tables:
+        show(table)
+    if should_write:
+        write("groups", *tables, setting=setting, page=PAGE)
 
 
 if __name__ == "__main__":
