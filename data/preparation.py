@@ -19,7 +19,7 @@ from data.answers.endpoint import EndpointAnswerBackend, ServedModel, check_endp
 from data.chat.prepared_prompts import check_prompt_ids
 from data.mixture.filters import FilterRules, read_first_turns
 from data.mixture.gather import SourceReport, check_source, ingest_source
-from data.mixture.report import REPORT_FILE, REPORT_PAGE_FILE, train_file, write_prepare_report
+from data.mixture.report import REPORT_FILE, REPORT_PAGE_FILE, collect_results, train_file, write_prepare_report
 from data.mixture.select import select_splits
 from data.prepare_config import AnswerSource, PrepareConf
 from data.sources.files import TABLE_BATCH_ROWS
@@ -28,13 +28,14 @@ from data.sources.text_hashes import prompt_hashes
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, partial_directory, report_disk_errors, write_text_atomically
 from models.io.lock import acquire_lock
+from models.io.tracking import upload_results
 from models.targets.loading import load_target
 from models.targets.precision import build_device
 from models.targets.pretrained import check_pretrained, load_tokenizer, read_context_length, read_vocab_size
 
 CONFIG_FILE, HELD_OUT_FILE = "config.yaml", f"{HELD_OUT}-00000-of-00001.parquet"
 IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows
-    r"run_name|output_dir|worker|device\..*"
+    r"run_name|output_dir|worker|device\..*|log\..*"
     r"|answers\.(url|api_key_env|concurrency|retries|timeout_s|skip_failed|batch)"
 )
 REPORT_TIMEOUT_S = 3600.0  # for another worker that writes the report
@@ -80,6 +81,7 @@ def report_finished_folder(
         return
     write_prepare_report(folder, files, sources, {file: len(texts) for file, texts in excluded.items()})
     log.info("prepared: %s", folder / REPORT_PAGE_FILE)
+    upload_results(conf.log, folder, collect_results(folder))
 
 
 def check_same_settings(folder: Path, conf: PrepareConf) -> None:

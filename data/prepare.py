@@ -16,6 +16,7 @@ from models.io.console import setup_logging
 @entry_point("prepare", PrepareConf)
 def main(conf: PrepareConf) -> None:
     setup_logging()
+    conf.log.check_wandb()
     from data.sources.open_rows import check_source_path
 
     for name, source in conf.mixture.sources.items():

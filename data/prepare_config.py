@@ -11,6 +11,7 @@ from data.config import CONTENT_COLUMNS, MISSING
 from models.device.config import DeviceConf
 from models.io.errors import UserError, require
 from models.io.secrets import find_secrets, redact
+from models.io.tracking import TrackerConf
 from models.io.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, unused
 from models.targets.config import TargetConf
 from models.trees.sampling_config import SAMPLING_RULES, SamplingConf
@@ -198,6 +199,7 @@ class PrepareConf:
     answers: AnswersConf = field(default_factory=AnswersConf)
     # for answers.source=target; compiling pays off on an accelerator from thousands of rows
     device: DeviceConf = field(default_factory=lambda: DeviceConf(compile=False), metadata=unused("memory_gib"))
+    log: TrackerConf = field(default_factory=TrackerConf)
     worker: int = 0  # this worker's number, in 0..workers - 1
     workers: int = 1  # each answers a share of the rows and writes its own file
     run_name: str = MISSING

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from data.answers.answering import AnswersReport
@@ -11,8 +12,9 @@ from data.mixture.gather import SourceReport
 from data.sources.prepared_rows import HELD_OUT, TRAIN, read_prepared_metadata, read_prepared_rows
 from models.io.files import write_text_atomically
 from models.io.pages import render_markdown_table
+from models.io.tracking import TrackedResults
 
-COUNTS = ("read", TRAIN, HELD_OUT)
+COUNTS = ("read", TRAIN, HELD_OUT, "dropped")
 REPORT_FILE, REPORT_PAGE_FILE, PROMPTS_FILE = "report.json", "report.md", "held_out.jsonl"
 SOURCE_COLUMNS = ("source", "path", "license", "read", "train", "held out", "dropped", "share", "requested")
 
@@ -33,7 +35,7 @@ def write_prepare_report(
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())
     content = {
         "schema_version": 1,
-        **{name: sum(vars(source)[name] for source in sources.values()) for name in COUNTS},
+        **{name: sum(vars(source)[name] for source in sources.values()) for name in COUNTS[:3]},
         "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped.most_common()),
         "sources": {name: vars(source) for name, source in sources.items()},
@@ -95,3 +97,19 @@ def _render_page(name: str, sources: dict[str, SourceReport], excluded: dict[str
 def _render_table(columns: Sequence[str], rows: list[list[str]]) -> str:
     """Return a table whose texts, which come from the data, are one line each."""
     return render_markdown_table(columns, [[" ".join(cell.split()) for cell in row] for row in rows], label_columns=3)
+
+
+def collect_results(folder: Path) -> TrackedResults:
+    """Return the results of a finished folder for W&B: counts, sources and page."""
+    report = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))
+    page = (folder / REPORT_PAGE_FILE).read_text(encoding="utf-8")
+    return TrackedResults(
+        prefix="prepare_report",
+        figures={name: report[name] for name in COUNTS},
+        columns=["source", "path", "read", "train", "held_out"],
+        rows=[
+            [name, *(str(source[key]) for key in ("path", "read", "train", "held_out"))]
+            for name, source in report["sources"].items()
+        ],
+        page=f"<pre>{escape(page)}</pre>",  # Markdown, which is readable as it is
+    )

@@ -22,6 +22,7 @@ from data.sources.text_hashes import hash_first_question
 from data.sources.training_rows import read_training_rows
 from models.io.errors import UserError
 from tests.support.data.preparing import asked, lines, prepare, report
+from tests.support.reports.wandb_files import logged, run_ids
 
 
 def test_held_out_rows_stay_held_out_when_data_is_added(tmp_path):
@@ -54,6 +55,21 @@ def test_conversations_that_begin_alike_are_in_the_same_split(tmp_path):
     assert len(prompts) == report(out)["held_out"] == 6 * len(sides[1])
     assert [message["role"] for message in prompts[0]["messages"]] == ["system", "user"]
     assert prompts[0]["template"] == {"enable_thinking": False}
+
+
+def test_the_counts_and_the_page_of_a_finished_folder_are_logged(tmp_path):
+    lines(tmp_path / "a.jsonl", range(50))
+    for worker in (0, 1):
+        out = prepare(tmp_path, "log=wandb-offline", "workers=2", f"worker={worker}", held_out=0.2, a="a.jsonl")
+        assert len(logged(out)) == worker  # written by the last worker
+    ((_, project, name),) = run_ids(out)
+    assert (project, name) == ("drafts", "run")
+    (values,) = logged(out)
+    for count in ("read", "train", "held_out", "dropped"):
+        assert values[f"prepare_report/{count}"] == report(out)[count]
+    assert values["prepare_report/table/nrows"] == 1
+    assert values["prepare_report/page/_type"] == "html-file"
+    prepare(tmp_path, "workers=2", held_out=0.2, a="a.jsonl")  # a finished folder may be opened without tracking
 
 
 def test_several_workers_write_what_a_single_worker_writes(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+import data.prepare
 import infer.eval
 import infer.generate
 import infer.tune
@@ -137,6 +138,7 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
         (train.__main__, "mine", ["log.wandb=online"], "WANDB_API_KEY invalid: "),
         (infer.eval, None, ["log=wandb", "checkpoint=draft"], "No API key configured"),
         (infer.tune, None, ["log=wandb", "checkpoint=draft"], "No API key configured"),
+        (data.prepare, None, ["log=wandb"], "No API key configured"),
     ],
 )
 def test_wandb_without_a_key_that_works_is_refused_first(command, key, words, problem, refused, monkeypatch, tmp_path):
