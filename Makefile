@@ -13,6 +13,9 @@ BOUNDS ?=
 SPREAD := --dist loadscope --no-loadscope-reorder  # one worker per file; a few tests are long
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
 CHECKED := models,data,infer,train
+# The rooms whose functions pass tensors to each other.
+SHAPED := $(addprefix tests/,models infer/engine infer/verify infer/measure data/features data/packing train/rows train/test_trainer.py \
+  train/test_distillation.py)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 READY  := $(VENV)/.ready
@@ -45,10 +48,10 @@ test: $(READY)  ## run the quick tests
 	@TEST_THREADS=$(THREADS) COVERAGE_FILE=.coverage.test $(PYTEST) $(COVERAGE)
 	@$(BIN)/python scripts/check_locks.py note-tested
 
-test-shapes: $(READY)  ## run the quick tests with the shapes and types of every call checked
+test-shapes: $(READY)  ## run the quick tests of models and decoding with the shapes and types of every call checked
 	@echo "test-shapes: pytest with jaxtyping and beartype"
 	@TEST_THREADS=$(THREADS) $(PYTEST) --jaxtyping-packages=$(CHECKED),beartype.beartype \
-	  -m 'not (slow or system or engines or xla or no_shapes)' tests
+	  -m 'not (slow or system or engines or xla or no_shapes)' $(SHAPED)
 
 test-system: $(READY)  ## run the tests of several processes, compiled graphs and large samples
 	@echo "test-system: pytest -m system"
