@@ -80,8 +80,13 @@ def warm_up(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: i
 
 
 def take_turns(contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int) -> None:
-    """Let every contender continue the prompt, in an order that depends on its number."""
+    """Let every contender continue the prompt, in an order that depends on its number.
+
+    A few tokens go before each turn, untimed: what a contender last used a minute ago may have left the memory, as a
+    system that reclaims cold pages reads weights and code from the disk again.
+    """
     for contender in alternate_order(contenders, number):
+        contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
         contender.go(prompt, new_tokens)
         assert len(contender.answers[-1]) == new_tokens
 
