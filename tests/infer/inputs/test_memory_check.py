@@ -94,5 +94,5 @@ def test_the_batch_that_the_error_names_fits(folder):
 
 
 def test_a_device_that_does_not_report_its_memory_is_not_checked(folder):
-    silent = replace(CPU, name="neuron", torch_device=torch.device("cpu"))
+    silent = replace(CPU, name="xla", torch_device=torch.device("cpu"))
     check_memory(TargetConf(path="no such folder"), [folder / "draft"], SIZE, silent, None)
