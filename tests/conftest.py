@@ -14,7 +14,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is compared here are the numbers
 import pytest
 import torch
 
-from tests.support.models.agreeing import build_small_drafts, build_small_target
+from tests.support.decoding.agreeing import build_small_drafts, build_small_target
 from tests.support.models.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
 from tests.support.reports.sample_reports import build_comparison_report, build_draft_report
 from tests.support.runs.trained_once import TrainedOnce

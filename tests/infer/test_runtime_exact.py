@@ -9,8 +9,8 @@ import torch
 
 from infer.engine import steps
 from models.trees.sampling_config import SamplingConf
-from tests.support.models.agreeing import METHODS, SHAPES, noised
-from tests.support.models.samples import (
+from tests.support.decoding.agreeing import METHODS, SHAPES, noised
+from tests.support.decoding.samples import (
     LEAST,
     compute_joint_distribution,
     compute_logits_behind,

@@ -12,8 +12,8 @@ import torch
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.opening import open_device
 from models.trees.sampling_config import SamplingConf
-from tests.support.models.agreeing import build_small_target, noised
-from tests.support.models.samples import sample_tokens
+from tests.support.decoding.agreeing import build_small_target, noised
+from tests.support.decoding.samples import sample_tokens
 
 ROWS = 500
 TRIALS = [("rejection", "dynamic", 0.7), ("coupled", "static", 1.2)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.trees.sampling_config import SamplingConf
-from tests.support.models.samples import LEAST, compute_joint_distribution, compute_logits_behind, compute_p_value
+from tests.support.decoding.samples import LEAST, compute_joint_distribution, compute_logits_behind, compute_p_value
 from tests.xla.sampling_run import TRIALS
 from tests.xla.test_xla import run_program
 

@@ -11,7 +11,7 @@ from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Request
 from infer.verify.config import Verification
 from models.trees.sampling_config import SamplingConf
-from tests.support.models.agreeing import METHODS, SHAPES, WORDS
+from tests.support.decoding.agreeing import METHODS, SHAPES, WORDS
 from tests.support.models.watching import WatchedOperators
 
 pytestmark = pytest.mark.no_shapes

@@ -8,7 +8,7 @@ from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.verify.config import Verification
 from models.targets.target import Target
 from models.trees.sampling import warp_logits
-from tests.support.models.agreeing import SHAPES, WORDS
+from tests.support.decoding.agreeing import SHAPES, WORDS
 
 PROMPT = [5, 9, 2]
 NEW = 5
