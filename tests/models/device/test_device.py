@@ -131,8 +131,8 @@ def test_the_memory_of_neuron_cores_is_what_their_module_says(monkeypatch):
     module = SimpleNamespace(
         get_device_properties=lambda device: SimpleNamespace(total_memory=24 * 2**30), max_memory_allocated=lambda: 7
     )
-    monkeypatch.setattr(torch, "get_device_module", {"neuron": module}.get)
-    device = Device(name="neuron", torch_device=SimpleNamespace(type="neuron"), dtype=torch.bfloat16, compiles=False)
+    monkeypatch.setattr(torch, "get_device_module", lambda name: module)
+    device = Device(name="neuron", torch_device=CPU, dtype=torch.bfloat16, compiles=False)
     assert read_process_bytes(device) == 24 * 2**30
     assert MemoryWatch(device).peak_bytes() == 7
 
