@@ -108,7 +108,10 @@ def test_tensors_are_placed_and_cast_by_name(facts):
     placement = facts["placement"]
     assert placement["described"]["name"] == "neuron"
     assert placement["described"]["dtype"] == "bfloat16"
-    assert placement["described"]["environment"] == {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "0"}
+    assert placement["described"]["environment"] == {
+        "TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT": "14400",
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN": "0",
+    }
     assert placement["accelerate"] == [True, "neuron"]
     assert placement["weights"] == ["neuron", "torch.float32"]
     assert placement["autocast"] == ["torch.bfloat16", "torch.float32", "neuron"]
