@@ -1,7 +1,7 @@
 """Read raw rows from files and tables, one by one, and mark those that cannot be read.
 
-Files: JSON lines, one JSON array, a single row as a JSON object (each gzipped or not), Parquet.
-One batch of rows is in memory at a time; an array is read as a whole.
+Files: JSON lines, one JSON array, one object with a list of rows (each gzipped or not), Parquet.
+One batch of rows is in memory at a time; an array or an object is read as a whole.
 """
 
 import codecs
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import parquet, types
 
+from data.config import CONTENT_COLUMNS
 from models.io.errors import UserError, first_line
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
@@ -83,9 +84,7 @@ def _read_json(file: Path) -> Iterator[RawRow]:
     with _open_json(file) as stream:
         if _may_be_one_value(stream, file):
             try:
-                value = json.load(stream)
-                rows = [value] if isinstance(value, dict) else value
-                yield from (_check_object(f"{file}:[{number}]", row) for number, row in enumerate(rows))
+                yield from _list_rows(json.load(stream), str(file))
                 return
             except (ValueError, RecursionError):
                 if file.name.endswith((".json", ".json.gz")):
@@ -103,6 +102,32 @@ def _may_be_one_value(stream: ByteStream, file: Path) -> bool:
     is_array = first.startswith(b"[") and file.name.endswith((".json", ".json.gz"))
     is_only_line = first.startswith(b"{") and not second
     return is_array or is_only_line or bool(VALUE_START.fullmatch(first))
+
+
+def _list_rows(value: Any, name: str) -> Iterator[RawRow]:
+    """Yield the rows of an array, the rows that an object holds, or the object as a row."""
+    if isinstance(value, dict):
+        key = _find_row_list(value)
+        if key is None:
+            yield RawRow(f"{name}:1", value)
+            return
+        value, name = value[key], f"{name}:{key}"
+    for number, row in enumerate(value):
+        yield _check_object(f"{name}:[{number}]", row)
+
+
+def _find_row_list(value: dict[str, Any]) -> str | None:
+    """Return the key of an object's rows, or None for an object that is a row itself.
+
+    >>> _find_row_list({"version": 1, "data": [{"text": "a"}, {"text": "b"}]})
+    'data'
+    >>> _find_row_list({"prompt": "a", "tools": [{"name": "b"}]})
+    """
+    lists = [key for key, items in value.items() if isinstance(items, list)]
+    if len(lists) != 1 or (value.keys() - set(lists)).intersection(CONTENT_COLUMNS):
+        return None
+    is_row_list = all(isinstance(row, dict) and row.keys().isdisjoint(("role", "from")) for row in value[lists[0]])
+    return lists[0] if is_row_list and value[lists[0]] else None
 
 
 def _parse_line(location: str, line: bytes) -> RawRow:

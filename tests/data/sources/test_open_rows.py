@@ -128,15 +128,29 @@ def test_files_of_a_directory_may_have_different_columns(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
+@pytest.mark.parametrize(
+    "value",
+    [ROWS, {"data": ROWS}, {"version": "1", "meta": {"a": 1}, "rows": ROWS}],
+    ids=["array", "object", "object with metadata"],
+)
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_file_of_a_json_array_holds_its_rows(tmp_path, name, indent):
-    (tmp_path / name).write_text(json.dumps(ROWS, indent=indent))
+def test_a_file_of_a_single_json_value_holds_its_rows(tmp_path, name, value, indent):
+    (tmp_path / name).write_text(json.dumps(value, indent=indent))
     assert [raw.row for raw in read_rows(tmp_path / name)] == ROWS
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"chat": [{"from": "human", "value": "a"}], "tools": [{"name": "f"}]},
+        {"prompt": "a", "tools": [{"name": "f"}]},
+        {"data": ["a", "b"]},
+        {"text": "a", "tags": []},
+    ],
+)
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_row_that_is_alone_in_its_file_is_a_row(tmp_path, indent):
-    row = {"messages": [{"role": "user", "content": "a"}]}
+def test_a_row_that_is_alone_in_its_file_is_a_row(tmp_path, row, indent):
     (tmp_path / "p.json").write_text(json.dumps(row, indent=indent))
     assert [raw.row for raw in read_rows(tmp_path / "p.json")] == [row]
 
