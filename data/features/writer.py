@@ -93,7 +93,7 @@ class ShardBuilder:
                     self._error_sums[name] += features[name + ROUNDING_SUFFIX][index].double().sum(0)
                     self._num_rows[name] += len(index)
             count_batch()
-        self.measure_rounding()
+        self.measure_rounding()  # raises for features that are not finite, before the shard is written
         return shard
 
     def _features_on_host(self, rows: list[int]) -> dict[str, Tensor]:

@@ -118,7 +118,7 @@ def save_draft(
             TARGET_HASH_KEY: target.fingerprint,
             TOKENIZER_HASH_KEY: target.tokenizer_fingerprint,
             "target_name": target.name,
-            "seed": str(seed),
+            **({} if seed is None else {"seed": str(seed)}),
             **(metadata or {}),
         },
         write_extra_files=write_extra_files,

@@ -64,23 +64,33 @@ def test_every_setting_reaches_the_native_route_and_is_recorded(machine):
     assert settings.set_environment("neuron", on_neuron=True, host=machine) == recorded
 
 
-def test_cache_folders_are_set_before_torch_is_imported(machine, monkeypatch):
+@pytest.fixture
+def native_package(tmp_path, monkeypatch):
+    """Return a folder on the path with the metadata of the native package, which is all that is seen of it here."""
+    folder = tmp_path / "site"
+    metadata = folder / "torch_neuronx-2.14.0.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: torch-neuronx\nVersion: 2.14.0\n")
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_without_the_native_package_no_cache_folder_is_exported(machine):
+    NeuronEnv(cache_dir="/mnt/efs/neff").export_cache_folders()
+    assert not [name for name in os.environ if name.startswith("TORCH_NEURONX")]
+
+
+def test_exported_cache_folders_are_those_of_the_route(machine, native_package):
     settings = NeuronEnv(cache_dir="/mnt/efs/neff")
     settings.export_cache_folders()
-    assert not [name for name in os.environ if name.startswith("TORCH_NEURONX")]  # no native package
-    monkeypatch.setattr("models.device.neuron_env.is_native", lambda: True)
-    settings.export_cache_folders()
-    assert os.environ["TORCH_NEURONX_HLO_CACHE_DIR"] == "/mnt/efs/neff/hlo"
     exported = dict(os.environ)
+    assert exported["TORCH_NEURONX_HLO_CACHE_DIR"] == "/mnt/efs/neff/hlo"
     recorded = settings.set_environment("neuron", on_neuron=True, host=machine)
     assert {name: value for name, value in recorded.items() if name.startswith("TORCH")}.items() <= exported.items()
 
 
-def test_a_command_sets_its_cache_folders_before_it_imports_torch(tmp_path):
-    """A stand-in for the native package's metadata is all that the command sees of Neuron."""
-    folder = tmp_path / "torch_neuronx-2.14.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-neuronx\nVersion: 2.14.0\n")
+@pytest.mark.system
+def test_a_command_sets_its_cache_folders_before_it_imports_torch(tmp_path, native_package):
     program = """
 import builtins, os, sys
 from train import __main__ as command
@@ -97,7 +107,7 @@ try:
 except SystemExit:
     print(imported)
 """
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), "PATH": os.environ["PATH"]}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(native_package)]), "PATH": os.environ["PATH"]}
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
