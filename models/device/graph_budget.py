@@ -21,6 +21,23 @@ from torch import Tensor, nn
 log = logging.getLogger(__name__)
 
 KIND_SEPARATOR = ":"  # between a function and the kind of draft that it runs
+PURPOSES = {  # of functions, as progress lines name them; docs/graphs.md describes each
+    "prefill": "the target reads a prompt",
+    "begin": "the draft reads a prompt",
+    "fused": "a whole round",
+    "verify": "the target scores a proposal",
+    "accept": "tokens of a proposal are accepted",
+    "cache_move": "keys of accepted tokens move",
+    "draft": "the draft proposes",
+    "run_target": "the target reads training rows",
+    "loss": "the draft's loss and its gradient",
+    "train_step": "a whole training step",
+    "allocate_optimizer_states": "memory of the optimizer",
+    "allocate_slots": "memory of prompts and answers",
+    "start_rows": "a row takes a prompt",
+    "empty_like": "rows are emptied",
+    "scatter_rows": "prompts join the batch",
+}
 CallShape = tuple[tuple[Any, ...], ...]  # name and description of each argument's parts
 
 
@@ -82,7 +99,7 @@ class GraphBudget:
         self.compiled_late += 0 if self.warming else count
         self.compile_s += seconds
         if self.on_graph is not None:
-            self.on_graph(f"{self._describe_progress(seconds)}: {describe_graph(function, shape)}")
+            self.on_graph(f"{self._describe_progress(seconds)}: {describe_purpose(function, shape)}")
         if self.compiled[function] > self.announced[function]:
             self._report_unannounced(
                 function,
@@ -247,16 +264,21 @@ def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
     )
 
 
-def describe_graph(function: str, shape: CallShape) -> str:
-    """Return the function of a graph with the kind of draft that it runs, and the tokens that it reads.
+def describe_purpose(function: str, shape: CallShape) -> str:
+    """Return in words what a graph is for: what it does, for which kind of draft, on how much.
 
     >>> from torch import Size, int64
-    >>> describe_graph("begin:eagle3", (("input_ids", Size([1, 64]), int64),))
-    'begin:eagle3, 1 x 64 tokens'
+    >>> describe_purpose("begin:eagle3", (("input_ids", Size([1, 64]), int64),))
+    'the draft reads a prompt (eagle3), 1 x 64 tokens'
     """
+    name, _, kind = function.partition(KIND_SEPARATOR)
     sizes = (part[1] for part in shape if part[0].endswith("ids") and len(part) == 3)
     tokens = next((size for size in sizes if len(size) == 2 and size.numel()), None)
-    return f"{function}, {tokens[0]} x {tokens[1]} tokens" if tokens else function
+    return (
+        PURPOSES.get(name, name)
+        + (f" ({kind})" if kind else "")
+        + (f", {tokens[0]} x {tokens[1]} tokens" if tokens else "")
+    )
 
 
 def format_counts(counts: Mapping[str, int]) -> str:

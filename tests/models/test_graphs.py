@@ -41,8 +41,11 @@ from train.planning import graph_plan
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = {"factor": 3.0}
-# The line of a compiled graph: its number, its time, its function and the tokens that it reads.
-PROGRESS = re.compile(r"graph \d+ of \d+: [\d.]+ s(, about [\d:]+ left)?: [a-z_]+(:[a-z0-9_]+)?(, \d+ x \d+ tokens)?")
+# The line of a compiled graph: its number, its time and its purpose in words.
+PROGRESS = re.compile(
+    r"graph \d+ of \d+: [\d.]+ s(, about [\d:]+ left)?: [a-zA-Z' ]+( \([a-z0-9_]+\))?"
+    r"(, \d+ x \d+ tokens)?"
+)
 
 
 def triple(ids):
