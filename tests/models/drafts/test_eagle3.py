@@ -25,13 +25,17 @@ def sample(target):
     return choose_varied_text(target)
 
 
-def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
+def test_a_learned_text_is_accepted_with_a_reduced_vocabulary_and_not_with_layers_or_a_map_off_by_1(target, sample):
     draft = new_draft(target, vocab_size=VOCAB - 8)
     counts = torch.bincount(torch.tensor(sample), minlength=VOCAB)
     draft.set_vocabulary(choose_kept_ids(counts, VOCAB - 8, required_ids=[0]), target)
     learn(draft, target, batch_of([sample]), steps=500)
     assert measure_share_of_maximum(target, draft, sample) >= 0.9
-    draft.d2t += 1  # a map that is off by 1
+    layers = draft.needs.layers
+    draft.needs.layers = [layer - 1 for layer in layers]
+    assert measure_share_of_maximum(target, draft, sample) < 0.9
+    draft.needs.layers = layers
+    draft.d2t += 1
     draft.d2t[-1] = 0
     assert measure_share_of_maximum(target, draft, sample) < 0.9
 
