@@ -5,6 +5,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Imported later, its functions' defaults would hold the default group: destroyed, its threads would live on, and
+# one that still frees a tensor when Python exits aborts the process.
+import torch.distributed.nn
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
