@@ -4,9 +4,7 @@ from collections.abc import Callable
 
 from models.batch import Batch
 from models.targets.language_model import TargetOutput
-from models.targets.target import Target
-
-FROZEN_TARGET = ("target.decoder.",)  # weights of the frozen target: see Device.compile
+from models.targets.target import WEIGHT_NAMES, Target
 
 TargetPass = Callable[[Target, list[int], Batch], TargetOutput]
 
@@ -20,4 +18,4 @@ def build_target_pass(target: Target, *, compiled: bool) -> TargetPass:
     """Return `run_target`, as one compiled graph if `compiled`."""
     if not compiled:
         return run_target
-    return target.device.compile_part(run_target, frozen_names=FROZEN_TARGET)
+    return target.device.compile_part(run_target, frozen_names=WEIGHT_NAMES)

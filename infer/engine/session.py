@@ -23,7 +23,7 @@ from infer.engine.row_tensors import allocate_slots, empty_like, scatter_rows
 from infer.engine.steps import Program, RoundOutput, SessionState
 from models.drafts.base import DraftState
 from models.targets.cache import StaticCache
-from models.targets.target import Target
+from models.targets.target import WEIGHT_NAMES, Target
 
 NO_DRAFT = "alone"  # the kind of rounds without a draft
 MIN_SCRATCH_SLOTS = 32  # least number of slots kept for a round: see SLOT_ALIGNMENT
@@ -33,7 +33,7 @@ SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees
 # Arguments of target passes whose guards dynamo may skip: it checks what identifies them, the target's
 # fingerprint (see the assert in Target.forward_hidden) and the cache's numbers of slots (see _read_guards of steps.py).
 FROZEN_PREFIXES = (
-    "program.target.decoder.",
+    *(f"program.{name}" for name in WEIGHT_NAMES),
     "cache.keys[",
     "cache.values[",
     "state.cache.keys[",

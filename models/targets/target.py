@@ -10,6 +10,10 @@ from models.device.device import Device
 from models.io.errors import require
 from models.targets.language_model import LanguageModel, TargetOutput
 
+# Where a function with a `target` reaches its frozen weights: the guards of dynamo that Device.compile may leave out,
+# as they check the target's fingerprint.
+WEIGHT_NAMES = ("target._run_layers.decoder.", "target.head.")
+
 
 class Target(LanguageModel):
     """A frozen causal LM. `tokenizer` is None only in tests that use nothing but token ids."""

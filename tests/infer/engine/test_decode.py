@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from data.features.target_pass import build_target_pass
 from infer.engine.admission import pad_and_start
 from infer.engine.answers import generate_answers
 from infer.engine.decode import Decoder
@@ -15,7 +16,7 @@ from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
-from tests.support.models.tiny import CPU, chain, mixed, new_draft, static, tiny_target, tree
+from tests.support.models.tiny import CPU, batch_of, chain, mixed, new_draft, static, tiny_target, tree
 
 GREEDY = SamplingConf()
 SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}
@@ -142,6 +143,34 @@ def test_each_size_of_the_cache_has_graphs_of_its_own(fresh_compiler):
         decoder = Decoder(target, None, NO_TREE, sampling=SamplingConf(), slots=slots)
         decoder.decode([[5, 9, 2]], row_ids=[0], max_new_tokens=4)
         assert target.device.count_graphs() - before == graphs
+
+
+@pytest.mark.no_shapes  # compiled calls do not pass through the checks
+@torch.no_grad()
+def test_no_call_of_a_graph_checks_the_weights_of_the_target(fresh_compiler, monkeypatch):
+    """Dynamo names them by the path on which the code reaches them; the fingerprint is checked in their place."""
+    kept, plain_compile = [], torch.compile
+
+    def compile_watched(function, *, options, **settings):
+        keep = options["guard_filter_fn"] if options else lambda guards: [True] * len(guards)
+
+        def keep_watched(guards):
+            mask = keep(guards)
+            kept.extend(guard.name for guard, is_kept in zip(guards, mask, strict=True) if is_kept)
+            return mask
+
+        return plain_compile(function, options={"guard_filter_fn": keep_watched}, **settings)
+
+    monkeypatch.setattr(torch, "compile", compile_watched)
+    target = tiny_target(seed=0, device=replace(CPU, compiles=True, backend="eager"))
+    decoder = Decoder(target, NgramDraft(), chain(3), sampling=GREEDY, slots=64)
+    decoder.decode([[5, 9, 2]], row_ids=[0], max_new_tokens=4)
+    build_target_pass(target, compiled=True)(target, [1], batch_of([[5, 9, 2, 4]]))
+    assert [name for name in kept if "_parameters" in name or "_buffers" in name] == []
+    assert {name for name in kept if name.endswith("fingerprint")} == {
+        "program.target.fingerprint",
+        "target.fingerprint",
+    }
 
 
 LONG = [[5 + i % 50 for i in range(500)], [7, 9, 11], [3 + i % 40 for i in range(130)], [8] * 70]
