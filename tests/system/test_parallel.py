@@ -87,7 +87,10 @@ def test_a_state_of_four_processes_is_resumed_by_two_and_by_a_single_one(folder)
     after = str(folder / "state")
     runs = [
         {"folder": str(folder / "on two processes"), "parallel": DRAFT_SHARDED, "after": after},
-        *({"folder": str(folder / name), "parallel": SPLIT, "draft": name, "steps": 1} for name in OTHERS),
+        *(
+            {"folder": str(folder / name), "parallel": SPLIT | DRAFT_SHARDED, "draft": name, "steps": 1}
+            for name in OTHERS
+        ),
     ]
     launch_script("parallel_run.py", folder / "target", json.dumps(runs), processes=2)
     run(folder / "target", folder=str(folder / "on a single one"), parallel={}, after=after)
@@ -95,7 +98,7 @@ def test_a_state_of_four_processes_is_resumed_by_two_and_by_a_single_one(folder)
     assert read_losses(folder / "state") == pytest.approx(expected[:2], abs=1e-5)
     for name in ("on two processes", "on a single one"):
         assert read_losses(folder / name) == pytest.approx(expected, abs=1e-5)
-    for name in OTHERS:  # every method reads a target that is split
+    for name in OTHERS:  # every method reads a target that is split, and is sharded itself
         alone = f"{name} alone"
         run(folder / "target", folder=str(folder / alone), parallel={}, draft=name, steps=1)
         assert read_losses(folder / name) == pytest.approx(read_losses(folder / alone), abs=1e-5)

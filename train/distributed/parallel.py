@@ -27,6 +27,7 @@ from models.targets.loading import load_target
 from models.targets.pretrained import load_model
 from models.targets.target import Target
 from train.config.run import ParallelConf, Weights
+from train.distributed.units import shard_in_units
 
 
 @dataclass(kw_only=True)
@@ -137,11 +138,9 @@ class Parallel:
                 settle_buckets(prepared)
             return prepared
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
 
-        # One FSDP unit, because some drafts read a module's weights without calling its forward.
         mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
-        fully_shard(loss_module.to(self.accelerator.device), mesh=mesh)
+        shard_in_units(loss_module.to(self.accelerator.device), mesh, dtype=self.device.dtype)
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
 
     def free_training_memory(self) -> None:

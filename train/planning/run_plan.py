@@ -16,6 +16,7 @@ from models.targets.precision import resolve_machine
 from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
+from train.distributed.units import count_largest_bytes
 from train.optim import trained_parameters
 from train.planning.graph_plan import list_graphs
 from train.planning.layout import ProcessLayout, StepTime, core_memory, estimate_step_time, list_layouts
@@ -51,6 +52,7 @@ class ModelSizes:
     target: int  # parameters
     draft: int  # parameters
     trained: int  # parameters
+    largest_unit: int  # bytes of the draft that one collective gathers, if it is sharded
     layers: list[int]  # captured layers of the target
     feature_bytes: int  # per token, as the method needs them or as the store holds them
     disk: int  # bytes of states and checkpoints
@@ -76,6 +78,7 @@ class MachinePlan:
             target=target.num_parameters,
             draft=sum(p.numel() for p in draft.parameters()),
             trained=sum(p.numel() for p in trained_parameters(draft)),
+            largest_unit=count_largest_bytes(draft, self.dtype),
             layers=draft.needs.layers,
             feature_bytes=computed if store is None else round(store.total_bytes / store.spec.tokens),
             disk=disk_bytes_needed(draft, target),

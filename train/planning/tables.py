@@ -5,6 +5,7 @@ import math
 from infer.report.number_format import Table, choose_console, format_millions, to_rich_table
 from models.device.machine_specs import core_flops
 from models.io.console import CONSOLE, print_line
+from train.config.run import Weights
 from train.planning.layout import BUCKETS
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
@@ -49,6 +50,7 @@ def size_table(plan: MachinePlan) -> Table:
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
     fast = f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
     layers = ", ".join(map(str, sizes.layers))
+    sharded = plan.conf.parallel.draft is Weights.sharded
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
     return Table(
         title=f"{plan.conf.run_name} on {machine.name}: {cores}, {fast} TFLOP/s "
@@ -58,6 +60,7 @@ def size_table(plan: MachinePlan) -> Table:
             ["target", plan.conf.target.path or plan.conf.target.name, f"{format_millions(sizes.target)} M"],
             ["draft", plan.conf.draft.method, f"{format_millions(sizes.draft)} M"],
             ["of these trained", "", f"{format_millions(sizes.trained)} M"],
+            *([["gathered at once, at most", "a layer of the draft", f"{sizes.largest_unit / 1e9:.2f} GB"]] * sharded),
             ["features", needs, f"{sizes.feature_bytes:,} bytes per token"],
             ["graphs", "to compile, without the final evaluation's", str(count_graphs(plan))],
             ["disk", "two states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
