@@ -6,7 +6,7 @@ the module's forward begins, and reduced where its backward ends.
 """
 
 from collections import defaultdict
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def shard_in_units(module: nn.Module, mesh: DeviceMesh, *, dtype: torch.dtype) -
     for layers in units:
         policy = MixedPrecisionPolicy(param_dtype=choose_dtype(layers, dtype), reduce_dtype=torch.float32)
         fully_shard(layers, mesh=mesh, mp_policy=policy)
-        state = fully_shard.state(layers[0])
+        state = cast(Any, fully_shard).state(layers[0])
         state._pre_forward_hook_handle.remove()
         state._post_forward_hook_handle.remove()
     fully_shard(module, mesh=mesh)
