@@ -41,7 +41,9 @@ def build_optimizers(
     ]
     optimizers: list[Optimizer] = []
     if groups:
-        optimizers.append(adamw(groups, lr=conf.lr, betas=(conf.betas[0], conf.betas[1])))
+        is_cuda = all(parameter.is_cuda for parameter in decayed + plain)
+        fused = {"fused": True} if is_cuda else {}  # one kernel for all weights, where a default takes ten
+        optimizers.append(adamw(groups, lr=conf.lr, betas=(conf.betas[0], conf.betas[1]), **fused))
     if matrices:
         lr = 10 * conf.lr if conf.muon_lr is None else conf.muon_lr
         optimizers.append(
@@ -69,10 +71,12 @@ def allocate_optimizer_states(optimizers: list[Optimizer]) -> None:
     for optimizer in optimizers:
         is_adamw = isinstance(optimizer, AdamW)
         averages = ("exp_avg", "exp_avg_sq") if is_adamw else ("momentum_buffer",)
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in averages} | (
-                {"step": torch.tensor(0.0)} if is_adamw else {}
-            )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                step_device = parameter.device if group.get("fused") else None
+                optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in averages} | (
+                    {"step": torch.zeros((), device=step_device)} if is_adamw else {}
+                )
 
 
 def _group_by_lr_scale(params: list[nn.Parameter], lr: float, **options: float) -> list[dict[str, Any]]:

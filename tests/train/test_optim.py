@@ -3,7 +3,9 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.optim import AdamW, Muon
 
 from conf.entry import compose
@@ -12,7 +14,7 @@ from models.io.errors import UserError
 from tests.support.models.tiny import CPU
 from train.config.optim import OptimConf, OptimName, Schedule
 from train.config.run import TrainConf
-from train.optim import build_optimizers, check_optimizer
+from train.optim import allocate_optimizer_states, build_optimizers, check_optimizer
 
 
 class Small(nn.Module):
@@ -49,6 +51,19 @@ def test_norms_biases_and_embeddings_do_not_decay():
         name: group["weight_decay"] for group in adamw.param_groups for name in find_names(small, group["params"])
     }
     assert {name for name, decay in decays.items() if decay} == {"hidden.weight", "lm_head.weight"}
+
+
+@pytest.mark.parametrize(("device", "is_fused"), [("cpu", None), ("cuda", True)])
+def test_adamw_is_one_kernel_on_cuda_with_its_states_there(device, is_fused):
+    small = nn.Linear(4, 4)
+    with FakeTensorMode():  # needs no GPU
+        small.weight = nn.Parameter(torch.empty(4, 4, device=device))
+        small.bias = nn.Parameter(torch.empty(4, device=device))
+        (adamw,), _ = build_optimizers(OptimConf(), small)
+        allocate_optimizer_states([adamw])
+        assert {group["fused"] for group in adamw.param_groups} == {is_fused}
+        states = [state for by_name in adamw.state.values() for state in by_name.values()]
+        assert {state.device.type for state in states} == {device}
 
 
 @pytest.mark.parametrize("schedule", Schedule)
