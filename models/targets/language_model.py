@@ -43,7 +43,8 @@ class TargetOutput:
         )
 
     def to(self, device: torch.device) -> "TargetOutput":
-        return self.map_tensors(lambda tensor: tensor.to(device))
+        """Copy to a device; from pinned memory, the device copies while the host goes on."""
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
 
     def loss_inputs(self) -> Float[Tensor, "rows hidden"] | TopKLogits:
         """Return the hidden states or the top-k logits of all positions, the rows concatenated."""
