@@ -21,7 +21,9 @@ import hydra
 import yaml
 from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from hydra.version import setbase
@@ -253,6 +255,14 @@ def _of_sequence(path: str) -> str | None:
     return name and path.replace("NAME", name)
 
 
+def _groups_of_command() -> str:
+    """Return the groups that this command takes with their options, a line each; Hydra's help lists all there are."""
+    loader = GlobalHydra.instance().config_loader()
+    groups = sorted(group for group in HydraConfig.get().runtime.choices if "/" not in group)
+    return "\n".join(f"{group}: {', '.join(loader.get_group_options(group, ObjectType.CONFIG))}" for group in groups)
+
+
+OmegaConf.register_new_resolver("groups_of_command", _groups_of_command, replace=True)
 OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
 OmegaConf.register_new_resolver("of_sequence", _of_sequence, replace=True)
 OmegaConf.register_new_resolver("expand_home", os.path.expanduser, replace=True)
