@@ -50,8 +50,7 @@ def distill_draft(fitted: FittedRun) -> None:
             report = measure_draft(conf, target, run.folder, parallel)
             if parallel.is_main:
                 publish_report(conf, report, run.folder, metric_logger)
-    parallel.barrier()
-    parallel.accelerator.end_training()
+    parallel.end()
 
 
 def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Parallel) -> EvalReport:

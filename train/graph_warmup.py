@@ -77,5 +77,4 @@ def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:
     for stage in filter(None, [conf.first_stage(), conf]):
         with tempfile.TemporaryDirectory() as folder:
             compile_training_graphs(stage, parallel, Path(folder))
-    parallel.barrier()
-    parallel.accelerator.end_training()
+    parallel.end()

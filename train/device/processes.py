@@ -61,7 +61,7 @@ def run_functions(report: Report, device: Device, folder: Path) -> None:
     member = Member(device=device, folder=folder)
     for name, (function, _) in FUNCTIONS.items():
         report(name, partial(function, member))
-    dist.destroy_process_group()  # a thread of gloo that is left at the exit aborts the process
+    member.replicated.end()
 
 
 def list_checks(

@@ -148,6 +148,15 @@ class Parallel:
         self.accelerator.free_memory()
         release_memory()  # `free_memory` collects garbage before it lets go
 
+    def end(self) -> None:
+        """Wait for all processes, and destroy their group.
+
+        What holds the group goes first, such as DDP: a thread of gloo that is left at the exit aborts the process.
+        """
+        self.barrier()
+        self.free_training_memory()
+        self.accelerator.end_training()
+
     @property
     def adamw_class(self) -> type[AdamW]:
         return AdamW

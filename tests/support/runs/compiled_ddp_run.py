@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch._dynamo
 import torch.distributed
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -23,7 +23,7 @@ from models.device.graph_budget import GraphLedger
 from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom
 from tests.support.models.tiny import CPU
 from tests.support.runs.layout_run import build_layout_target
-from tests.support.runs.toy_run import toy_conf, toy_run
+from tests.support.runs.toy_run import leave_processes, toy_conf, toy_run
 from train.distributed import build
 
 DRAFTS = {
@@ -62,4 +62,4 @@ if __name__ == "__main__":
     torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = int(SMALL_BUCKET_MB * 2**20)
     run(folder / "eagle3, small buckets", "eagle3", compiled=True, bucket_mb=SMALL_BUCKET_MB)
     (folder / f"parts-{os.environ['RANK']}.json").write_text(json.dumps(parts))
-    PartialState().destroy_process_group()  # a thread of gloo that is left at the exit aborts the process
+    leave_processes()

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
 from data.config import DataConf, OnPolicyConf
 from models.device.device import Device
 from models.drafts.options import (
@@ -27,7 +25,7 @@ from models.losses.config import LossConf, LossName, Reduction
 from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.models.tiny import CPU, tiny_tokenizer
-from tests.support.runs.toy_run import VOCAB, ToyConf, build_toy_model, toy_conf, toy_run
+from tests.support.runs.toy_run import VOCAB, ToyConf, build_toy_model, leave_processes, toy_conf, toy_run
 
 ROWS, STEPS = 8, 20  # of a run; the rows of a step
 
@@ -95,4 +93,4 @@ def train_all(folder: Path, *, at_a_time: int) -> None:
 
 if __name__ == "__main__":
     train_all(Path(sys.argv[1]), at_a_time=int(sys.argv[2]))
-    PartialState().destroy_process_group()  # a thread of gloo that is left at the exit aborts the process
+    leave_processes()

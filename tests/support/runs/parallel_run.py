@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -24,7 +23,7 @@ from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params, full_tensor
 from models.targets.config import TargetConf
 from tests.support.models.tiny import chain, tiny_tokenizer
-from tests.support.runs.toy_run import VOCAB, build_toy_model, toy_conf, toy_rows
+from tests.support.runs.toy_run import VOCAB, build_toy_model, leave_processes, toy_conf, toy_rows
 from train.config.optim import OptimName
 from train.config.run import ParallelConf, Weights
 from train.distributed.build import build_parallel
@@ -132,4 +131,4 @@ def count_held(module: nn.Module) -> int:
 if __name__ == "__main__":
     for arguments in json.loads(sys.argv[2]):
         run(Path(sys.argv[1]), **arguments)
-    PartialState().destroy_process_group()  # a thread of gloo that is left at the exit aborts the process
+    leave_processes()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
 
 from data.config import DataConf, DataSource
 from models.device.config import DeviceConf, DeviceName, Precision
@@ -17,7 +16,7 @@ from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from tests.support.data.captured import LENGTH
 from tests.support.models.tiny import LAYERS, VOCAB
-from tests.support.runs.toy_run import metrics, toy_length
+from tests.support.runs.toy_run import leave_processes, metrics, toy_length
 from train.checks import build_run_parallel
 from train.config.optim import OptimConf
 from train.config.run import HeldOutConf, IntervalConf, TrainConf
@@ -91,4 +90,4 @@ def losses(folder: Path, name: str) -> list[float]:
 if __name__ == "__main__":
     folder, store, name = sys.argv[1:]
     learned(training(Path(folder), Eagle3Conf(layers=LAYERS, ttt_steps=2), name=name, store=Path(store)))
-    PartialState().destroy_process_group()  # a thread of gloo that is left at the exit aborts the process
+    leave_processes()

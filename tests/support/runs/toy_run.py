@@ -1,5 +1,6 @@
 """Run a small draft and target, for tests of the loop; as a command: toy_run.py FOLDER CHANGES."""
 
+import gc
 import json
 import sys
 import warnings
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from accelerate import PartialState
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -128,6 +130,12 @@ def toy_conf(**changes) -> TrainConf:
         run_name="toy",
     )
     return replace(base, **changes)
+
+
+def leave_processes() -> None:
+    """Destroy the group of processes after what holds it, such as DDP: see `Parallel.end`."""
+    gc.collect()
+    PartialState().destroy_process_group()
 
 
 def toy_run(
