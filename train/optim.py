@@ -4,6 +4,7 @@ Muon (https://kellerjordan.github.io/posts/muon/) trains the matrices between em
 AdamW the rest. Parameters and moments are fp32 whatever the forward pass runs in.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def check_optimizer(conf: OptimConf, device: Device) -> None:
 
 
 def build_optimizers(
-    conf: OptimConf, draft: nn.Module, adamw: type[AdamW] = AdamW, *, rate: LearningRate | None = None
+    conf: OptimConf, draft: nn.Module, adamw: Callable[..., AdamW] = AdamW, *, rate: LearningRate | None = None
 ) -> tuple[list[Optimizer], list[LambdaLR]]:
     """Return optimizers and a schedule for each; `rate` is needed if the steps depend on the number of rows."""
     rate = rate or conf.learning_rate(conf.steps or DEFAULT_STEPS)
@@ -41,9 +42,7 @@ def build_optimizers(
     ]
     optimizers: list[Optimizer] = []
     if groups:
-        is_cuda = all(parameter.is_cuda for parameter in decayed + plain)
-        fused = {"fused": True} if is_cuda else {}  # one kernel for all weights, where a default takes ten
-        optimizers.append(adamw(groups, lr=conf.lr, betas=(conf.betas[0], conf.betas[1]), **fused))
+        optimizers.append(adamw(groups, lr=conf.lr, betas=(conf.betas[0], conf.betas[1])))
     if matrices:
         lr = 10 * conf.lr if conf.muon_lr is None else conf.muon_lr
         optimizers.append(

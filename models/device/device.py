@@ -129,6 +129,16 @@ class Device:
         return function if is_neuron else torch.compiler.nested_compile_region(function)
 
     @property
+    def fuses_adamw(self) -> bool:
+        """Return whether AdamW takes its step by a kernel for all weights."""
+        return self.name == "cuda"
+
+    @property
+    def reads_pinned_memory(self) -> bool:
+        """Return whether copies from pinned memory of the host go on beside it."""
+        return self.name == "cuda"
+
+    @property
     def packs_weights(self) -> bool:
         """Return whether `pack_weights` copies weights."""
         return False

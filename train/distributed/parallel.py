@@ -8,9 +8,10 @@ rows with the same random numbers, so the mean of the gradients over all process
 reduction over all of them gives every copy of the draft the same gradient, to the last bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -158,8 +159,8 @@ class Parallel:
         self.accelerator.end_training()
 
     @property
-    def adamw_class(self) -> type[AdamW]:
-        return AdamW
+    def adamw_class(self) -> Callable[..., AdamW]:
+        return partial(AdamW, fused=True) if self.device.fuses_adamw else AdamW
 
     def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
         """Shard the moments if FSDP2 does not. Call it between loading and the first step."""

@@ -82,7 +82,7 @@ class XlaParallel(Parallel):
         return self.accelerator.prepare(loss_module)
 
     @property
-    def adamw_class(self) -> type[AdamW]:
+    def adamw_class(self) -> Callable[..., AdamW]:
         sharded = self.conf.draft is Weights.sharded and not self.is_single_process
         return ShardedAdamW if sharded else AdamW
 

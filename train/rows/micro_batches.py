@@ -92,7 +92,7 @@ class MicroBatchBuilder:
         else:
             batch = self.features.rows.batch(row_numbers)
             target_output = self.features.look_up(row_numbers)
-            if target_output is not None and self.parallel.device.name == "cuda":
+            if target_output is not None and self.parallel.device.reads_pinned_memory:
                 target_output = target_output.map_tensors(Tensor.pin_memory)
         generators = [np.random.default_rng([self.seed, step, number]) for number in row_numbers]
         return MicroBatch(
