@@ -217,7 +217,8 @@ class Trainer:
             if target_output is None:
                 target_output = self.features.compute_features(batch)
             else:
-                target_output = target_output.to(accelerator.device)
+                is_pinned = self.parallel.device.reads_pinned_memory
+                target_output = target_output.to(accelerator.device, non_blocking=is_pinned)
             extras = {name: t.to(accelerator.device) for name, t in micro_batch.extras.items()}
             is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.loss_module):

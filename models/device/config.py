@@ -49,6 +49,11 @@ class DeviceConf(NeuronEnv):
             "device.stochastic_rounding: rounds to bfloat16, got device.precision=float32; leave one of them out",
         )
 
+    @property
+    def shards_weights(self) -> bool:
+        """Return whether a sharded draft is gathered for a pass; PyTorch/XLA shards its moments alone."""
+        return self.name is not DeviceName.xla
+
 
 @dataclass(kw_only=True)
 class MachineConf:

@@ -42,9 +42,8 @@ class TargetOutput:
             topk=self.topk and self.topk.map_tensors(change),
         )
 
-    def to(self, device: torch.device) -> "TargetOutput":
-        """Copy to a device; from pinned memory, the device copies while the host goes on."""
-        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "TargetOutput":
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def loss_inputs(self) -> Float[Tensor, "rows hidden"] | TopKLogits:
         """Return the hidden states or the top-k logits of all positions, the rows concatenated."""

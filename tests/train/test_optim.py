@@ -54,6 +54,21 @@ def test_norms_biases_and_embeddings_do_not_decay():
     assert {name for name, decay in decays.items() if decay} == {"hidden.weight", "lm_head.weight"}
 
 
+def test_a_fused_adamw_takes_the_steps_of_the_plain_one():
+    ends = []
+    for adamw in (AdamW, partial(AdamW, fused=True)):
+        torch.manual_seed(0)
+        small = Small()
+        (optimizer,), _ = build_optimizers(OptimConf(lr=1e-2), small, adamw)
+        allocate_optimizer_states([optimizer])
+        for _ in range(3):
+            optimizer.zero_grad()
+            small.lm_head(small.norm(small.hidden(small.embed.weight))).square().sum().backward()
+            optimizer.step()
+        ends.append(small.state_dict())
+    torch.testing.assert_close(*ends)
+
+
 def test_the_states_of_a_fused_adamw_are_all_where_its_weights_are():
     with FakeTensorMode():  # needs no GPU
         small = nn.Linear(4, 4, bias=False)

@@ -31,11 +31,12 @@ def choose_dtype(layers: list[nn.Module], dtype: torch.dtype) -> torch.dtype:
 
 
 def count_largest_bytes(module: nn.Module, dtype: torch.dtype) -> int:
-    """Return the bytes of the largest unit as it is gathered."""
-    return max(
+    """Return the bytes of the largest unit as it is gathered, 0 without any."""
+    sizes = (
         sum(parameter.numel() for parameter in layers[0].parameters()) * choose_dtype(layers, dtype).itemsize
         for layers in list_units(module)
     )
+    return max(sizes, default=0)
 
 
 def shard_in_units(module: nn.Module, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:

@@ -50,7 +50,7 @@ def size_table(plan: MachinePlan) -> Table:
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
     fast = f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
     layers = ", ".join(map(str, sizes.layers))
-    sharded = plan.conf.parallel.draft is Weights.sharded
+    sharded = plan.conf.parallel.draft is Weights.sharded and plan.conf.device.shards_weights
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
     return Table(
         title=f"{plan.conf.run_name} on {machine.name}: {cores}, {fast} TFLOP/s "
