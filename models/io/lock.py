@@ -45,7 +45,7 @@ def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0)
         return
     with report_disk_errors(path, remedy="choose another output_dir or run_name"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        locked = _lock_within(descriptor, timeout_s)
+        locked = _lock_within(descriptor, path, timeout_s)
     if not locked:
         os.close(descriptor)
         holder = path.read_text().strip() or "another process"
@@ -58,11 +58,11 @@ def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0)
     _held_locks[path] = descriptor
 
 
-def _lock_within(descriptor: int, timeout_s: float) -> bool:
+def _lock_within(descriptor: int, path: Path, timeout_s: float) -> bool:
     """Retry `try_lock` for up to `timeout_s` seconds; return whether the file is locked."""
     deadline = time.monotonic() + timeout_s
     if timeout_s and not try_lock(descriptor):
-        log.info("another process holds the run's folder: waiting up to %.0f s", timeout_s)
+        log.info("another process holds %s: waiting up to %.0f s", path, timeout_s)
     while not (locked := try_lock(descriptor)) and time.monotonic() < deadline:
         time.sleep(min(1.0, timeout_s))
     return locked

@@ -53,9 +53,6 @@ class XlaDevice(Device):
     def compile_if_lazy(self, function: Callable) -> Callable:
         return self.compile(function)
 
-    def compile_region(self, function: Callable) -> Callable:
-        return function
-
     def eager(self) -> Device:
         """Return a copy whose graphs count in no run's budget; it compiles too: XLA always does."""
         return replace(self, ledger=GraphLedger())

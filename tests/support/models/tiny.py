@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.batch import Batch
+from models.device.cpu import CpuDevice
 from models.device.device import Device
 from models.drafts.eagle3 import Eagle3Draft
 from models.drafts.options import Eagle3Conf
@@ -25,7 +26,7 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 
-CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
+CPU = CpuDevice(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
 VOCAB = 61
 LAYERS = [1, 3, 5]
 SENTENCES = [
