@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.trees.operators import gather_mask, stable_topk, topk_rows
+from models.trees.operators import DROPPED_SCORE, gather_mask, stable_topk, topk_rows
 from models.trees.sampling import Sampler
 from models.trees.tree import Tree, TreeKind
 
@@ -101,7 +101,7 @@ class _CandidateScorer:
         log_probs = warped.log_softmax(-1)
         if self.kept_ids is None:
             return log_probs
-        full = log_probs.new_full((*log_probs.shape[:2], self.vocab), -torch.inf)
+        full = log_probs.new_full((*log_probs.shape[:2], self.vocab), DROPPED_SCORE)
         return full.index_copy(2, self.kept_ids, log_probs)
 
 
@@ -128,7 +128,7 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
             logits = expand(tokens[:, expanded], parent_index_W.expand(len(tokens), -1), depth + 1)
     child_log_probs = None
     if scorer.sampler.draws:
-        leaf = torch.full_like(drawn_from[-1], -torch.inf)
+        leaf = torch.full_like(drawn_from[-1], DROPPED_SCORE)
         child_log_probs = torch.stack([drawn_from.get(i, leaf) for i in range(-1, len(parents))], 1)
     return Proposal(
         ids=torch.cat(ids, 1),

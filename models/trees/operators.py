@@ -15,6 +15,8 @@ from torch.nn.functional import pad
 MAX_TOPK_COLUMNS = 16_384  # of a row of one top-k
 # Of a bisection of scores below the highest: e^-32 is 1e-14, and fp32 holds multiples of 2^(5 - 24) up to 2^5.
 SCORE_RANGE, SCORE_BITS = 32.0, 24
+# Of a token that is never sampled. Its probability is exactly 0, as with -inf, which not every compiler computes with.
+DROPPED_SCORE = -1e9
 
 
 def gather_mask(mask: Bool[Tensor, "*source"], dim: int, index: Int[Tensor, "*result"]) -> Bool[Tensor, "*result"]:
@@ -89,7 +91,7 @@ def mark_tokens(
 
 
 def drop_tail(scores: Float[Tensor, "*rows vocab"], mass: float) -> Float[Tensor, "*rows vocab"]:
-    """Return scores with -inf for the least likely tokens: as many as have at most `mass` of the probability.
+    """Return scores with DROPPED_SCORE for the least likely tokens: as many as have at most `mass` of the probability.
 
     Of equal scores the earlier ones go first, and the last of the highest always stays. A stable
     sort and a cumulative sum give the same, unless the sum comes as close to `mass` as it is
@@ -114,7 +116,7 @@ def drop_tail(scores: Float[Tensor, "*rows vocab"], mass: float) -> Float[Tensor
     place = torch.arange(scores.shape[-1], dtype=torch.float32, device=scores.device)
     is_before_last = place < torch.where(is_next, place, -1.0).amax(-1, keepdim=True)
     goes = (shifted <= low) | (is_next & (sums <= limit - sum_up_to(low)) & is_before_last)
-    return scores.masked_fill(goes, -torch.inf)
+    return scores.masked_fill(goes, DROPPED_SCORE)
 
 
 def _add_up(values: Float[Tensor, "*rows columns"]) -> Float[Tensor, "*rows columns"]:

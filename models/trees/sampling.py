@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.trees.operators import drop_tail, mark_tokens, topk_rows
+from models.trees.operators import DROPPED_SCORE, drop_tail, mark_tokens, topk_rows
 from models.trees.sampling_config import SamplingConf
 
 
@@ -63,13 +63,13 @@ def warp_logits(
     scores = scores / rule.temperature
     if rule.top_k:
         threshold = topk_rows(scores, min(rule.top_k, scores.shape[-1]))[0][..., -1:]
-        scores = scores.masked_fill(scores < threshold, -math.inf)
+        scores = scores.masked_fill(scores < threshold, DROPPED_SCORE)
     if rule.top_p < 1:
         scores = drop_tail(scores, 1 - rule.top_p)
     if rule.min_p:
         probs = scores.softmax(-1)
         unlikely = probs < rule.min_p * probs.amax(-1, keepdim=True)
-        scores = scores.masked_fill(unlikely, -math.inf)
+        scores = scores.masked_fill(unlikely, DROPPED_SCORE)
     return scores
 
 

@@ -8,8 +8,9 @@ import torch
 
 from data.config import DataConf
 from data.features.target_pass import run_target
-from infer.engine.decode import Decoder
+from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.engine.phase_timer import PhaseTimer
+from infer.verify.config import Verification
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft
@@ -161,17 +162,27 @@ def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mod
 
 @recorded_graphs
 @pytest.mark.usefixtures("narrow_topk")
-@pytest.mark.parametrize("shape", [NO_TREE, static(), mixed()])
-def test_graphs_of_sampling_have_neither_sorts_nor_top_k_of_wide_rows_nor_scatters_that_add_integers(shape):
-    """The exception is the infinite scores of tokens that are cut."""
+@pytest.mark.parametrize(
+    ("shape", "verification"),
+    [
+        (NO_TREE, Verification.auto),
+        (static(), Verification.auto),
+        (mixed(), Verification.auto),
+        (static(), Verification.rejection),
+        (chain(3), Verification.block),
+    ],
+)
+def test_graphs_of_sampling_have_neither_sorts_nor_infinities_nor_scatters_that_add_integers(shape, verification):
     target = tiny_target(seed=0, device=build_recording_device())
     draft = None if shape is NO_TREE else CASES["eagle3"].build(target)
     sampling = SamplingConf(
         temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.1
     )
-    Decoder(target, draft, shape, sampling=sampling, slots=40).decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4)
+    rule = build_acceptance_rule(verification, sampling)
+    decoder = Decoder(target, draft, shape, sampling=sampling, slots=40, acceptance_rule=rule)
+    decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4)
     assert "scatter_add" in list_operators()
-    assert not [name for name in find_forbidden() if not name.startswith("infinity")]
+    assert not find_forbidden()
 
 
 @recorded_graphs

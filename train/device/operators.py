@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.device.device import Device
 from models.trees.keyed_noise import gumbel_noise, split_row_ids, uniform_noise
-from models.trees.operators import drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
+from models.trees.operators import DROPPED_SCORE, drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
 from train.device.checks import Check, CheckContext, CheckFailedError
 
 VOCABULARIES = (32_000, 151_936)
@@ -183,7 +183,7 @@ def _log_softmax(scores: Tensor) -> Tensor:
 
 
 def _keep_likely(scores: Tensor) -> Tensor:
-    return drop_tail(scores, 0.1).isfinite()
+    return drop_tail(scores, 0.1) > DROPPED_SCORE
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:

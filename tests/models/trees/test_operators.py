@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.trees import operators
-from models.trees.operators import drop_tail, mark_tokens, topk_rows
+from models.trees.operators import DROPPED_SCORE, drop_tail, mark_tokens, topk_rows
 from models.trees.sampling import History
 from scripts.benchmarks.operators import drop_tail_by_sort, mark_paths, mark_paths_by_product, mark_tokens_by_counts
 from tests.support.models.watching import WatchedOperators
@@ -72,6 +72,11 @@ def check_top(scores, counts):
             assert torch.equal(index, expected_index)
 
 
+def drop_to_infinity(scores, mass):
+    kept = drop_tail(scores, mass)
+    return kept.masked_fill(kept == DROPPED_SCORE, -torch.inf)
+
+
 MASSES = [1e-7, 1e-3, 0.1, 0.5, 0.99, 1 - 1e-7]  # 1 - top_p
 
 
@@ -83,7 +88,7 @@ def test_the_dropped_tail_is_the_start_of_a_stable_sort(case, columns):
     order = scores.sort(dim=-1, stable=True).indices
     sums = scores.gather(-1, order).double().softmax(-1).cumsum(-1)
     for mass in MASSES:
-        kept = drop_tail(scores, mass)
+        kept = drop_to_infinity(scores, mass)
         assert torch.equal(kept[kept > -torch.inf], scores[kept > -torch.inf])
         is_dropped = (kept == -torch.inf).gather(-1, order)
         is_dropped |= scores.gather(-1, order) == -torch.inf
@@ -99,7 +104,7 @@ def test_the_dropped_tail_is_the_start_of_a_stable_sort(case, columns):
 def test_the_tail_of_equal_scores_starts_with_the_first():
     scores = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0, 1.0]]).log()  # of probabilities in eighths
     for dropped, mass in enumerate([0.12, 0.13, 0.26, 0.38, 0.51, 0.76, 1.0]):
-        kept = (drop_tail(scores, mass) > -torch.inf)[0].tolist()
+        kept = (drop_to_infinity(scores, mass) > -torch.inf)[0].tolist()
         order = [0, 2, 4, 5, 1, 3][: min(dropped, 5)]
         assert kept == [place not in order for place in range(6)]
 
