@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import shutil
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,8 @@ def open_device(conf: DeviceConf) -> Device:
     environment = conf.set_environment(route, on_neuron=is_neuron_route(route), host=host)
     log.info("device: %s, %s (%s)", route, reason, _describe_host(host))
     device_class, torch_device = open_route(route)
+    # Products in fp32 are exact here; Inductor advises otherwise on CUDA.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     return device_class(
         name=route,
         torch_device=torch_device,
