@@ -120,7 +120,7 @@ class DataConf:
     limit: int | None = None  # rows to read; None = all
     processes: int | None = None  # that tokenize; None = one for each CPU
     seed: int = 0  # of the order in which rows are visited
-    keep_features: bool = False  # keep all rows' features in memory: later epochs skip the target
+    keep_features: bool = False  # compute all rows' features before the first step, and keep them in memory
     checksums: bool = True  # verify checksums of a feature store's files; false = sizes only
     demo: DemoConf = field(default_factory=DemoConf)  # of source=demo
     on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)

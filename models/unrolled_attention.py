@@ -8,7 +8,7 @@ keys have scores b_n. With L the log-sum-exp of all of them, the output is
 
     O = exp(L0 - L) O0 + sum_n exp(b_n - L) v_n
 
-A key of share p and value v has the score gradient p (dO . v - D), with D = dO . O, so the backward
+A key of share p and value v has the score gradient p (dO . v - M), with M = dO . O (`mean`), so the backward
 pass of step 0 is that of an ordinary attention which is given the merged O and L. Merging by
 autograd would give wrong gradients: log-sum-exps of a kernel have none of their own.
 """

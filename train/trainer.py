@@ -145,7 +145,7 @@ class Trainer:
         progress.num_rows, progress.steps = len(self.rows), steps
         saves = SaveSchedule(parallel=self.parallel, minutes=conf.interval.save_minutes, every_steps=conf.save_interval)
         bar = ProgressBar(steps_done=progress.step, steps=steps)
-        with self._resume(), bar:
+        with self._prepare_steps(), bar:
             rows, rows_per_step = len(self.rows), conf.optim.rows_per_step
             visited = f"{steps:,} steps x {rows_per_step:,} rows = {steps * rows_per_step:,} of {rows:,} rows"
             log.info("%s (%.3g epochs)", visited, steps * rows_per_step / rows)
@@ -169,16 +169,15 @@ class Trainer:
 
     def warmup(self) -> None:
         """Take one step, which compiles every graph, and save nothing."""
-        with self._resume():
+        with self._prepare_steps():
             self._take_step()
 
     @contextmanager
-    def _resume(self) -> Iterator[None]:
-        """Load the newest state, if there is one, for the steps of the block.
+    def _prepare_steps(self) -> Iterator[None]:
+        """Build what steps need, compute the features to keep, and load the newest state, if there is one.
 
-        The parts are built in this order: module, optimizers, their wrappers, features, the optimizers'
-        memory, the state. Metrics of later steps are dropped. Graphs that are compiled from here to the
-        end of the block are checked against those announced.
+        The order is: module, optimizers, their wrappers, features, the optimizers' memory, the state. Metrics of
+        later steps are dropped. Graphs that are compiled until the block ends are checked against those announced.
         """
         device, optimizers = self.parallel.device, self.training_state.optimizers
         # Accelerate replaces the groups of an optimizer that it wraps, and would copy loaded moments.

@@ -3,7 +3,7 @@
     prefill, start_rows, begin         the draft makes its first proposals
     verify                             the target scores a proposal          }
     accept                             one path of it is emitted             }  a round, which `run_round`
-    cache_move                         its keys move to their final slots    }  fuses into one graph unless
+    cache_move                         keys move; fused, in the next verify  }  fuses into one graph unless
     draft                              the draft makes the next proposal     }  its parts are timed
 
 Sessions of equal shapes share graphs, because the steps are functions of tensors (infer/engine/steps.py).
@@ -31,7 +31,7 @@ VIEW_ALIGNMENT = 64  # slots; rounds read views of multiples of it
 MIN_VIEWED_SLOTS = 512  # of a cache; rounds read shorter caches whole, which takes less time by the call
 SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees share graphs
 # Arguments of target passes whose guards dynamo may skip: it checks what identifies them, the target's
-# fingerprint (see the assert in Target.forward_hidden) and the cache's numbers of slots (see _read_guards of steps.py).
+# fingerprint (see the assert in Target.forward_hidden) and the cache's numbers of slots (_guard_on_slots of steps.py).
 FROZEN_PREFIXES = (
     *(f"program.{name}" for name in WEIGHT_NAMES),
     "cache.keys[",
@@ -39,7 +39,7 @@ FROZEN_PREFIXES = (
     "state.cache.keys[",
     "state.cache.values[",
 )
-# Parts of the arguments that steps do not read, so that their graphs do not depend on them.
+# Parts of the arguments that steps do not read: the budget of graphs leaves them out of a call's shape.
 UNREAD_POLICY = ("program.tree", "program.acceptance_rule")
 UNREAD_BY_PREFILL = ("program.draft", *UNREAD_POLICY)
 UNREAD_BY_VERIFY = ("program.draft", *UNREAD_POLICY, "program.sampling", "state.draft_state")
@@ -149,7 +149,8 @@ class Session:
         """Run a round; return the state and the emitted tokens.
 
         The round is one graph. With `end_phase` it runs in parts, and `end_phase` is called with
-        the name of each as it ends. No active row has more than `longest` tokens: later slots are not read.
+        the name of each as it ends. No active row has more than `longest` tokens: later slots
+        of the target's cache, and of a draft model's, are not read.
         """
         if not self.reads_views or self.cache_slots < MIN_VIEWED_SLOTS:
             return self._run_round(state, end_phase)

@@ -138,7 +138,7 @@ def prefill(
 ) -> tuple[TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None]:
     """Read padded prompts into `cache`; return the target's output, first tokens' logits and scores, and history."""
     target, sampling = program.target, program.sampling
-    _read_guards(cache)
+    _guard_on_slots(cache)
     num_positions = input_ids.shape[1]
     positions = torch.arange(num_positions, device=input_ids.device).expand_as(input_ids)
     target_output = target.forward_hidden(
@@ -160,8 +160,8 @@ def prefill(
     return target_output, logits, scores, history
 
 
-def _read_guards(cache: StaticCache) -> None:
-    """Read what tells views of two caches apart, so that their graphs do: see FROZEN_PREFIXES of session.py."""
+def _guard_on_slots(cache: StaticCache) -> None:
+    """Read the numbers of slots, which dynamo then guards on: FROZEN_PREFIXES drops the guards on the tensors."""
     assert cache.num_slots <= cache.allocated_slots
 
 
@@ -258,7 +258,7 @@ def verify(program: Program, state: SessionState) -> tuple[TargetOutput, Float[T
     The cache is changed in place: keys of the last round's path are moved, those of root and nodes are added.
     """
     rows, cache, target = state.rows, state.cache, program.target
-    _read_guards(cache)
+    _guard_on_slots(cache)
     input_ids, ancestors = _verified_nodes(rows, state.proposal)
     slots = rows.lengths[:, None] + torch.arange(input_ids.shape[1], device=input_ids.device)
     target_output = target.forward_hidden(
@@ -267,7 +267,7 @@ def verify(program: Program, state: SessionState) -> tuple[TargetOutput, Float[T
         mask=tree_mask(rows.lengths, ancestors, cache.num_slots),
         layers=program.layers,
         cache=cache,
-        # A row that has ended may have no slots left: it writes to the last, the garbage slot, and moves nothing.
+        # A row that has ended may have no slots left: it writes to the last, which nothing reads, and moves nothing.
         write=CacheWrite(slots=slots.clamp_max(cache.num_slots - 1), moves=rows.moves and rows.moves.of(rows.active)),
     )
     return target_output, target.logits(target_output.hidden)
@@ -327,7 +327,7 @@ def accept(
 def _moves_of_path(
     lengths: Int[Tensor, " batch"], nodes: Int[Tensor, "batch depth"], count: Int[Tensor, " batch"]
 ) -> CacheMoves:
-    """Return the moves of a path's `nodes`, of which rows emitted `count - 1`, behind the root."""
+    """Return the moves of a path's `nodes` (root 0), of which rows emitted `count - 1`, behind the root."""
     # The root is in place, and the target's own token, the last of `count`, has no key yet.
     offset = torch.arange(1, nodes.shape[1] + 1, device=nodes.device)
     is_moved = offset < count[:, None]

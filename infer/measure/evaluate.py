@@ -1,4 +1,4 @@
-"""Evaluate drafts: decode every held-out prompt in every mode, and build the report."""
+"""Evaluate drafts: decode every held-out prompt in every mode (infer/measure/bench.py), and build the report."""
 
 import datetime
 import itertools

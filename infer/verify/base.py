@@ -1,6 +1,6 @@
 """Interface of the acceptance rules: a scored tree in, an accepted path out.
 
-Axes: B rows, N nodes (root not counted), D deepest node, V vocabulary. [B, N+1]: the root first.
+Axes: B rows, N root and nodes, D deepest node, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class AcceptedPath:
     """The path and tokens that one round emits, padded to the deepest possible path."""
 
     ids: Int[Tensor, "batch path"]  # accepted draft tokens, then the target's token
-    nodes: Int[Tensor, "batch path"]  # the path from the root, node 0; its last node repeats
+    nodes: Int[Tensor, "batch path"]  # indices of the `verified` axis, from the root's, 0; the last repeats
     count: Int[Tensor, " batch"]  # number of emitted `ids`: 1 .. depth + 1
 
 
@@ -74,7 +74,7 @@ def accept_root(scored: ScoredNodes) -> AcceptedPath:
 def build_accepted_path(
     proposal: Proposal, end: Int[Tensor, " batch"], next_token: Int[Tensor, " batch"], depth: int
 ) -> AcceptedPath:
-    """Return the path from the root to node `end`, followed by the target's `next_token`.
+    """Return the path from the root to `end`, an index of the `verified` axis, followed by the target's `next_token`.
 
     >>> tree = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
     >>> build_accepted_path(tree, torch.tensor([3]), torch.tensor([5]), depth=3)

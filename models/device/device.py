@@ -62,7 +62,8 @@ class Device:
         and fails if a module of a different class lacks an attribute that a graph has read.
 
         Values below `frozen_names` cannot change, and are not checked before each call. Values below
-        `unread` are parts of the arguments that the function does not read. See docs/decoding.md.
+        `unread` are parts of the arguments that the function does not read: the ledger leaves them out of
+        its shapes. See docs/decoding.md.
         """
         if not self.has_static_shapes:
             return function

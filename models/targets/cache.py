@@ -85,7 +85,7 @@ class StaticCache:
 
     @property
     def num_slots(self) -> int:
-        """Return the slots of a row, the garbage slot included."""
+        """Return the slots of a row, the garbage slot included; of a view, its own."""
         # An attribute tells a graph's guards the number, a shape does not: see FROZEN_PREFIXES of session.py.
         return self.keys[0].shape[2] if self.any_length else self._fixed_slots
 

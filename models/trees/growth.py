@@ -19,8 +19,9 @@ from models.trees.operators import DROPPED_SCORE, gather_mask, stable_topk, topk
 from models.trees.sampling import Sampler
 from models.trees.tree import Tree, TreeKind
 
-# tokens [B, W] (target ids), the index of each one's parent among the nodes expanded before [B, W],
-# and their depth -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] if all W have the same
+# tokens [B, W] (target ids), the index of each one's parent among those of the call before [B, W]
+# (at first 0, the root), and their depth
+# -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] if all W have the same
 ExpandFn = Callable[[Tensor, Tensor, int], Tensor]
 
 

@@ -146,7 +146,7 @@ class Sampler:
     def warp(
         self, logits: Float[Tensor, "batch nodes draft_vocab"], kept_ids: Int[Tensor, " draft_vocab"] | None
     ) -> Float[Tensor, "batch nodes draft_vocab"]:
-        """Return raw logits under the rule, with the history of each row's root."""
+        """Return logits warped by the rule, with the history of each row's root."""
         if self.history is None:
             return warp_logits(self.rule, logits)
         in_text, in_answer = (

@@ -22,7 +22,7 @@ class TreeKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A fixed tree shape; if static, `levels[d][i]` is (index of the parent in level d-1, rank).
+    """The sizes of a tree; of a chain or a static tree, `levels[d][i]` is (index of the parent in level d-1, rank).
 
     `depth` and `nodes` are those of the grown tree; `ngram_tokens` copied nodes are added to it.
     """

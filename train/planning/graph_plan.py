@@ -1,7 +1,7 @@
 """List the graphs that a training run needs, which depend only on its configuration.
 
-    loss       the draft's loss of a micro-batch, and its gradient
-    features   the target's pass over rows: a micro-batch, or a group to keep; not with a store
+    loss         the draft's loss of a micro-batch, and its gradient
+    run_target   the target's pass over rows: a micro-batch, or a group to keep; not with a store
 
 On a lazy device both are part of one graph, `train_step`; `compute_features` is the pass over rows to keep. Decoding
 during training is eager; the evaluation at the end announces its own graphs.

@@ -2,9 +2,10 @@
 
     slots:  [ known tokens 0 .. length-1 | nodes expanded while growing ... | garbage ]
 
-A known token has one entry for each input that was read. A language model reads tokens, so that its
-`lengths` count the root, the last emitted token. An EAGLE draft reads pairs, the target's feature of a
-token with the token after it, so that its `lengths` and positions are one less.
+The cache has one entry for each input read. A language model reads tokens, so that its `lengths` count
+the root, the last emitted token. An EAGLE draft reads pairs, the target's feature of a token with the
+token after it, so that its `lengths` and positions are one less. `advance` overwrites the expanded nodes:
+no key moves.
 
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
@@ -96,7 +97,7 @@ class CachedDecoding:
         visible = lengths.new_zeros((len(lengths), 1, max(tree.scratch_slots, 1)), dtype=torch.bool)
         used = 0
 
-        def expand(tokens: Tensor, parent_index: Tensor, level: int) -> Tensor:
+        def expand(tokens: Tensor, parent_index: Tensor, depth: int) -> Tensor:
             nonlocal hidden, visible, used
             scratch = torch.arange(visible.shape[-1], device=tokens.device)
             new_nodes = used + torch.arange(tokens.shape[1], device=tokens.device)
@@ -105,8 +106,8 @@ class CachedDecoding:
             visible = visible | (scratch == new_nodes[:, None])
             hidden = hidden.gather(1, parent_index[:, :, None].expand(-1, -1, hidden.shape[-1]))
             cache_pass = CachePass(
-                # The root's children, at level 1, take the first position after the known tokens.
-                positions=(lengths + level - 1)[:, None].expand_as(tokens),
+                # The root's children, at depth 1, take the first position after the known tokens.
+                positions=(lengths + depth - 1)[:, None].expand_as(tokens),
                 slots=(lengths[:, None] + new_nodes).clamp_max(slots - 1),
                 mask=tree_mask(lengths, visible, slots),
             )
