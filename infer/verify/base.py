@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from infer.verify.config import Verification
 from models.io.errors import require
 from models.trees.growth import Proposal, ancestor_mask, node_depths
-from models.trees.operators import gather_mask
+from models.trees.operators import DROPPED_SCORE, gather_mask
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
 
@@ -42,7 +42,7 @@ class ScoredNodes:
 
     def sample_token(self, weights: Float[Tensor, "batch vocab"], node: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Return the token after `node`, sampled from `weights` (Gumbel-max trick), or without noise the likeliest."""
-        scores = weights.log()
+        scores = weights.log().clamp_min(DROPPED_SCORE)
         if self.noise is not None:
             index = node[:, None, None].expand(-1, 1, weights.shape[-1])
             scores = scores + self.noise.gather(1, index)[:, 0]
