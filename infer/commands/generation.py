@@ -46,12 +46,13 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     slots = longest + conf.max_new_tokens
     check_context(verifying_target, slots, key="max_new_tokens")
     decoder = Decoder(verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots, batch=batch)
-    if verifying_target.device.has_static_shapes:
-        compile_graphs(decoder, prompts)
-    if conf.prompts is None:
-        print_answer(decoder, verifying_target, prompts[0], conf)
-    else:
-        write_answers(decoder, verifying_target, prompts, conf)
+    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+        if target.device.has_static_shapes:
+            compile_graphs(decoder, prompts)
+        if conf.prompts is None:
+            print_answer(decoder, verifying_target, prompts[0], conf)
+        else:
+            write_answers(decoder, verifying_target, prompts, conf)
 
 
 def compile_graphs(decoder: Decoder, prompts: list[EvalPrompt]) -> None:

@@ -45,7 +45,6 @@ class BigramDraft(FeatureDraft):
     def __init__(self, conf, config, target):
         super().__init__(conf, config, target)
         self.needs = Needs(layers=[], hidden=False, context=False)
-        self.trained_depth = 1
         self.guess = nn.Embedding(config.vocab_size, config.hidden_size)
 
     def loss(self, batch, target_output):
@@ -53,7 +52,7 @@ class BigramDraft(FeatureDraft):
         return self.distill([guessed], batch, target_output, heads=[self.head.weight])
 
     def new_state(self, batch, slots):
-        return {"token": torch.zeros(batch, dtype=torch.int64)}
+        return {"token": torch.zeros(batch, dtype=torch.int64, device=self.guess.weight.device)}
 
     def advance(self, state, input_ids, *, count, target_output):
         last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]

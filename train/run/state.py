@@ -123,7 +123,7 @@ class RunState:
             f"{self.folder}; use another run_name or resume=false",
         )
         saved_config = saved["config"]
-        for key in sorted(saved_config.keys() | self.config.keys()):
+        for key in sorted(saved_config.keys() | self.config.keys(), key=lambda key: (key != "draft.method", key)):
             before, now = saved_config.get(key), self.config.get(key)
             require(
                 before == now or key.startswith(CHANGEABLE_PREFIXES) or key in STEP_KEYS,
