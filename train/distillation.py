@@ -116,7 +116,7 @@ def train_draft(
         store=store,
         state=run,
         log=metric_logger,
-        evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation),
+        evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation, batch=conf.held_out.batch),
     ).run()
     return metric_logger
 

@@ -64,9 +64,9 @@ def measure_loss_metrics(
 
 
 def build_quick_eval(
-    target: Target, prompts: list[list[int]], tree: Tree, conf: EvaluationConf
+    target: Target, prompts: list[list[int]], tree: Tree, conf: EvaluationConf, *, batch: int
 ) -> Callable[[Draft], dict[str, float]]:
-    """Return a function that decodes `prompts` with a draft and returns the draft's metrics.
+    """Return a function that decodes `prompts` with a draft, `batch` at a time, and returns the draft's metrics.
 
     Delivered tokens are without those past the end of an answer and the first, which the prefill emits.
     """
@@ -77,7 +77,7 @@ def build_quick_eval(
         verifying_target = draft.get_verifying_target(target).eager()
         # The decoder is not kept: its caches are freed before the loss takes memory.
         generations = Decoder(
-            verifying_target, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
+            verifying_target, draft, tree, sampling=conf.sampling, slots=slots, batch=min(batch, len(prompts))
         ).decode(prompts, row_ids=list(range(len(prompts))), max_new_tokens=conf.quick_tokens, eos_ids=target.eos_ids)
         accepted = [count for generation in generations for count in generation.accepted]
         rounds = max(1, len(accepted))  # no round is needed if the first token ends every answer

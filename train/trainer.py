@@ -242,7 +242,7 @@ class Trainer:
         optimizers, _ = self.wrapped
         for optimizer in optimizers:
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=self.parallel.frees_gradients)
 
     def _sum_term_weights(self, micro_batches: list[MicroBatch]) -> Extras:
         """Return the weights of the loss's terms, if any, as `term_weight_sums`, summed over the step's rows."""
@@ -316,8 +316,7 @@ class Trainer:
         is_adapted = self.draft.get_adapted_target(self.target) is not None
         if progress.best is None or delivered > progress.best or is_adapted:
             progress.best, progress.best_step = delivered, progress.step
-            if self.parallel.is_main:
-                self.draft.save(self.state.folder / "checkpoint", self.target)
+            self.draft.save(self.state.folder / "checkpoint", self.target, writes=self.parallel.is_main)
         log.info(
             "step %d  delivered tokens per round %.3f, best %.3f at step %s",
             progress.step,

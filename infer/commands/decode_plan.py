@@ -75,7 +75,7 @@ def _estimate_option(conf: DecodePlanConf, machine: MachineConf, dtype: torch.dt
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target).to(dtype).eval()
     shard_target(target, tensor)
-    phases = trace_phases(conf, target, draft)
+    phases = trace_phases(conf, target, draft, scores_in_memory=machine.scores_in_memory)
     peak = max(phases, key=lambda phase: phase.peak_bytes.total()).peak_bytes
     seconds = {phase.name: estimate_seconds(phase, machine) for phase in phases}
     seconds[PROPOSE] /= tensor  # the draft is split over the target's cores, as serving engines do
@@ -94,10 +94,13 @@ def _estimate_option(conf: DecodePlanConf, machine: MachineConf, dtype: torch.dt
 
 
 @torch.no_grad()
-def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list[TracedPhase]:
+def trace_phases(
+    conf: DecodePlanConf, target: MetaTarget, draft: Draft, *, scores_in_memory: bool = False
+) -> list[TracedPhase]:
     """Return traces of four phases: prompt, one token without a draft, verification, proposal."""
     vocab = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
-    with fake_model([target.model, *collect_models(draft)], vocab=vocab) as tracer:
+    models = [target.model, *collect_models(draft)]
+    with fake_model(models, vocab=vocab, scores_in_memory=scores_in_memory) as tracer:
         tracer.label_tensors(DRAFT, [*draft.parameters(), *draft.buffers()])
         tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
         decoder = Decoder(

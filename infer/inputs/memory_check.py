@@ -86,7 +86,7 @@ def count_draft_bytes(directories: list[Path]) -> int:
 def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: int) -> int:
     """Return the peak bytes of the target when it reads `batch` prompts and writes a token."""
     target, slots = build_meta_target(conf, device.dtype), size.prompt_tokens + size.new_tokens
-    with fake_model([target.model], vocab=[target.vocab_size]) as tracer:
+    with fake_model([target.model], vocab=[target.vocab_size], scores_in_memory=device.scores_in_memory) as tracer:
         tracer.label_tensors("target", [*target.model.parameters(), *target.model.buffers()])
         with tracer.trace_phase("prompts") as phase:
             decoder = Decoder(target, sampling=SamplingConf(), slots=slots, batch=batch)

@@ -72,6 +72,7 @@ class MachineConf:
     length_multiple: int = 1  # of a row, on the machine's route
     # Whether optimizers hold a copy of all weights and attention runs in chunks, unlike on a CPU.
     is_accelerator: bool = True
+    scores_in_memory: bool = False  # whether no kernel attends with a mask, so that all scores are in memory
     repeats_heads: bool = False  # whether more cores than key-value heads may share a target
 
     def __post_init__(self) -> None:

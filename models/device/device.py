@@ -139,6 +139,11 @@ class Device:
         return self.name == "cuda"
 
     @property
+    def scores_in_memory(self) -> bool:
+        """Return whether no kernel attends with a mask, so that all scores are in memory."""
+        return self.name in {"neuron", "xla"}
+
+    @property
     def packs_weights(self) -> bool:
         """Return whether `pack_weights` copies weights."""
         return False

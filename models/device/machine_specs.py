@@ -80,6 +80,7 @@ def measure_machine(device: Device) -> MachineConf:
         # A copy reads each byte and writes it.
         bandwidth_gb_s=_round_figure(2 * source.nbytes / copy_seconds / 1e9),
         is_accelerator=torch_device.type != "cpu",
+        scores_in_memory=device.scores_in_memory,
         tflops={
             str(dtype).removeprefix("torch."): _round_figure(_measure_flops(device, dtype) / 1e12)
             for dtype in {torch.float32, device.dtype}

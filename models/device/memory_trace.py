@@ -10,7 +10,7 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
@@ -170,12 +171,16 @@ class MemoryTracer(TorchDispatchMode):
 
 
 @contextmanager
-def fake_model(modules: Iterable[nn.Module], *, vocab: Iterable[int]) -> Iterator[MemoryTracer]:
+def fake_model(
+    modules: Iterable[nn.Module], *, vocab: Iterable[int], scores_in_memory: bool = False
+) -> Iterator[MemoryTracer]:
     """Let modules built on `meta` compute in the block, as on a CPU but without memory.
 
-    Their parameters and buffers are replaced by fake ones, and stay so. Yield the tracer.
+    Their parameters and buffers are replaced by fake ones, and stay so. With `scores_in_memory`, attention is
+    products and a softmax of all scores. Yield the tracer.
     """
-    with FakeTensorMode(), MemoryTracer(vocab) as tracer:
+    attention = sdpa_kernel(SDPBackend.MATH) if scores_in_memory else nullcontext()
+    with FakeTensorMode(), attention, MemoryTracer(vocab) as tracer:
         fake_tensor = functools.cache(_fake_tensor)  # one per tensor: tied weights stay tied
         for owner in chain.from_iterable(module.modules() for module in modules):
             for tensors in (owner._parameters, owner._buffers):

@@ -84,6 +84,10 @@ class Draft(nn.Module):
             parameter.data = parameter.data.to(target.head.weight.dtype)
         return self
 
+    def saved_weights(self) -> list[Tensor]:
+        """Return the weights that a checkpoint holds, of which some may be the target's."""
+        return [*self.parameters()]
+
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
         """Return the target ids of a reduced draft vocabulary, or None if it is the target's."""
@@ -171,8 +175,11 @@ class Draft(nn.Module):
         """
         raise NotImplementedError
 
-    def save(self, directory: Path, target: Target) -> None:
-        """Write a checkpoint in the layout that serving engines load."""
+    def save(self, directory: Path, target: Target, *, writes: bool = True) -> None:
+        """Write a checkpoint in the layout that serving engines load.
+
+        Collective: every process that holds a part of the target calls it, and one of them `writes`.
+        """
         raise NotImplementedError
 
     def get_adapted_target(self, target: Target) -> Target | None:

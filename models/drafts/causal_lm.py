@@ -186,8 +186,10 @@ class CausalLMDraft(CachedDecoding, Draft):
 
     # --- checkpoint -------------------------------------------------------------------------
 
-    def save(self, directory: Path, target: Target) -> None:
+    def save(self, directory: Path, target: Target, *, writes: bool = True) -> None:
         """Write a Hugging Face directory with merged adapters and the target's tokenizer."""
+        if not writes:
+            return
         tensors = merge_adapters(self.model)
         if self.model.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)

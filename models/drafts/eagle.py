@@ -13,6 +13,7 @@ H_t is the target's last hidden state after its final norm. `ttt_steps` above 1 
 Axes: B rows, T tokens, H hidden.
 """
 
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.batch import Batch
+from models.checkpoints import checkpoint
 from models.drafts.base import DraftState, Extras, Loss
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import FeatureDraft
@@ -31,10 +33,11 @@ from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_nor
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
 from models.targets.language_model import TargetOutput
-from models.targets.modeling import build_rotary
+from models.targets.modeling import build_rotary, looks_up_alone
 from models.targets.target import Target
 from models.unrolled_attention import attend_unrolled
 
+EMBEDDINGS = "embed_tokens.weight"  # their name in a checkpoint
 NOISE_REFERENCE_LENGTH = 512  # tokens of a document whose noise is `feature_noise` wide
 
 
@@ -49,12 +52,16 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         "kv_heads": "num_key_value_heads",
         "head_size": "head_dim",
     }
+    fc: nn.Linear  # merges what the layer reads
     backprop_through_outputs: ClassVar[bool]  # whether gradients flow back through the features
 
     def __init__(self, conf: EagleConf, config: LlamaConfig, target: Target):
         super().__init__(conf, config, target)
         self.trained_depth = conf.ttt_steps
-        self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
+        # Embeddings of its own, if they are trained or other than the target's.
+        self.embed_tokens: nn.Embedding | None = None
+        if conf.trains_embeddings or not looks_up_alone(self.target_embeddings):
+            self._add_embeddings()
         self.rotary = build_rotary(config)
 
     @classmethod
@@ -65,6 +72,40 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     @property
     def layer(self) -> DecoderLayer:
         raise NotImplementedError
+
+    # --- the embeddings ----------------------------------------------------------------------
+
+    def _add_embeddings(self) -> None:
+        self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
+        self.embed_tokens.requires_grad_(self.conf.trains_embeddings)
+
+    def embed(self, input_ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t h"]:
+        """Return the embeddings of tokens in the dtype of the layer."""
+        embeddings = self.target_embeddings if self.embed_tokens is None else self.embed_tokens
+        return embeddings(input_ids).to(self.fc.weight.dtype)
+
+    def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
+        """Copy the target's embeddings, if the draft has its own."""
+        if self.embed_tokens is not None:
+            self.embed_tokens.load_state_dict({"weight": full_tensor(self.target_embeddings.weight)})
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors; as engines read embeddings from a draft's checkpoint, the target's are among them."""
+        tensors = super().checkpoint_tensors()
+        return tensors if EMBEDDINGS in tensors else tensors | {EMBEDDINGS: full_tensor(self.target_embeddings.weight)}
+
+    def saved_weights(self) -> list[Tensor]:
+        weights = super().saved_weights()
+        return weights if self.embed_tokens is not None else [*weights, self.target_embeddings.weight]
+
+    def restore(self, directory: Path, target: Target) -> None:
+        """Load the tensors of a checkpoint; embeddings that differ from the target's become the draft's own."""
+        if self.embed_tokens is None:
+            table = full_tensor(self.target_embeddings.weight).cpu()
+            saved = checkpoint.load_tensors(directory, self.checkpoint_tensors())[EMBEDDINGS]
+            if not torch.equal(saved.to(table.dtype), table):
+                self._add_embeddings()
+        super().restore(directory, target)
 
     # --- the layer ---------------------------------------------------------------------------
 
@@ -98,7 +139,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         Each step reads the output of the step before, and the keys and values of all earlier
         steps, through which gradients always flow.
         """
-        embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
+        embedded, mask = self.embed(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
         for i in range(self.trained_depth):
             stream, inputs = self.merge_inputs(shift_left(embedded, 1 + i), hidden, dropout_mask)
@@ -113,25 +154,24 @@ class EagleDraft(CachedDecoding, FeatureDraft):
 
     def new_state(self, batch: int, slots: int) -> DraftState:
         """Return an empty cache, and room for the last output of each row."""
-        return new_layer_state(self.config, self.embed_tokens.weight, batch, slots)
+        return new_layer_state(self.config, self.fc.weight, batch, slots)
 
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], cache_pass: CachePass
     ) -> Float[Tensor, "b t h"]:
-        stream, inputs = self.merge_inputs(self.embed_tokens(tokens), hidden)
+        stream, inputs = self.merge_inputs(self.embed(tokens), hidden)
         query, key, value = self.layer.self_attn.project_qkv(inputs, self.rotary(hidden, cache_pass.positions))
         return self.finish(stream, attend_cached(state, query, key, value, cache_pass=cache_pass))
 
 
 class Eagle1Draft(EagleDraft):
-    """A decoder layer and its embeddings; the head is the target's."""
+    """A decoder layer; the head is the target's."""
 
     conf_class = Eagle1Conf
     backprop_through_outputs = False
 
     def __init__(self, conf: Eagle1Conf, config: LlamaConfig, target: Target):
         super().__init__(conf, config, target)
-        self.embed_tokens.requires_grad_(False)
         # There is no bias, unlike in the authors' code, because vLLM's loader supports none.
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([DecoderLayer(config, input_norm=False)])
@@ -154,10 +194,6 @@ class Eagle1Draft(EagleDraft):
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
         return self.head(hidden.to(self.head.weight.dtype))
-
-    def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
-        """Copy the target's embeddings into the draft."""
-        self.embed_tokens.load_state_dict({"weight": full_tensor(target.model.get_input_embeddings().weight)})
 
     def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return uniform noise for the features, which are not exact when the draft unrolls.

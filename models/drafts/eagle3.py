@@ -29,7 +29,7 @@ NORM_SWITCHES = ("norm_before_residual", "norm_before_fc", "norm_output")  # key
 
 
 class Eagle3Draft(EagleDraft):
-    """A decoder layer with its embeddings, its head and its draft vocabulary."""
+    """A decoder layer with its head and its draft vocabulary."""
 
     conf_class = Eagle3Conf
     config_keys: ClassVar[dict[str, str]] = EagleDraft.config_keys | {
@@ -47,7 +47,6 @@ class Eagle3Draft(EagleDraft):
         layers = list(self.config.eagle_aux_hidden_state_layer_ids)
         self.needs = Needs(layers=layers, hidden=False, context=True)
         size, draft_vocab_size = self.config.hidden_size, self.config.draft_vocab_size
-        self.embed_tokens.requires_grad_(conf.train_embeddings)
         if config.norm_before_fc:
             self.input_norm = RMSNorm(len(layers) * size, config.rms_norm_eps)
         self.fc = nn.Linear(len(layers) * size, size, bias=False)
@@ -97,13 +96,13 @@ class Eagle3Draft(EagleDraft):
 
     @torch.no_grad()
     def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
-        """Copy the target's embeddings and its head for `kept_ids`, by default the first ids."""
+        """Copy the head for `kept_ids`, by default the first ids, and the embeddings if the draft has its own."""
         if target.head.weight.is_meta:
             return  # a meta tensor has a shape but no values
         if kept_ids is None:
             kept_ids = torch.arange(self.config.draft_vocab_size)
         kept_ids = kept_ids.cpu()
-        self.embed_tokens.weight.copy_(full_tensor(target.model.get_input_embeddings().weight))
+        super().copy_target_weights(target)
         # On the host, as a one-time operation is not worth a graph.
         copy_full(self.lm_head.weight, full_tensor(target.head.weight).cpu()[kept_ids])
         self.d2t.copy_(kept_ids - torch.arange(len(kept_ids)))
@@ -153,7 +152,7 @@ class Eagle3Draft(EagleDraft):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return all tensors, except the maps of a full vocabulary, which vLLM rejects."""
         omitted = ("d2t", "t2d") if self.kept_ids is None else ()
-        return {name: tensor for name, tensor in self.state_dict().items() if name not in omitted}
+        return {name: tensor for name, tensor in super().checkpoint_tensors().items() if name not in omitted}
 
 
 def default_layers(target: Target) -> list[int]:

@@ -118,7 +118,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
 
     def embed(self, input_ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n h"]:
         """Return the target's embeddings of the tokens."""
-        return self._frozen[0](input_ids).to(self.dtype)
+        return self.target_embeddings(input_ids).to(self.dtype)
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
         """Return the target's final hidden states in the dtype of the heads."""

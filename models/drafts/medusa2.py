@@ -177,8 +177,10 @@ class Medusa2Draft(MedusaDraft):
             name: tensor for name, tensor in super().checkpoint_tensors().items() if not name.startswith("adapters.")
         }
 
-    def save(self, directory: Path, target: Target) -> None:
+    def save(self, directory: Path, target: Target, *, writes: bool = True) -> None:
         """Write the heads and, in a subfolder, the adapted target as a Hugging Face model."""
+        if not writes:
+            return
         assert self.lm is not None
         tensors = {name: tensor.to(target.head.weight.dtype) for name, tensor in merge_adapters(self.lm.model).items()}
         target_folder = directory / f"target-{hash_tensors(tensors)[:12]}"

@@ -136,6 +136,11 @@ class EagleConf(DraftConf):
     def __post_init__(self) -> None:
         check_values(self, "draft", ttt_steps=at_least(1), max_depth=at_least(1), dropout=BELOW_ONE)
 
+    @property
+    def trains_embeddings(self) -> bool:
+        """Return whether the embeddings are trained; otherwise they are the target's."""
+        return False
+
 
 @dataclass(kw_only=True)
 class Eagle1Conf(EagleConf):
@@ -182,6 +187,10 @@ class Eagle3Conf(EagleConf):
             self.layers is None or all(a < b for a, b in pairwise(self.layers)),
             f"draft.layers: must be strictly increasing, got {self.layers}; null takes low, middle and high",
         )
+
+    @property
+    def trains_embeddings(self) -> bool:
+        return self.train_embeddings
 
     def describe_engine_limits(self) -> str | None:
         """Return which engines read `norm_output`, if it is on."""

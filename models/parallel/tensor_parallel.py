@@ -90,6 +90,12 @@ class LayerShard:
         return full.narrow(axis, rank // self.repeats * size, size).clone()
 
 
+def list_tables(model: Any) -> list[str]:
+    """Return the names of a model's embeddings and head."""
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [name for name, layer in model.named_modules() if layer in tables]
+
+
 def plan_shards(model: Any, ranks: int, *, replicated: Collection[str] = ()) -> dict[str, LayerShard]:
     """Return by name how each sharded layer of a model is divided. The model may be on `meta`.
 

@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -72,7 +72,7 @@ class LayerCache(Cache):
 class _ForwardState:
     """The state of one forward pass, which copies of a model share, as they share the layers."""
 
-    layer_inputs: dict[int, Tensor] = field(default_factory=dict)
+    layer_inputs: dict[int, Tensor | None] = field(default_factory=dict)  # of the captured layers
     cache_write: tuple[StaticCache, CacheWrite] | None = None
 
 
@@ -111,7 +111,7 @@ class HookedDecoder:
     ) -> tuple[Float[Tensor, "batch seq hidden"], list[Tensor]]:
         """Return the normed hidden states, and the inputs of these layers."""
         # A new dict: graphs must not depend on what an earlier pass left in it.
-        self.state.layer_inputs = {}
+        self.state.layer_inputs = dict.fromkeys(layers)
         self.state.cache_write = cache_write
         hidden = self.decoder(
             input_ids=input_ids,
@@ -120,8 +120,8 @@ class HookedDecoder:
             use_cache=cache_write is not None,
             **{self.cache_name: None if cache_write is None else _PRESENT},
         ).last_hidden_state
-        captured = [self.state.layer_inputs[i] for i in layers]
-        # Otherwise a compiled graph would return every layer's input.
+        captured = [cast(Tensor, self.state.layer_inputs[i]) for i in layers]
+        # Otherwise a compiled graph would return them twice.
         self.state.layer_inputs = {}
         self.state.cache_write = None
         return hidden, captured
@@ -141,12 +141,13 @@ def find_cache_name(forward: Callable) -> str:
 
 
 def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
-    """Run a layer: record the tensor that enters it, and pass it its part of the cache.
+    """Run a layer: record the tensor that enters it, if it is captured, and pass it its part of the cache.
 
     The recorder of transformers cannot be traced: it keeps its results in a context variable.
     """
     hook: _LayerHook = layer.hook
-    hook.forward_state.layer_inputs[hook.index] = hidden_states
+    if hook.index in hook.forward_state.layer_inputs:
+        hook.forward_state.layer_inputs[hook.index] = hidden_states
     cache_args: LayerArgs = ()
     if hook.forward_state.cache_write is not None:
         cache, write = hook.forward_state.cache_write
@@ -226,6 +227,11 @@ def _run_thin_model(config: Any, *, trust_remote_code: bool) -> None:
     )
     if not hidden.shape == captured[0].shape == (1, 2, text.hidden_size):
         raise TypeError(f"layers take {captured[0].shape} and the decoder returns {hidden.shape}")
+
+
+def looks_up_alone(embeddings: nn.Module) -> bool:
+    """Return whether embeddings are rows of a table, which no factor scales as in Gemma."""
+    return not isinstance(embeddings, nn.Embedding) or type(embeddings).forward is nn.Embedding.forward
 
 
 def build_rotary(config: LlamaConfig) -> nn.Module:

@@ -11,8 +11,10 @@ of results, and a repeated command goes on after the last line. `--write` update
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -118,10 +120,10 @@ def decode_in_batches(
 
 
 def hold_race(groups: list[Group], target: Target, prompts: list[EvalPrompt], results: Path, new_tokens: int) -> None:
-    """Time every contender on every prompt that has no line in `results` yet."""
+    """Time every contender on every prompt that has no line in `results` yet, on one of each category in turn."""
     done = {json.loads(line)["prompt"] for line in read_lines(results)}
     ids = [prompt.ids for prompt in prompts]
-    waiting = [(n, prompt) for n, prompt in enumerate(prompts) if prompt.id not in done]
+    waiting = [(n, prompt) for n, prompt in enumerate(alternate_categories(prompts)) if prompt.id not in done]
     if not waiting:
         return
     slots = slots_of(ids, new_tokens) + 2 * DRAFTED
@@ -138,6 +140,13 @@ def hold_race(groups: list[Group], target: Target, prompts: list[EvalPrompt], re
             line = {"prompt": prompt.id, "category": prompt.category, "runs": runs}
             with results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def alternate_categories(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
+    """Return the prompts one category after the other, so that a stopped race tells as much about each."""
+    places: dict[str, Iterator[int]] = defaultdict(count)
+    numbered = [(next(places[prompt.category]), prompt) for prompt in prompts]
+    return [prompt for _, prompt in sorted(numbered, key=itemgetter(0))]
 
 
 def read_lines(results: Path) -> list[str]:

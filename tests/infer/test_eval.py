@@ -237,9 +237,10 @@ def test_memory_of_a_draft_counts_its_weights_and_its_state(target, folder):
     candidates = [load_draft_under_test(directory, target), copying]
     report = evaluate_drafts(target, candidates, tree=TREE, conf=build_conf(folder, max_new_tokens=2))
     trained, copied = (draft.memory_bytes for draft in report.drafts)
-    stored = safetensors.torch.load_file(directory / checkpoint_files.WEIGHTS_FILE).values()
+    stored = safetensors.torch.load_file(directory / checkpoint_files.WEIGHTS_FILE)
+    del stored["embed_tokens.weight"]  # the target's
     # Beside the stored weights there are maps between vocabularies and rotation angles.
-    assert 0 <= trained.weights - sum(t.nbytes for t in stored) < 1000
+    assert 0 <= trained.weights - sum(t.nbytes for t in stored.values()) < 1000
     slots = 64  # a prompt of 5, an answer of 2 and a round of at least 32, rounded up
     assert copied == DraftMemory(weights=0, state=8 * (slots + 1))  # known ids, and how many they are
 

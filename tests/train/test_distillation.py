@@ -295,7 +295,7 @@ def test_a_missing_compiler_is_reported_and_the_run_goes_on(folder, capsys, monk
 def test_quick_evaluation_separates_a_trained_draft_from_an_untrained_draft(target, learned):
     draft, texts = learned
     prompts = [text[:4] for text in texts]
-    measured = build_quick_eval(target, prompts, tree(), EvaluationConf(max_new_tokens=20))
+    measured = build_quick_eval(target, prompts, tree(), EvaluationConf(max_new_tokens=20), batch=4)
     good, bad = measured(draft), measured(new_draft(target))
     assert good["acceptance_length"] > 3 > bad["acceptance_length"]
     shares = [good[f"accepted_{depth}"] for depth in range(1, 5)]
@@ -305,11 +305,19 @@ def test_quick_evaluation_separates_a_trained_draft_from_an_untrained_draft(targ
     assert good["teacher_forced_tau"] > 3 > bad["teacher_forced_tau"]
 
 
+def test_prompts_decoded_a_few_at_a_time_give_the_same_figures(target, learned):
+    draft, texts = learned
+    prompts = [text[:4] for text in texts]
+    conf = EvaluationConf(max_new_tokens=20)
+    alone, together = (build_quick_eval(target, prompts, tree(), conf, batch=n)(draft) for n in (1, len(prompts)))
+    assert alone == pytest.approx(together)
+
+
 def test_acceptance_of_a_chain_is_near_its_teacher_forced_estimate(target, learned):
     draft, texts = learned
     prompts = [text[:4] for text in texts]
     conf = EvaluationConf(max_new_tokens=20)
-    figures = build_quick_eval(target, prompts, chain(draft.trained_depth), conf)(draft)
+    figures = build_quick_eval(target, prompts, chain(draft.trained_depth), conf, batch=4)(draft)
     assert figures["teacher_forced_tau"] == pytest.approx(figures["acceptance_length"], abs=0.3)
 
 
@@ -317,6 +325,6 @@ def test_tokens_accepted_beyond_the_limit_are_not_delivered(target, learned):
     """The limit is two tokens: the first is the prefill's, the second comes from a round that accepts more."""
     draft, texts = learned
     prompts = [text[:4] for text in texts]
-    measured = build_quick_eval(target, prompts, tree(), EvaluationConf(max_new_tokens=2))(draft)
+    measured = build_quick_eval(target, prompts, tree(), EvaluationConf(max_new_tokens=2), batch=4)(draft)
     assert measured["acceptance_length"] > 2
     assert measured["delivered_per_round"] == 1

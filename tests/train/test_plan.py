@@ -1,6 +1,5 @@
 """A plan states the memory of a run, as PyTorch's allocator measures it in a real step."""
 
-import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from torch.profiler import ProfilerActivity, profile
-from transformers import Qwen3ForCausalLM
 
 from conf.entry import compose
 from models import unrolled_attention
@@ -18,21 +15,18 @@ from models.device.config import MachineConf
 from models.device.device import Device
 from models.device.machine_specs import check_dtype, measure_machine
 from models.device.memory_trace import TracedPhase, fake_model
-from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
 from models.parallel import tensor_parallel
 from models.targets.config import TargetConf
-from models.targets.loading import freeze_model
 from models.unrolled_attention import without_kernel
-from tests.support.data.packed import packed_of
 from tests.support.models.family_models import SHAPE
 from tests.support.models.parallel_layers import shard_state_dict
 from tests.support.models.sharded import CUT, HEADED, build_model
 from tests.support.models.tiny import CPU
+from tests.support.reports.memory_run import KINDS, LENGTH, PROMPT, build_conf, build_trainer, measure_peak_bytes
 from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config, model_outline
-from train.config.run import TrainConf, TrainPlanConf
-from train.distributed.build import build_parallel
+from train.config.run import TrainPlanConf
 from train.plan import main
 from train.planning.layout import list_layouts
 from train.planning.remedies import suggest_overrides
@@ -46,68 +40,10 @@ from train.planning.trace import (
     PERSISTENT_PARTS,
     TARGET,
     TRAINED,
-    fullest_batch,
     persistent_memory,
     trace_run,
 )
 from train.quick_eval import build_quick_eval
-from train.run.log import MetricLogger
-from train.run.state import RunState, flatten_config
-from train.trainer import Trainer
-
-LENGTH, PROMPT = 128, 64
-KINDS = {
-    "eagle1": ["draft=demo-eagle1"],
-    "eagle3": ["draft=demo", "draft.layers=[1,2,3]"],
-    "medusa": ["draft=demo-medusa"],
-    "hydra": ["draft=demo-hydra"],
-    "draft model": ["draft=demo-lm", "draft.layers=[0,3]"],
-}
-
-
-def build_conf(*overrides: str) -> TrainConf:
-    small = [
-        *("optim=adamw", "optim.rows_per_step=2", "optim.compile_loss=false", "tree=chain", "tree.depth=3"),
-        f"data.row_length={LENGTH}",
-        "held_out.selection=4",
-        "run_name=planned",
-        "evaluation.max_new_tokens=6",
-    ]
-    return compose("train", TrainConf, [*small, *overrides])
-
-
-def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
-    """Build a real run of random weights in which every token of the rows is an answer."""
-    torch.manual_seed(0)
-    target = freeze_model(Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device)
-    draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
-    full = fullest_batch(conf.optim.rows_per_step, LENGTH)
-    rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
-    parallel = build_parallel(conf.parallel, device, trackers=[])
-    state = RunState(folder, flatten_config(conf))
-    return Trainer(
-        conf=conf,
-        parallel=parallel,
-        target=target,
-        draft=draft,
-        rows=rows,
-        state=state,
-        log=MetricLogger(conf.log, state, parallel.accelerator),
-        evaluate=lambda _: {},
-    )
-
-
-def measure_peak_bytes(work) -> int:
-    """Run `work`; return the most bytes that the allocator held beyond those at the beginning."""
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
 
 
 @pytest.mark.parametrize(
@@ -188,7 +124,7 @@ def test_an_evaluation_takes_the_planned_memory(tmp_path):
     run = build_conf(*KINDS["eagle3"])
     loop = build_trainer(run, CPU, tmp_path)
     prompts = torch.randint(1, VOCAB, (run.held_out.selection, PROMPT)).tolist()
-    judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation)
+    judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation, batch=run.held_out.batch)
     taken = measure_peak_bytes(lambda: judge(loop.draft.eval()))
     target = model_outline(CPU)
     phases = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
@@ -288,7 +224,7 @@ def suggest_for_memory(folder, *overrides: str, gib_per_core: float) -> list[str
 
 
 def test_the_layout_with_the_longest_rows_is_suggested(folder):
-    """A single core could train on rows of 128 tokens, two cores on rows of 256."""
+    """A single core could train on rows of 128 tokens, two cores on rows of 256, and of 384 if they share the draft."""
     machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.061})
     tight = (
         "draft=demo draft.layers=[1,2,3] optim=adamw optim.rows_per_step=2 optim.micro_batch_size=1 "
@@ -298,13 +234,13 @@ def test_the_layout_with_the_longest_rows_is_suggested(folder):
     assert short.fits(short.options[0])
     assert short.options[0].layout.tensor == 1
     plan = plan_run(build_plan_conf(folder, *tight, "data.row_length=512", machine=machine))
-    assert suggest_overrides(plan) == ["parallel.tensor=2", "data.row_length=256"]
+    assert suggest_overrides(plan) == ["parallel.tensor=2", "parallel.draft=sharded", "data.row_length=384"]
 
 
 def test_no_override_is_named_that_training_refuses(folder):
     """On the XLA route Muon needs full matrices, which ZeRO-1 would shard."""
-    assert "parallel.draft=sharded" in suggest_for_memory(folder, gib_per_core=0.06)
-    assert suggest_for_memory(folder, "device=xla", gib_per_core=0.06) == []
+    assert "parallel.draft=sharded" in suggest_for_memory(folder, gib_per_core=0.05)
+    assert suggest_for_memory(folder, "device=xla", gib_per_core=0.05) == []
     with pytest.raises(UserError, match=r"^parallel\.target: must be replicated with device=xla"):
         plan_run(build_plan_conf(folder, "device=xla", "parallel=sharded"))
 

@@ -56,9 +56,15 @@ class HeldOutConf:
 
     selection: int = 32  # for the measurements that choose the checkpoint
     report: int = 64  # others, for the report; 0 requires evaluation.prompts
+    batch: int = 8  # of the first, decoded at a time
 
     def __post_init__(self) -> None:
-        check_values(self, "held_out", selection=at_least(1), report=at_least(0))
+        check_values(self, "held_out", selection=at_least(1), report=at_least(0), batch=at_least(1))
+
+    @property
+    def largest_batch(self) -> int:
+        """Return the most prompts that are decoded at a time."""
+        return min(self.batch, self.selection)
 
 
 @dataclass(kw_only=True)

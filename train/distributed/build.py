@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.nn
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs
 
 from models.device.config import DeviceName
 from models.device.device import Device
@@ -115,6 +116,7 @@ def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
         mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",
         cpu=device.torch_device.type == "cpu",
         log_with=[*trackers] or None,
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )
     require(

@@ -144,6 +144,11 @@ class Parallel:
         shard_in_units(loss_module.to(self.accelerator.device), mesh, dtype=self.device.dtype)
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
 
+    @property
+    def frees_gradients(self) -> bool:
+        """Return whether a step leaves no gradients: those of DDP are its buckets, which stay."""
+        return self.is_single_process or self.conf.draft is Weights.sharded
+
     def free_training_memory(self) -> None:
         """Free what training took and Accelerate keeps, once its caller holds nothing of it."""
         self.accelerator.free_memory()
@@ -183,4 +188,4 @@ def settle_buckets(module: DistributedDataParallel) -> None:
     module.reducer.prepare_for_backward([])
     torch.autograd.backward([p.sum() for p in module.parameters() if p.requires_grad])
     module.reducer._rebuild_buckets()
-    module.zero_grad()
+    module.zero_grad(set_to_none=False)

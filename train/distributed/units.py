@@ -6,12 +6,15 @@ the module's forward begins, and reduced where its backward ends.
 """
 
 from collections import defaultdict
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from models.parallel.dtensor import replaced_params
 
 
 def list_units(module: nn.Module) -> list[list[nn.Module]]:
@@ -37,6 +40,20 @@ def count_largest_bytes(module: nn.Module, dtype: torch.dtype) -> int:
         for layers in list_units(module)
     )
     return max(sizes, default=0)
+
+
+def gathered_copies(module: nn.Module, dtype: torch.dtype) -> AbstractContextManager[list[nn.Parameter]]:
+    """Let a module that is not sharded compute with copies of its weights, as `shard_in_units` would gather them."""
+    dtypes = {
+        id(parameter): choose_dtype(layers, dtype)
+        for layers in list_units(module)
+        for parameter in layers[0].parameters()
+    }
+    return replaced_params(
+        module,
+        lambda parameter: parameter.detach().to(dtypes.get(id(parameter), parameter.dtype), copy=True),
+        where=lambda _: True,
+    )
 
 
 def shard_in_units(module: nn.Module, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:

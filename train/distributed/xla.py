@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from models.io.errors import UserError, require
-from models.parallel.tensor_parallel import ParallelLayers, parallelize_model
+from models.parallel.tensor_parallel import ParallelLayers, list_tables, parallelize_model
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.targets.pretrained import load_model
@@ -53,9 +53,7 @@ class XlaParallel(Parallel):
         if not self.is_target_split:
             return load_target(conf, self.device)
         target = load_target(conf, self.device, load_part=lambda source: load_model(source, self.device.dtype))
-        tables = (target.model.get_input_embeddings(), target.head)
-        names = [name for name, layer in target.model.named_modules() if layer in tables]
-        parallelize_model(target.model, self._parallel_layers(), replicated=names)
+        parallelize_model(target.model, self._parallel_layers(), replicated=list_tables(target.model))
         target.model.to(self.device.torch_device)
         return target
 
@@ -80,6 +78,11 @@ class XlaParallel(Parallel):
 
     def prepare(self, loss_module: nn.Module) -> nn.Module:
         return self.accelerator.prepare(loss_module)
+
+    @property
+    def frees_gradients(self) -> bool:
+        """Return True: the route reduces gradients without DDP."""
+        return True
 
     @property
     def adamw_class(self) -> Callable[..., AdamW]:

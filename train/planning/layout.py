@@ -11,9 +11,19 @@ from models.meta_model import MetaTarget, find_head_layers
 from models.parallel.tensor_parallel import plan_shards
 from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.build import check_heads
-from train.planning.trace import DRAFT_PASS, FROZEN, GRADIENTS, OPTIMIZER, OPTIMIZER_STEP, TARGET, TARGET_PASS, TRAINED
+from train.planning.trace import (
+    DRAFT_PASS,
+    EVALUATION,
+    FROZEN,
+    GATHERED,
+    GRADIENTS,
+    OPTIMIZER,
+    OPTIMIZER_STEP,
+    TARGET,
+    TARGET_PASS,
+    TRAINED,
+)
 
-BUCKETS = "gradient buckets"
 WEIGHT_PASSES = 3  # a step reads weight and gradient and writes the weight
 MOMENT_PASSES = 2  # and reads and writes each moment
 
@@ -29,10 +39,16 @@ class ProcessLayout:
     blocks: int  # layers of the target; a sharded target gathers two at a time
     target: Weights = Weights.replicated  # over the groups
     draft: Weights = Weights.replicated  # over all processes
+    shards_weights: bool = True  # whether a sharded draft has its weights sharded, and not its moments alone
 
     @property
     def processes(self) -> int:
         return self.tensor * self.data
+
+    @property
+    def gathers_draft(self) -> bool:
+        """Return whether processes share the draft's weights, and each gathers them for a pass."""
+        return self.draft is Weights.sharded and self.shards_weights and self.processes > 1
 
     def with_rows(self, rows: int) -> "ProcessLayout":
         """Return the layout with that many rows per pass, which must divide those of a process."""
@@ -98,24 +114,29 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
         blocks=blocks,
         target=conf.parallel.target,
         draft=conf.parallel.draft,
+        shards_weights=conf.device.shards_weights,
     )
 
 
 def core_memory(phase: TracedPhase, layout: ProcessLayout) -> Counter[str]:
     """Return the bytes per core by part, of a phase that was traced without other processes."""
     parts = phase.peak_bytes.copy()
-    if layout.processes > 1:  # gradients are reduced from a copy, sharded or not
-        parts[BUCKETS] = parts[TRAINED]
     if layout.target is Weights.sharded:  # over the groups; two layers at a time are gathered
         parts[TARGET] = parts[TARGET] // layout.data + 2 * parts[TARGET] // layout.blocks
     if layout.draft is Weights.sharded:
         parts[OPTIMIZER] //= layout.processes
+    if layout.gathers_draft:
+        for part in (TRAINED, FROZEN):
+            shard = parts[part] // layout.processes
+            # An evaluation gathers all weights as they are.
+            parts[part] = parts[part] + shard if phase.name == EVALUATION else shard
         if phase.name == OPTIMIZER_STEP:
-            for part in (TRAINED, FROZEN, GRADIENTS, BUCKETS, ACTIVATIONS):
+            for part in (GRADIENTS, ACTIVATIONS):
                 parts[part] //= layout.processes
-        else:  # weights are gathered for each pass, beside their shards
-            for part in (TRAINED, FROZEN):
-                parts[part] += parts[part] // layout.processes
+        elif layout.micros > 1 and phase.name != EVALUATION:  # of an earlier micro-batch
+            parts[GRADIENTS] += parts[TRAINED]
+    elif layout.processes > 1 and layout.shards_weights:  # DDP's buckets, which stay, are the gradients
+        parts[GRADIENTS] = parts[TRAINED]
     return parts
 
 
@@ -142,20 +163,25 @@ def estimate_step_time(traced: dict[str, TracedPhase], layout: ProcessLayout, ma
     moved = sum(phase.bytes_moved for phase in phases)
     held = phases[0].peak_bytes
     stepped = WEIGHT_PASSES * held[TRAINED] + MOMENT_PASSES * held[OPTIMIZER]
+    if layout.gathers_draft:
+        stepped //= layout.processes
     return StepTime(
         arithmetic=arithmetic * layout.micros,
         bandwidth=(moved * layout.micros + stepped) / machine.core_bandwidth,
-        links=_bytes_received(phases[0], layout) / machine.core_link_bandwidth,
+        links=_bytes_received(phases[0], traced[DRAFT_PASS], layout) / machine.core_link_bandwidth,
     )
 
 
-def _bytes_received(phase: TracedPhase, layout: ProcessLayout) -> int:
-    """Return the bytes that a core receives in a step: parts of weights, and gradients."""
+def _bytes_received(phase: TracedPhase, learning: TracedPhase, layout: ProcessLayout) -> int:
+    """Return the bytes that a core receives in a step: parts of weights, and gradients.
+
+    `phase` is the first of a micro-batch, `learning` the draft's pass.
+    """
     trained = phase.peak_bytes[TRAINED]
     gathers_target = layout.target is Weights.sharded and phase.name == TARGET_PASS
     received = layout.micros * phase.peak_bytes[TARGET] if gathers_target else 0
-    if layout.draft is Weights.sharded:  # gathered for both passes, reduced once per micro-batch
-        received += layout.micros * (2 * (phase.peak_bytes[FROZEN] + trained) + trained)
+    if layout.gathers_draft:  # gathered and reduced once per micro-batch
+        received += layout.micros * (learning.peak_bytes[GATHERED] + trained)
     elif layout.processes > 1:  # an all-reduce gathers and reduces
         received += 2 * trained
     return received

@@ -9,9 +9,9 @@ from models.device.memory_trace import LOGITS
 from models.io.errors import UserError
 from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
-from train.planning.layout import BUCKETS, build_layout
-from train.planning.run_plan import LayoutOption, MachinePlan
-from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
+from train.planning.layout import build_layout
+from train.planning.run_plan import LayoutOption, MachinePlan, build_option
+from train.planning.trace import EVALUATION, GATHERED, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
 MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little
 MAX_LOGIT_CHUNKS = 16  # most parts that a chunk of logits is split into, before rows shrink
@@ -53,8 +53,8 @@ def _list_candidates(plan: MachinePlan) -> Iterator[tuple[TrainPlanConf, LayoutO
     parallel = replace(conf.parallel, draft=Weights.sharded)
     for option in plan.options:
         change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
-        sharded = replace(option, layout=replace(option.layout, draft=Weights.sharded), phases={}, step_time=None)
-        yield replace(conf, parallel=parallel), sharded, change
+        sharded = replace(option.layout, draft=Weights.sharded)
+        yield replace(conf, parallel=parallel), build_option(conf, plan.dtype, sharded), change
     if conf.parallel.tensor > 1:
         return
     rows = max(conf.optim.rows_per_step, plan.machine.total_cores)
@@ -64,7 +64,7 @@ def _list_candidates(plan: MachinePlan) -> Iterator[tuple[TrainPlanConf, LayoutO
     conf = apply_overrides(conf, {key: value for key, value in change.items() if "." in key})
     conf = replace(conf, parallel=replace(parallel, target=Weights.sharded))
     layout = build_layout(conf, plan.machine, smallest.layout.blocks, 1)
-    yield conf, LayoutOption(layout=layout, persistent=smallest.persistent), change
+    yield conf, build_option(conf, plan.dtype, layout), change
 
 
 def _fit_layout(
@@ -101,13 +101,13 @@ def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: Mach
     share, (fixed, growing) = shares[tightest], sizes[tightest]
     if share >= 1:
         return {}
-    if tightest == EVALUATION:
-        prompts = int(conf.held_out.selection * share)
-        return {"held_out.selection": prompts} if prompts >= 1 else {}
     logits = phases[tightest][LOGITS]
     spare = limit - fixed - (growing - logits)
     if spare >= logits / MAX_LOGIT_CHUNKS:
         return {"loss.logits_chunk": max(1, int(conf.loss.logits_chunk * spare / logits))}
+    if tightest == EVALUATION:
+        batch = int(conf.held_out.largest_batch * share)
+        return {"held_out.batch": batch} if batch >= 1 else {}
     fitting_rows = option.layout.rows * share
     if option.layout.rows > 1:
         return {"optim.micro_batch_size": option.layout.count_fitting_rows(fitting_rows)}
@@ -118,9 +118,9 @@ def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: Mach
 
 def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:
     """Return the bytes of a phase as (fixed, growing with its sizes)."""
-    held = sum(parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS))
+    held = sum(parts[part] for part in (*PERSISTENT_PARTS, GATHERED, GRADIENTS))
     # At the end of a training step, every trained weight has a gradient.
-    missing = 0 if phase == EVALUATION else max(0, parts[TRAINED] - parts[GRADIENTS])
+    missing = 0 if phase == EVALUATION else max(0, max(parts[TRAINED], parts[GATHERED]) - parts[GRADIENTS])
     return held + missing, parts.total() - held
 
 

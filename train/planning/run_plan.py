@@ -12,6 +12,7 @@ from models.device.machine_specs import check_dtype
 from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, find_head_layers, shard_target
+from models.parallel.tensor_parallel import list_tables
 from models.targets.precision import resolve_machine
 from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainPlanConf, Weights
@@ -127,11 +128,19 @@ class MachinePlan:
             target,
             draft,
             accelerator=self.machine.is_accelerator,
+            scores_in_memory=self.machine.scores_in_memory,
+            gathers_draft=layout.gathers_draft,
             prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
             stored_schema=store and store.spec.schema,
         )
         step_time = estimate_step_time(phases, layout, self.machine)
         return replace(option, phases=phases, step_time=step_time)
+
+
+def build_option(conf: TrainPlanConf, dtype: torch.dtype, layout: ProcessLayout) -> LayoutOption:
+    """Return the option of a layout that is not traced."""
+    models = _build_models(conf, dtype, layout.tensor)
+    return LayoutOption(layout=layout, persistent=persistent_memory(conf, *models, gathers_draft=layout.gathers_draft))
 
 
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
@@ -151,10 +160,7 @@ def plan_layouts(
     conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype, layouts: list[ProcessLayout]
 ) -> MachinePlan:
     """Return a plan that traces these layouts in order, up to one that uses all cores and fits."""
-    options = [
-        LayoutOption(layout=layout, persistent=persistent_memory(conf, *_build_models(conf, dtype, layout.tensor)))
-        for layout in layouts
-    ]
+    options = [build_option(conf, dtype, layout) for layout in layouts]
     plan = MachinePlan(conf=conf, machine=machine, dtype=dtype, options=options)
     for index, option in enumerate(options):
         if option.peak_bytes <= plan.byte_limit:
@@ -176,5 +182,7 @@ def _build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> t
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if tensor > 1:
-        shard_target(target, tensor, replicated=find_head_layers(target))
+        # On the XLA route the embeddings stay whole, too.
+        whole = find_head_layers(target) if conf.device.shards_weights else list_tables(target.model)
+        shard_target(target, tensor, replicated=whole)
     return target, draft

@@ -5,12 +5,10 @@ import math
 from infer.report.number_format import Table, choose_console, format_millions, to_rich_table
 from models.device.machine_specs import core_flops
 from models.io.console import CONSOLE, print_line
-from train.config.run import Weights
-from train.planning.layout import BUCKETS
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
-from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
+from train.planning.trace import CACHE, FROZEN, GATHERED, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
-MEMORY_PARTS = (TARGET, FROZEN, TRAINED, GRADIENTS, BUCKETS, OPTIMIZER, "activations", "logits", CACHE)
+MEMORY_PARTS = (TARGET, FROZEN, TRAINED, GATHERED, GRADIENTS, OPTIMIZER, "activations", "logits", CACHE)
 DAY, HOUR, MINUTE = 86400, 3600, 60
 MIB, GIB = 2**20, 2**30
 
@@ -50,7 +48,7 @@ def size_table(plan: MachinePlan) -> Table:
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
     fast = f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
     layers = ", ".join(map(str, sizes.layers))
-    sharded = plan.conf.parallel.draft is Weights.sharded and plan.conf.device.shards_weights
+    sharded = plan.best.layout.gathers_draft
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
     return Table(
         title=f"{plan.conf.run_name} on {machine.name}: {cores}, {fast} TFLOP/s "

@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from data.config import TeacherKind
@@ -24,9 +25,10 @@ from models.meta_model import MetaTarget, collect_models
 from models.targets.language_model import TargetOutput
 from models.unrolled_attention import without_kernel
 from train.config.run import TrainConf
+from train.distributed.units import gathered_copies
 from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
 
-TARGET, FROZEN, TRAINED = "target", "draft, frozen", "draft, trained"
+TARGET, FROZEN, TRAINED, GATHERED = "target", "draft, frozen", "draft, trained", "draft, gathered"
 GRADIENTS, OPTIMIZER, CACHE = "gradients", "optimizer", "cache"
 PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
 TARGET_PASS, DRAFT_PASS, OPTIMIZER_STEP, EVALUATION = ("target reads", "draft learns", "optimizer steps", "evaluation")
@@ -39,18 +41,22 @@ def trace_run(
     *,
     prompt_tokens: int,
     accelerator: bool = False,
+    scores_in_memory: bool = False,
+    gathers_draft: bool = False,
     stored_schema: FeatureSchema | None = None,
 ) -> dict[str, TracedPhase]:
     """Return the traced phases of a run by name, with held-out prompts of `prompt_tokens` tokens.
 
-    `accelerator`: whether optimizers update all weights at once and attention runs in chunks, as
-    on accelerators. `stored_schema`: schema of the feature store that replaces the target's pass.
+    `accelerator`: whether optimizers update all weights at once and attention runs in chunks, as on accelerators.
+    `scores_in_memory`: whether the rest of attention has all its scores in memory. `gathers_draft`: whether processes
+    share the draft, and each gathers it for a pass. `stored_schema`: of the feature store that replaces target passes.
     """
     drawn = draft.prepare_batch(fullest_batch(1, 1), step=0, generators=[np.random.default_rng()])
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     chunked = without_kernel() if accelerator else nullcontext()
     models = [target.model, *collect_models(draft)]
-    with chunked, fake_model(models, vocab=widths) as tracer, map_chunks_by(tracer.map_chunks):
+    faked = fake_model(models, vocab=widths, scores_in_memory=scores_in_memory)
+    with chunked, faked as tracer, map_chunks_by(tracer.map_chunks):
         optimizers = _build_optimizers(tracer, conf, target, draft.eval())
         rows = conf.optim.micro_batch_rows(conf.optim.rows_per_step)
         batch = fullest_batch(rows, conf.data.row_length)
@@ -58,9 +64,16 @@ def trace_run(
             name: torch.empty(batch.input_ids.shape[: extra.ndim] + extra.shape[2:], dtype=extra.dtype)
             for name, extra in drawn.items()
         }
-        phases = _trace_micro_batch(tracer, conf, target, draft, batch, extras, stored_schema)
+        trained = trained_parameters(draft)
+        if conf.optim.rows_per_step > rows and not gathers_draft:
+            _hold_gradients(tracer, trained)  # of an earlier micro-batch
+        phases = _trace_micro_batch(
+            tracer, target, draft, batch, extras, gathers_draft=gathers_draft, schema=stored_schema
+        )
+        if gathers_draft:
+            _hold_gradients(tracer, trained)
         with tracer.trace_phase(OPTIMIZER_STEP) as optimizer_phase:
-            torch.nn.utils.clip_grad_norm_(trained_parameters(draft), conf.optim.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(trained, conf.optim.max_grad_norm)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["foreach"] = accelerator
@@ -71,13 +84,15 @@ def trace_run(
     return {phase.name: phase for phase in phases}
 
 
-def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft) -> TracedPhase:
+def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft, *, gathers_draft: bool = False) -> TracedPhase:
     """Return the memory that every training step holds, whatever its rows; nothing is traced, so it is fast."""
     with fake_model([target.model, *collect_models(draft)], vocab=[]) as tracer:
         optimizers = _build_optimizers(tracer, conf, target, draft)
         persistent = Counter({part: tracer.live_bytes[part] for part in PERSISTENT_PARTS})
         del optimizers  # keeps their state alive until here
-    persistent[GRADIENTS] = persistent[TRAINED]
+        with gathered_copies(draft, target.device.dtype) if gathers_draft else nullcontext([]) as copies:
+            persistent[GATHERED] = sum(copy.nbytes for copy in copies)
+            persistent[GRADIENTS] = sum(parameter.nbytes for parameter in trained_parameters(draft))
     return TracedPhase(name=DRAFT_PASS, peak_bytes=persistent)
 
 
@@ -106,23 +121,15 @@ def _build_optimizers(tracer: MemoryTracer, conf: TrainConf, target: MetaTarget,
 
 def _trace_micro_batch(
     tracer: MemoryTracer,
-    conf: TrainConf,
     target: MetaTarget,
     draft: Draft,
     batch: Batch,
     extras: Extras,
+    *,
+    gathers_draft: bool,
     schema: FeatureSchema | None,
 ) -> list[TracedPhase]:
-    """Trace the passes of a micro-batch, beside the gradients of an earlier one if a step has several."""
-    trained = trained_parameters(draft)
-    for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(
-            lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
-        )
-    if conf.optim.rows_per_step > len(batch.input_ids):
-        for parameter in trained:
-            parameter.grad = torch.empty_like(parameter)
-        tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
+    """Trace the passes of a micro-batch."""
     phases, dtype = [], target.device.dtype
     if schema is None:
         with tracer.trace_phase(TARGET_PASS) as target_phase, torch.no_grad():
@@ -130,11 +137,23 @@ def _trace_micro_batch(
         phases.append(target_phase)
     else:
         target_output = fake_stored_output(schema, draft.needs, batch.input_ids.shape, dtype)
-    with tracer.trace_phase(DRAFT_PASS) as draft_phase:
+    gathered = gathered_copies(draft, dtype) if gathers_draft else nullcontext([])
+    with tracer.trace_phase(DRAFT_PASS) as draft_phase, gathered as copies:
+        tracer.label_tensors(GATHERED, copies)
+        for parameter in trained_parameters(draft):
+            parameter.register_post_accumulate_grad_hook(
+                lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
+            )
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
             loss = draft.loss(batch, target_output, **extras)
         loss.total.backward()
     return [*phases, draft_phase]
+
+
+def _hold_gradients(tracer: MemoryTracer, trained: list[nn.Parameter]) -> None:
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)
+    tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
 
 
 def fake_stored_output(schema: FeatureSchema, needs: Needs, shape: torch.Size, dtype: torch.dtype) -> TargetOutput:
@@ -162,8 +181,8 @@ def fake_stored_output(schema: FeatureSchema, needs: Needs, shape: torch.Size, d
 def _trace_evaluation(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int
 ) -> TracedPhase:
-    """Trace train/quick_eval.py: the prefill of all held-out prompts, then the loss of one text."""
-    rows, slots = conf.held_out.selection, prompt_tokens + conf.evaluation.quick_tokens
+    """Trace train/quick_eval.py: the prefill of as many prompts as are decoded at a time, then the loss of one text."""
+    rows, slots = conf.held_out.largest_batch, prompt_tokens + conf.evaluation.quick_tokens
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         decoder = Decoder(
             draft.get_verifying_target(target),

@@ -48,7 +48,7 @@ class FeatureDraft(Draft):
         self.config = config  # the content of config.json
         self.target_vocab: int = config.vocab_size
         # The target owns these and they stay frozen; inside a tuple they are not submodules.
-        self._frozen: tuple[nn.Embedding, nn.Linear] = (target.model.get_input_embeddings(), target.head)
+        self._frozen: tuple[Any, nn.Linear] = (target.model, target.head)
 
     @classmethod
     def engine_config(cls, conf: Any, target: Target, **overrides: Any) -> Any:
@@ -111,6 +111,11 @@ class FeatureDraft(Draft):
         """Return the frozen head of the target."""
         return self._frozen[1]
 
+    @property
+    def target_embeddings(self) -> nn.Embedding:
+        """Return the frozen embeddings of the target, as the processes of a tensor group share them."""
+        return self._frozen[0].get_input_embeddings()
+
     def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         """Copy what a new draft takes from the target; `kept_ids` is the draft's vocabulary."""
 
@@ -159,13 +164,13 @@ class FeatureDraft(Draft):
         )
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Return all trained or chosen tensors by their published names."""
+        """Return the tensors of a checkpoint by their published names; collective where some are the target's."""
         return self.state_dict()
 
-    def save(self, directory: Path, target: Target) -> None:
-        checkpoint.save_draft(
-            directory, self.checkpoint_tensors(), target=target, seed=self.seed, config=self.config.to_dict()
-        )
+    def save(self, directory: Path, target: Target, *, writes: bool = True) -> None:
+        tensors = self.checkpoint_tensors()
+        if writes:
+            checkpoint.save_draft(directory, tensors, target=target, seed=self.seed, config=self.config.to_dict())
 
     def restore(self, directory: Path, target: Target) -> None:
         """Load the tensors that `save` wrote onto the target's device; raise UserError unless all of them fit."""

@@ -18,14 +18,19 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     Phi3Config,
+    Qwen3ForCausalLM,
     Qwen3NextConfig,
     T5Config,
 )
 
+from data.features.target_pass import run_target
+from models.device.memory_trace import fake_model
 from models.io.errors import UserError
+from models.meta_model import MetaTarget
 from models.targets.config import TargetConf
 from models.targets.loading import freeze_model, load_target
-from tests.support.models.tiny import CPU, VOCAB, tiny_target, tiny_tokenizer
+from tests.support.models.tiny import CPU, VOCAB, tiny_config, tiny_target, tiny_tokenizer
+from train.planning.trace import fullest_batch
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -61,6 +66,21 @@ def test_the_target_is_frozen_and_stores_no_layer_inputs_where_none_are_captured
     seen = target.forward_hidden(ids, positions=torch.arange(2)[None], mask=mask, layers=[])
     assert seen.captured is None
     assert target._run_layers.state.layer_inputs == {}
+
+
+def test_a_pass_keeps_the_inputs_of_captured_layers_alone():
+    """A deeper model takes no more memory, its masks and hidden states aside."""
+    peaks = {}
+    for layers in (4, 8):
+        with torch.device("meta"):
+            model = Qwen3ForCausalLM(tiny_config(num_hidden_layers=layers))
+            outline = MetaTarget(model, name="outline", device=CPU)
+        with fake_model([model], vocab=[]) as tracer, tracer.trace_phase("pass") as phase, torch.no_grad():
+            batch = fullest_batch(1, 64)
+            run_target(outline, [2], batch)
+        weights = sum(p.nbytes for p in model.parameters())
+        peaks[layers] = phase.peak_bytes.total() - weights
+    assert peaks[8] - peaks[4] < 64 * model.config.hidden_size * 4
 
 
 @pytest.mark.parametrize(("eos", "ids"), [(None, []), (3, [3]), ([3, 4], [3, 4])])

@@ -95,7 +95,7 @@ def run(
         rows=toy_rows(),
         state=state,
         log=MetricLogger(conf.log, state, spread.accelerator),
-        evaluate=build_quick_eval(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),
+        evaluate=build_quick_eval(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6), batch=8),
     )
     save = state.save
 

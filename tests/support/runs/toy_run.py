@@ -91,7 +91,7 @@ class ToyDraft(Draft):
             total=(each * counted).sum(), weight=weight, metrics={"hit": torch.stack([hits.sum().float(), weight])}
         )
 
-    def save(self, directory: Path, target: Target) -> None:
+    def save(self, directory: Path, target: Target, *, writes: bool = True) -> None:
         directory.mkdir(exist_ok=True)
         save_file(self.state_dict(), directory / "model.safetensors")
 

@@ -1,0 +1,133 @@
+"""Measure the memory of a step in several processes, and plan it: memory_run.py FOLDER CASE...
+
+A case is KIND,DRAFT,DTYPE,MICRO_BATCHES, where DRAFT is the layout of the draft's weights. Process 0 writes the bytes
+of each case, measured and planned, to FOLDER/bytes.json.
+"""
+
+import gc
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen3ForCausalLM
+
+from conf.entry import compose
+from models.device.device import Device
+from models.drafts.registry import build_draft
+from models.meta_model import build_meta_draft
+from models.parallel.dtensor import is_sharded
+from models.targets.loading import freeze_model
+from tests.support.data.packed import packed_of
+from tests.support.models.tiny import CPU
+from tests.support.reports.planned import HALF, VOCAB, config, model_outline
+from tests.support.runs.toy_run import leave_processes
+from train.config.run import TrainConf
+from train.distributed.build import build_parallel
+from train.planning.layout import ProcessLayout, core_memory
+from train.planning.trace import EVALUATION, TARGET, fullest_batch, trace_run
+from train.run.log import MetricLogger
+from train.run.state import RunState, flatten_config
+from train.trainer import Trainer
+
+LENGTH, PROMPT = 128, 64
+KINDS = {
+    "eagle1": ["draft=demo-eagle1"],
+    "eagle3": ["draft=demo", "draft.layers=[1,2,3]"],
+    "medusa": ["draft=demo-medusa"],
+    "hydra": ["draft=demo-hydra"],
+    "draft model": ["draft=demo-lm", "draft.layers=[0,3]"],
+}
+
+
+def build_conf(*overrides: str) -> TrainConf:
+    small = [
+        *("optim=adamw", "optim.rows_per_step=2", "optim.compile_loss=false", "tree=chain", "tree.depth=3"),
+        f"data.row_length={LENGTH}",
+        "held_out.selection=4",
+        "run_name=planned",
+        "evaluation.max_new_tokens=6",
+    ]
+    return compose("train", TrainConf, [*small, *overrides])
+
+
+def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
+    """Build a real run of random weights in which every token of the rows is an answer."""
+    torch.manual_seed(0)
+    target = freeze_model(Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
+    full = fullest_batch(conf.optim.rows_per_step, LENGTH)
+    rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
+    parallel = build_parallel(conf.parallel, device, trackers=[])
+    state = RunState(folder, flatten_config(conf))
+    return Trainer(
+        conf=conf,
+        parallel=parallel,
+        target=target,
+        draft=draft,
+        rows=rows,
+        state=state,
+        log=MetricLogger(conf.log, state, parallel.accelerator),
+        evaluate=lambda _: {},
+    )
+
+
+def measure_peak_bytes(work) -> int:
+    """Run `work`; return the most bytes that the allocator held beyond those at the beginning."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def count_held_bytes(loop: Trainer) -> int:
+    """Return the bytes of this process's part of the draft, its gradients and its moments."""
+    weights = [*loop.draft.parameters(), *loop.draft.buffers()]
+    gradients = [p.grad for p in loop.draft.parameters() if p.grad is not None]
+    moments = [m for o in loop.training_state.optimizers for s in o.state.values() for m in s.values()]
+    return sum(count_local_bytes(tensor) for tensor in [*weights, *gradients, *moments])
+
+
+def count_local_bytes(tensor: Tensor) -> int:
+    return cast(Any, tensor).to_local().nbytes if is_sharded(tensor) else tensor.nbytes
+
+
+def compare_with_plan(folder: Path, processes: int, case: str) -> tuple[int, int]:
+    """Return the most bytes of a step beside the target's, as measured and as planned."""
+    kind, weights, dtype, micro_batches = case.split(",")
+    device = {"fp32": CPU, "bf16": HALF}[dtype]
+    rows = 2 * int(micro_batches) * processes
+    conf = build_conf(
+        *KINDS[kind], f"optim.rows_per_step={rows}", "optim.micro_batch_size=2", f"parallel.draft={weights}"
+    )
+    loop = build_trainer(conf, device, folder)
+    loop._take_step()  # creates the moments
+    held = count_held_bytes(loop)
+    measured = held + measure_peak_bytes(loop._take_step)
+    layout = ProcessLayout(
+        tensor=1, data=processes, rows=2, micros=int(micro_batches), blocks=4, draft=conf.parallel.draft
+    )
+    target = model_outline(device)
+    draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=0)
+    phases = trace_run(layout.split_rows(conf), target, draft, prompt_tokens=PROMPT, gathers_draft=layout.gathers_draft)
+    parts = [core_memory(phase, layout) for name, phase in phases.items() if name != EVALUATION]
+    return measured, max(part.total() - part[TARGET] for part in parts)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main = build_parallel(build_conf().parallel, CPU, trackers=[])
+    own = Path(sys.argv[1]) / str(main.accelerator.process_index)
+    results = {case: compare_with_plan(own, main.accelerator.num_processes, case) for case in sys.argv[2:]}
+    if main.is_main:
+        (Path(sys.argv[1]) / "bytes.json").write_text(json.dumps(results))
+    leave_processes()

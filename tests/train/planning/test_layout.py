@@ -1,0 +1,35 @@
+"""Several processes take the memory that a plan states, as PyTorch's allocator measures it."""
+
+import json
+
+import pytest
+
+from tests.support.runs import launch_script
+
+pytestmark = pytest.mark.system
+CASES = (
+    "eagle3,replicated,fp32,1",
+    "eagle3,replicated,bf16,2",
+    "eagle3,sharded,fp32,1",
+    "eagle3,sharded,bf16,2",
+    "medusa,sharded,bf16,1",
+    "draft model,sharded,bf16,2",
+)
+
+
+@pytest.fixture(scope="module")
+def bytes_by_case(tmp_path_factory) -> dict[str, tuple[int, int]]:
+    folder = tmp_path_factory.mktemp("memory")
+    launch_script("../reports/memory_run.py", folder, *CASES, processes=2)
+    return json.loads((folder / "bytes.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_of_two_processes_takes_the_planned_memory(bytes_by_case, case):
+    measured, planned = bytes_by_case[case]
+    assert planned == pytest.approx(measured, rel=0.05)
+
+
+def test_a_shared_draft_takes_less_than_one_that_every_process_holds(bytes_by_case):
+    (replicated, _), (sharded, _) = (bytes_by_case[f"eagle3,{weights},fp32,1"] for weights in ("replicated", "sharded"))
+    assert sharded < replicated
