@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from models.targets.attention import attend_folded, attention_bias
+from models.targets.attention import CHUNK, KERNEL_DEVICES, attend_folded, attention_bias
 from models.targets.modeling import build_mlp
 
 
@@ -48,14 +48,21 @@ def attend(
 
     With gradients the heads are repeated: CUDA's kernels for training that take a mask take no
     groups, and its fallback keeps a T x S matrix of scores for each head. For one token in bf16, PyTorch's
-    grouped attention takes a CPU four times as long as folded heads do.
+    grouped attention takes a CPU four times as long as folded heads do. Prompts attend in chunks where no kernel
+    may take the mask.
     """
     bias = attention_bias(mask, query.dtype)
     if torch.is_grad_enabled():
         key, value = (repeat_heads(x, query.shape[1] // x.shape[1]) for x in (key, value))
     elif query.shape[2] == 1:
         return attend_folded(query, key, value, bias)
-    return F.scaled_dot_product_attention(query, key, value, bias, enable_gqa=query.shape[1] != key.shape[1])
+    is_grouped, tokens = query.shape[1] != key.shape[1], query.shape[2]
+    size = CHUNK if not torch.is_grad_enabled() and query.device.type not in KERNEL_DEVICES else tokens
+    outputs = [
+        F.scaled_dot_product_attention(q, key, value, b, enable_gqa=is_grouped)
+        for q, b in zip(query.split(size, 2), bias.split(size, 2), strict=True)
+    ]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
 def repeat_heads(x: Float[Tensor, "b kv s d"], groups: int) -> Float[Tensor, "b h s d"]:

@@ -13,8 +13,6 @@ pass of step 0 is that of an ordinary attention which is given the merged O and 
 autograd would give wrong gradients: log-sum-exps of a kernel have none of their own.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,10 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from models.layers import repeat_heads
-from models.targets.attention import attention_bias
-
-CHUNK = 128  # queries whose scores are in memory at a time
-KERNEL_DEVICES = {"cpu"}  # whose attention takes a mask and returns log-sum-exps
+from models.targets.attention import CHUNK, KERNEL_DEVICES, attention_bias
 
 
 def attend_unrolled(
@@ -99,17 +94,6 @@ def score_own_keys(query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv t d
 
 
 # --- step 0: PyTorch's kernel on CPUs, chunks of queries elsewhere --------------------------------
-
-
-@contextmanager
-def without_kernel() -> Iterator[None]:
-    """Attend in chunks on CPUs too, for plans of other machines and for tests."""
-    before = KERNEL_DEVICES.copy()
-    KERNEL_DEVICES.clear()
-    try:
-        yield
-    finally:
-        KERNEL_DEVICES.update(before)
 
 
 def attend_first(

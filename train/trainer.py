@@ -93,6 +93,7 @@ class Trainer:
         # In training mode, random layers such as dropout would draw per process and micro-batch:
         # `Draft.prepare_batch` draws per row instead.
         self.draft.eval()
+        self.draft.recomputes = self.conf.optim.recompute
         is_compiled = self.conf.optim.compile_loss and self.parallel.compiles_loss
         return self.parallel.prepare(LossModule(self.draft, self.parallel.device, compiled=is_compiled))
 

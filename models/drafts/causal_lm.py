@@ -116,7 +116,11 @@ class CausalLMDraft(CachedDecoding, Draft):
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
         """Return the loss of every answer token, given all tokens before it."""
         hidden = self.lm.forward_hidden(
-            self._clamp_ids(batch.input_ids), positions=batch.positions, mask=batch.attention_mask(), layers=[]
+            self._clamp_ids(batch.input_ids),
+            positions=batch.positions,
+            mask=batch.attention_mask(),
+            layers=[],
+            recomputes=self.recomputes,
         ).hidden
         weight, total_weight = token_weights(
             batch.answer_mask, batch.document_ids, conf=self.loss_conf, context_mask=batch.context_mask

@@ -13,6 +13,7 @@ H_t is the target's last hidden state after its final norm. `ttt_steps` above 1 
 Axes: B rows, T tokens, H hidden.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -33,7 +34,7 @@ from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_nor
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
 from models.targets.language_model import TargetOutput
-from models.targets.modeling import build_rotary, looks_up_alone
+from models.targets.modeling import build_rotary, looks_up_alone, recompute_in_backward
 from models.targets.target import Target
 from models.unrolled_attention import attend_unrolled
 
@@ -141,13 +142,22 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         """
         embedded, mask = self.embed(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
+
+        def run_step(hidden: Tensor, step: int, *earlier: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Return the output, keys and values of a step, given the keys and values of those before it."""
+            stream, inputs = self.merge_inputs(shift_left(embedded, 1 + step), hidden, dropout_mask)
+            rotary = self.rotary(hidden, batch.positions + step)
+            query, key, value = self.layer.self_attn.project_qkv(inputs, rotary)
+            attended = attend_unrolled(query, [*earlier[:step], key], [*earlier[step:], value], mask)
+            return self.finish(stream, attended), key, value
+
+        run = partial(recompute_in_backward, run_step) if self.recomputes else run_step
         for i in range(self.trained_depth):
-            stream, inputs = self.merge_inputs(shift_left(embedded, 1 + i), hidden, dropout_mask)
-            query, key, value = self.layer.self_attn.project_qkv(inputs, self.rotary(hidden, batch.positions + i))
+            output, key, value = run(hidden, i, *keys, *values)
             keys.append(key)
             values.append(value)
-            outputs.append(self.finish(stream, attend_unrolled(query, keys, values, mask)))
-            hidden = outputs[-1] if self.backprop_through_outputs else outputs[-1].detach()
+            outputs.append(output)
+            hidden = output if self.backprop_through_outputs else output.detach()
         return outputs
 
     # --- decoding ---------------------------------------------------------------------------

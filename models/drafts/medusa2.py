@@ -133,7 +133,11 @@ class Medusa2Draft(MedusaDraft):
         """Return the sum of both terms; without `term_weight_sums` the batch is the whole step."""
         assert self.lm is not None
         adapted = self.lm.forward_hidden(
-            batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=[]
+            batch.input_ids,
+            positions=batch.positions,
+            mask=batch.attention_mask(),
+            layers=[],
+            recomputes=self.recomputes,
         )
         weight, total_weight = token_weights(
             batch.answer_mask, batch.document_ids, conf=self.loss_conf, context_mask=batch.context_mask

@@ -31,6 +31,7 @@ class DraftConf:
     depth_key: ClassVar[str] = "max_depth"  # name of the field that limits the proposal depth
     trains_target: ClassVar[bool] = False  # whether weights of the target are trained too
     is_language_model: ClassVar[bool] = False  # whether `Draft.as_language_model` returns one
+    has_layers: ClassVar[bool] = False  # whether the loss runs decoder layers, which `optim.recompute` can run again
 
     @property
     def max_proposal_depth(self) -> int:
@@ -90,6 +91,7 @@ class CausalLMConf(ModelSource, DraftConf):
     architecture: ClassVar[str] = "a Hugging Face causal LM"
     draft_class: ClassVar[str] = "models.drafts.causal_lm:CausalLMDraft"
     is_language_model: ClassVar[bool] = True
+    has_layers: ClassVar[bool] = True
     config_key: ClassVar[str] = "draft"
 
     init_from: InitFrom = InitFrom.checkpoint
@@ -124,6 +126,8 @@ class CausalLMConf(ModelSource, DraftConf):
 @dataclass(kw_only=True)
 class EagleConf(DraftConf):
     """The options of all EAGLE methods; everything else follows from the target."""
+
+    has_layers: ClassVar[bool] = True
 
     ttt_steps: int = 7  # drafting steps in training
     intermediate_size: int | None = None  # None = the target's
@@ -261,6 +265,7 @@ class Medusa2Conf(MedusaConf):
 
     method: ClassVar[str] = "medusa2"
     trains_target: ClassVar[bool] = True
+    has_layers: ClassVar[bool] = True
     draft_class: ClassVar[str] = "models.drafts.medusa2:Medusa2Draft"
 
     lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))

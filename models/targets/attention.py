@@ -5,6 +5,8 @@ values for each query head in most passes; here the query heads of a group are p
 if they were more tokens. See docs/decoding.md.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +20,20 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 # Added to the score of a key that a query may not attend to: its weight is exactly 0, as by -inf,
 # which not every compiler computes with. bf16 has this number.
 MASKED_SCORE = -1e9
+CHUNK = 128  # queries whose scores are in memory at a time, where no kernel takes the mask
+KERNEL_DEVICES = {"cpu"}  # whose attention takes a mask and returns log-sum-exps
 GROUPED_SDPA = "grouped_sdpa"  # its name among the attention implementations of transformers
+
+
+@contextmanager
+def without_kernel() -> Iterator[None]:
+    """Let drafts attend in chunks on CPUs too, for plans of other machines and for tests."""
+    before = KERNEL_DEVICES.copy()
+    KERNEL_DEVICES.clear()
+    try:
+        yield
+    finally:
+        KERNEL_DEVICES.update(before)
 
 
 def attention_bias(mask: Bool[Tensor, "*batch t s"], dtype: torch.dtype) -> Float[Tensor, "*batch t s"]:

@@ -112,10 +112,12 @@ class LanguageModel:
         layers: list[int],
         cache: StaticCache | None = None,
         write: CacheWrite | None = None,
+        recomputes: bool = False,
     ) -> TargetOutput:
         """Run one forward pass and return its outputs, with the inputs of the captured `layers`.
 
-        With a cache, keys and values are written to the slots of `write`.
+        With a cache, keys and values are written to the slots of `write`. If it `recomputes`, a layer runs again in
+        the backward pass instead of keeping what that needs.
         """
         cache_write = None
         if cache is not None:
@@ -127,6 +129,7 @@ class LanguageModel:
             masks=self._layer_masks(mask, positions, cache, write),
             layers=layers,
             cache_write=cache_write,
+            recomputes=recomputes,
         )
         return TargetOutput(hidden=hidden, captured=torch.cat(captured, -1) if captured else None)
 

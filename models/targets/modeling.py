@@ -25,6 +25,7 @@ import torch
 import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, Cache, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
@@ -74,6 +75,7 @@ class _ForwardState:
 
     layer_inputs: dict[int, Tensor | None] = field(default_factory=dict)  # of the captured layers
     cache_write: tuple[StaticCache, CacheWrite] | None = None
+    recomputes: bool = False
 
 
 @dataclass(kw_only=True)
@@ -108,11 +110,15 @@ class HookedDecoder:
         masks: Any,
         layers: list[int],
         cache_write: tuple[StaticCache, CacheWrite] | None,
+        recomputes: bool = False,
     ) -> tuple[Float[Tensor, "batch seq hidden"], list[Tensor]]:
-        """Return the normed hidden states, and the inputs of these layers."""
+        """Return the normed hidden states, and the inputs of these layers.
+
+        If it `recomputes`, a layer keeps its input alone for the backward pass, which runs it again.
+        """
         # A new dict: graphs must not depend on what an earlier pass left in it.
         self.state.layer_inputs = dict.fromkeys(layers)
-        self.state.cache_write = cache_write
+        self.state.cache_write, self.state.recomputes = cache_write, recomputes
         hidden = self.decoder(
             input_ids=input_ids,
             position_ids=positions,
@@ -153,9 +159,19 @@ def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
         cache, write = hook.forward_state.cache_write
         cache_args = cache.layer_args(hook.index, write)
         kwargs = kwargs | {hook.cache_name: None}
+    args = (layer, hidden_states, hook.cache_name, cache_args, kwargs)
+    if not torch.is_grad_enabled():
+        return hook.region(*args)
     # Inductor computes wrong gradients of a repeated region (PyTorch 2.11 to 2.14).
-    run = _run_layer if torch.is_grad_enabled() else hook.region
-    return run(layer, hidden_states, hook.cache_name, cache_args, kwargs)
+    return recompute_in_backward(_run_layer, *args) if hook.forward_state.recomputes else _run_layer(*args)
+
+
+def recompute_in_backward(function: Callable, *args: Any) -> Any:
+    """Return the function's result; the backward pass calls it again instead of keeping what it computes.
+
+    It must draw no random numbers.
+    """
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 def _run_layer(

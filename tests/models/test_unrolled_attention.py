@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from models import unrolled_attention
-from models.unrolled_attention import attend_unrolled, without_kernel
+from models.targets.attention import without_kernel
+from models.unrolled_attention import attend_unrolled
 
 DOCUMENTS = torch.tensor([0] * 5 + [1] * 6 + [-1] * 2)  # two packed documents, and padding
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 8

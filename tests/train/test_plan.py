@@ -18,8 +18,8 @@ from models.device.memory_trace import TracedPhase, fake_model
 from models.io.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
 from models.parallel import tensor_parallel
+from models.targets.attention import without_kernel
 from models.targets.config import TargetConf
-from models.unrolled_attention import without_kernel
 from tests.support.models.family_models import SHAPE
 from tests.support.models.parallel_layers import shard_state_dict
 from tests.support.models.sharded import CUT, HEADED, build_model
@@ -61,9 +61,14 @@ def test_a_step_with_attention_in_chunks_takes_the_planned_memory(monkeypatch, t
         compare_step_with_plan("eagle3", CPU, 1, tmp_path)
 
 
-def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "draft model"])
+def test_a_step_whose_layers_run_again_takes_the_planned_memory(kind, tmp_path):
+    compare_step_with_plan(kind, CPU, 1, tmp_path, "optim.recompute=true")
+
+
+def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_path: Path, *overrides: str) -> None:
     rows = [f"optim.rows_per_step={2 * micro_batches}", "optim.micro_batch_size=2"]
-    run = build_conf(*KINDS[kind], *rows)
+    run = build_conf(*KINDS[kind], *rows, *overrides)
     loop = build_trainer(run, device, tmp_path)
     loop._take_step()  # creates the moments
     taken = measure_peak_bytes(loop._take_step)
@@ -221,6 +226,17 @@ def suggest_for_memory(folder, *overrides: str, gib_per_core: float) -> list[str
     plan = plan_run(build_plan_conf(folder, *overrides, machine=MachineConf(**vars(GENEROUS) | memory)))
     assert not plan.fits(plan.best)
     return suggest_overrides(plan)
+
+
+def test_layers_run_again_before_rows_are_cut(folder):
+    machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 1, "memory_gib": 0.04})
+    words = (
+        "draft=demo-lm draft.layers=[0,3] optim=adamw optim.rows_per_step=1 loss.logits_chunk=8 data.row_length=512 "
+        "held_out.batch=1"
+    ).split()
+    plan = plan_run(build_plan_conf(folder, *words, machine=machine))
+    assert not plan.fits(plan.best)
+    assert suggest_overrides(plan) == ["optim.recompute=true"]
 
 
 def test_the_layout_with_the_longest_rows_is_suggested(folder):

@@ -153,6 +153,21 @@ def test_wandb_without_a_key_that_works_is_refused_first(command, key, words, pr
     assert not loaded
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["draft=demo-medusa"], "optim.recompute: must be false for medusa, which runs no decoder layers, got true"),
+        (["device=xla"], "optim.recompute: must be false with device=xla, whose compiler undoes it, got true"),
+    ],
+)
+def test_layers_run_again_only_where_that_saves_memory(overrides, message):
+    conf = compose("train", TrainConf, [*overrides, "optim.recompute=true"])
+    with pytest.raises(UserError) as refused:
+        conf.check_settings()
+    assert str(refused.value).startswith(message)
+    compose("train", TrainConf, ["optim.recompute=true"]).check_settings()
+
+
 def test_a_length_that_the_machine_would_pad_is_refused():
     conf = compose("train", TrainConf, ["optim=adamw", "data.row_length=200"])
     check_run_device(conf, CPU)

@@ -96,6 +96,7 @@ class OptimConf:
     rows_per_step: int = 8  # over all processes; passes accumulate their gradients
     micro_batch_size: int | str = 8  # most rows of one pass of a process; auto: what fits
     max_grad_norm: float = 1.0  # maximum norm of the whole gradient
+    recompute: bool = False  # the draft's layers in the backward pass: less memory, a fifth more work
     compile_loss: bool = True  # and the target's pass: takes a minute, more than a short run saves
 
     def __post_init__(self) -> None:

@@ -158,6 +158,16 @@ class TrainConf:
             f"interval.save: must be a multiple of data.on_policy.interval = {on_policy.interval}, "
             f"got {self.interval.save}; a continued run rewrites its rows at that step",
         )
+        require(
+            not self.optim.recompute or self.draft.has_layers,
+            f"optim.recompute: must be false for {self.draft.method}, which runs no decoder layers, got true; "
+            "leave it out",
+        )
+        require(
+            not self.optim.recompute or self.device.shards_weights,
+            f"optim.recompute: must be false with device={self.device.name.name}, whose compiler undoes it, got true; "
+            "lower data.row_length",
+        )
         depth, deepest = self.tree.build().depth, self.draft.max_proposal_depth
         require(
             depth <= deepest,

@@ -11,7 +11,7 @@ from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
 from train.planning.layout import build_layout
 from train.planning.run_plan import LayoutOption, MachinePlan, build_option
-from train.planning.trace import EVALUATION, GATHERED, GRADIENTS, PERSISTENT_PARTS, TRAINED
+from train.planning.trace import DRAFT_PASS, EVALUATION, GATHERED, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
 MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little
 MAX_LOGIT_CHUNKS = 16  # most parts that a chunk of logits is split into, before rows shrink
@@ -30,7 +30,7 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
             longest = layout_overrides | overrides
             if ROW_LENGTH not in overrides:
                 break
-    return [f"{key}={value}" for key, value in longest.items()]
+    return [f"{key}={str(value).lower()}" for key, value in longest.items()]
 
 
 def _can_train(conf: TrainPlanConf) -> bool:
@@ -111,6 +111,9 @@ def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: Mach
     fitting_rows = option.layout.rows * share
     if option.layout.rows > 1:
         return {"optim.micro_batch_size": option.layout.count_fitting_rows(fitting_rows)}
+    can_recompute = conf.draft.has_layers and conf.device.shards_weights
+    if tightest == DRAFT_PASS and can_recompute and not conf.optim.recompute:
+        return {"optim.recompute": True}
     multiple = max(MIN_ROW_LENGTH, plan.machine.length_multiple)
     length = int(conf.data.row_length * fitting_rows) // multiple * multiple
     return {ROW_LENGTH: length} if length >= MIN_ROW_LENGTH else {}

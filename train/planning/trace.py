@@ -22,8 +22,8 @@ from models.drafts.base import Draft, Extras, Needs
 from models.losses.chunked import map_chunks_by
 from models.losses.distributions import TopKLogits
 from models.meta_model import MetaTarget, collect_models
+from models.targets.attention import without_kernel
 from models.targets.language_model import TargetOutput
-from models.unrolled_attention import without_kernel
 from train.config.run import TrainConf
 from train.distributed.units import gathered_copies
 from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
@@ -51,6 +51,7 @@ def trace_run(
     `scores_in_memory`: whether the rest of attention has all its scores in memory. `gathers_draft`: whether processes
     share the draft, and each gathers it for a pass. `stored_schema`: of the feature store that replaces target passes.
     """
+    draft.recomputes = conf.optim.recompute
     drawn = draft.prepare_batch(fullest_batch(1, 1), step=0, generators=[np.random.default_rng()])
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     chunked = without_kernel() if accelerator else nullcontext()

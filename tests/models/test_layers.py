@@ -1,0 +1,66 @@
+"""The parts of a draft's layer compute the same on every route."""
+
+import pytest
+import torch
+
+from data.features.target_pass import run_target
+from models import layers
+from models.layers import attend
+from models.meta_model import collect_models
+from models.targets.attention import without_kernel
+from tests.support.models.methods import CASES, QUICK
+from tests.support.models.tiny import batch_of, sampled_texts
+
+RECOMPUTING = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.system)
+    for name, case in CASES.items()
+    if case.conf.has_layers
+]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_prompts_attend_in_chunks_as_at_once(monkeypatch, kv_heads):
+    monkeypatch.setattr(layers, "CHUNK", 5)
+    numbers = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 13, 8, generator=numbers)
+    key, value = (torch.randn(2, kv_heads, 16, 8, generator=numbers) for _ in range(2))
+    mask = (torch.arange(16) <= torch.arange(13)[:, None]).expand(2, 1, -1, -1)
+    with torch.no_grad():
+        at_once = attend(query, key, value, mask)
+        with without_kernel():
+            in_chunks = attend(query, key, value, mask)
+    torch.testing.assert_close(in_chunks, at_once)
+
+
+def find_gradients(draft, target, batch, *, compiled: bool) -> list[torch.Tensor]:
+    loss = torch.compile(draft.loss, backend="aot_eager", fullgraph=True) if compiled else draft.loss
+    loss(batch, run_target(target, draft.needs.layers, batch)).total.backward()
+    gradients = [p.grad.clone() for p in draft.parameters() if p.requires_grad]
+    draft.zero_grad()
+    return gradients
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_layers_that_run_again_in_the_backward_pass_give_the_same_gradients(target, name, compiled):
+    draft = CASES[name].build(target).eval()
+    batch = batch_of(sampled_texts(target, count=2, length=24))
+    calls = []
+    modules = [module for model in collect_models(draft) for module in model.modules() if is_mlp(module)]
+    hooks = [module.register_forward_pre_hook(lambda *_: calls.append(1)) for module in modules]
+    kept = find_gradients(draft, target, batch, compiled=False)
+    num_calls = len(calls)
+    draft.recomputes = True
+    again = find_gradients(draft, target, batch, compiled=False)
+    assert len(calls) == 3 * num_calls > 0  # once, and twice
+    for hook in hooks:
+        hook.remove()
+    assert all(map(torch.equal, again, kept))
+    if compiled:
+        torch._dynamo.reset()
+        for gradient, expected in zip(find_gradients(draft, target, batch, compiled=True), kept, strict=True):
+            torch.testing.assert_close(gradient, expected)
+
+
+def is_mlp(module: torch.nn.Module) -> bool:
+    return type(module).__name__.endswith("MLP")
