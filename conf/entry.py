@@ -37,7 +37,7 @@ from omegaconf.errors import (
 )
 
 from conf.drafts import is_draft_entry, list_options
-from conf.error_lines import reword_message, unknown_key_message, unreadable_message
+from conf.error_lines import reword_message, unknown_key_message, unknown_option_message, unreadable_message
 from conf.sequences import WRITERS, check_experiments, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
 from models.device.packages import guard_torch_autoload
@@ -282,7 +282,7 @@ def error_to_line(error: BaseException) -> str:
     match cause:
         case MissingConfigException(missing_cfg_file=str(path), options=[*options]):
             group, _, name = path.partition("/")
-            return f"{group}: no such option, got '{name}'; choose one of {', '.join(options)}"
+            return unknown_option_message(group, name, options)
         case OverrideParseException(override=str(override)):
             return unreadable_message(*override.partition("="))
         case ConfigAttributeError() | ConfigKeyError():

@@ -51,6 +51,13 @@ def unknown_key_message(key: str, schema: type | None) -> str:
     return f"{key}: no such key; {remedy}"
 
 
+def unknown_option_message(group: str, name: str, options: list[str]) -> str:
+    """Return the line for an option that a group does not have, with the most similar one it has."""
+    matches = difflib.get_close_matches(name, options, n=1)
+    remedy = f"did you mean {group}={matches[0]}?" if matches else f"choose one of {', '.join(options)}"
+    return f"{group}: no such option, got '{name}'; {remedy}"
+
+
 def _list_keys(schema: Any) -> Iterator[tuple[str, str]]:
     """Yield every key below a dataclass as its path and the last part of the path."""
     for field in dataclasses.fields(schema):

@@ -74,6 +74,10 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     def layer(self) -> DecoderLayer:
         raise NotImplementedError
 
+    @property
+    def graph_kind(self) -> str:
+        return self.method if self.embed_tokens is None else f"{self.method}_with_embeddings"
+
     # --- the embeddings ----------------------------------------------------------------------
 
     def _add_embeddings(self) -> None:

@@ -34,6 +34,7 @@ def list_names(group: str) -> str:
 DRAFTS = list_names("draft")
 MISTAKES = {
     "draft=nope": f"draft: no such option, got 'nope'; choose one of {DRAFTS}",
+    "draft=qwen3-8b-eagle-3": "draft: no such option, got 'qwen3-8b-eagle-3'; did you mean draft=qwen3-8b-eagle3?",
     "loss=kl": f"loss: no such option, got 'kl'; choose one of {list_names('loss')}",
     "draft.layrs=[1]": "draft.layrs: no such key; did you mean draft.layers?",
     "lr=1": "lr: no such key; did you mean optim.lr?",

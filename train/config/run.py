@@ -56,7 +56,7 @@ class HeldOutConf:
 
     selection: int = 32  # for the measurements that choose the checkpoint
     report: int = 64  # others, for the report; 0 requires evaluation.prompts
-    batch: int = 8  # of the first, decoded at a time
+    batch: int = 4  # of the first, decoded at a time
 
     def __post_init__(self) -> None:
         check_values(self, "held_out", selection=at_least(1), report=at_least(0), batch=at_least(1))
