@@ -12,7 +12,8 @@ from conf.sequences import list_sequences
 from data.prepare_config import AnswersConf
 from scripts.benchmarks.tables import replaced
 from train.config.run import TrainPlanConf
-from train.planning.run_plan import MachinePlan, plan_run
+from train.planning.choice import plan_run
+from train.planning.run_plan import MachinePlan
 from train.planning.tables import format_duration, format_gib, planned_steps, tokens_per_step
 
 PAGE = Path(__file__).parent.parent / "docs" / "sequences.md"

@@ -20,8 +20,8 @@ def main(conf: TrainPlanConf) -> None:
         print_line("data.path: no feature store there, so the plan includes the target's passes")
         conf = replace(conf, data=replace(conf.data, source=DataSource.prepared))
     conf.check_settings()
+    from train.planning.choice import plan_run
     from train.planning.remedies import suggest_overrides
-    from train.planning.run_plan import plan_run
     from train.planning.tables import print_plan
 
     plan = plan_run(conf)

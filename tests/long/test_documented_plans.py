@@ -7,7 +7,7 @@ import pytest
 from conf.entry import compose
 from tests.support.commands.pages import ROOT, code, commands
 from train.config.run import TrainPlanConf
-from train.planning.run_plan import plan_run
+from train.planning.choice import plan_run
 
 TRAINIUM, PLANNING = ((ROOT / "docs" / name).read_text() for name in ("trainium.md", "planning.md"))
 TABLE = re.compile(r"^\| (\S+) on (\S+) \| .*\| ([\d.]+) \| [\d.]+ of \d+ \|$", re.MULTILINE)

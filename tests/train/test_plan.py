@@ -28,9 +28,9 @@ from tests.support.reports.memory_run import KINDS, LENGTH, PROMPT, build_conf, 
 from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config, model_outline
 from train.config.run import TrainPlanConf
 from train.plan import main
+from train.planning.choice import plan_run
 from train.planning.layout import list_layouts
 from train.planning.remedies import suggest_overrides
-from train.planning.run_plan import plan_run
 from train.planning.tables import planned_steps, time_table
 from train.planning.trace import (
     DRAFT_PASS,

@@ -35,9 +35,15 @@ class ParallelConf:
     tensor: int = 1  # processes that the target's layers are split over
     target: Weights = Weights.replicated  # over the data ranks
     draft: Weights = Weights.replicated  # over all processes
+    auto: bool = False  # the plan chooses tensor and draft, and turns on optim.recompute where nothing else fits
 
     def __post_init__(self) -> None:
         check_values(self, "parallel", tensor=at_least(1))
+        require(
+            not (self.auto and self.splits_weights),
+            "parallel.auto: chooses the layout, got "
+            f"tensor={self.tensor}, target={self.target.name}, draft={self.draft.name}; leave them or auto out",
+        )
 
     @property
     def splits_target(self) -> bool:

@@ -38,7 +38,7 @@ def check_parallel(conf: TrainConf) -> None:
     )
     rows, data_ranks = conf.optim.rows_per_step, processes // parallel.tensor
     require(
-        rows % data_ranks == 0,
+        rows % data_ranks == 0 or parallel.auto,
         f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
         f"got {rows}; give {data_ranks} rows or a multiple of that",
     )
@@ -65,6 +65,9 @@ def check_layout(conf: TrainConf) -> None:
         f"tensor={parallel.tensor}, target={parallel.target.name}, draft={parallel.draft.name}; choose another draft",
     )
     if conf.device.name is DeviceName.xla:
+        require(
+            not parallel.auto, "parallel.auto: must be false with device=xla, got true; choose a layout with train.plan"
+        )
         check_xla_layout(parallel, conf.optim.name.value)
 
 

@@ -18,6 +18,11 @@ def get_world_size() -> int:
     return _read_env_int("WORLD_SIZE", 1)
 
 
+def get_local_world_size() -> int:
+    """Return the number of the run's processes on this node, 1 without a launcher."""
+    return _read_env_int("LOCAL_WORLD_SIZE", 1)
+
+
 def is_restart() -> bool:
     """Return True if the launcher restarted this run after one of its processes died."""
     return _read_env_int("TORCHELASTIC_RESTART_COUNT", 0) > 0

@@ -11,7 +11,10 @@ from models.io.errors import UserError, require
 from models.meta_model import build_meta_target
 from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf
+from train.distributed import torchrun
+from train.distributed.build import check_parallel
 from train.distributed.parallel import Parallel
+from train.planning.choice import choose_layout
 from train.planning.layout import build_layout
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
@@ -34,6 +37,8 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
 
     Raise UserError, with overrides that fit, if nothing fits.
     """
+    if conf.parallel.auto:
+        conf, parallel = choose_run_layout(conf, parallel)
     saved_rows = read_saved_rows(conf)
     is_auto = conf.optim.micro_batch_size == AUTO
     core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
@@ -66,6 +71,28 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     return FittedRun(conf=conf, parallel=parallel, planned_bytes=plan.best.peak_bytes)
 
 
+def choose_run_layout(conf: TrainConf, parallel: Parallel) -> tuple[TrainConf, Parallel]:
+    """Return the run, and its processes, in the layout that its plan chooses for the devices at hand."""
+    core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
+    if core_bytes is None:
+        raise UserError(
+            "parallel.auto: needs the memory of the device, which does not tell it; set device.memory_gib or a layout"
+        )
+    machine = describe_machine(parallel, min(parallel.gather(core_bytes)))
+    chosen = choose_layout(
+        as_plan_conf(conf, machine), machine, parallel.device.dtype, most_sharing=torchrun.get_local_world_size()
+    )
+    conf = replace(conf, parallel=chosen.parallel, optim=chosen.optim)
+    check_parallel(conf)
+    log.info(
+        "parallel: auto takes parallel.tensor=%d parallel.draft=%s optim.recompute=%s, the first layout that fits",
+        conf.parallel.tensor,
+        conf.parallel.draft.name,
+        str(conf.optim.recompute).lower(),
+    )
+    return conf, replace(parallel, conf=conf.parallel)
+
+
 def read_saved_rows(conf: TrainConf) -> int | None:
     """Return the rows per pass of the run that this one continues, or None if it continues none."""
     if not conf.resume:
@@ -76,8 +103,21 @@ def read_saved_rows(conf: TrainConf) -> int | None:
 
 def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> MachinePlan:
     """Return the plan of the run's own layout; only its memory is of use, its times are not."""
+    device, machine = parallel.device, describe_machine(parallel, core_bytes)
+    plan_conf = as_plan_conf(conf, machine)
+    target = build_meta_target(conf.target, device.dtype)
+    layout = build_layout(plan_conf, machine, target.num_layers, conf.parallel.tensor)
+    return plan_layouts(plan_conf, machine, device.dtype, [layout])
+
+
+def as_plan_conf(conf: TrainConf, machine: MachineConf) -> TrainPlanConf:
+    return TrainPlanConf(**{part.name: getattr(conf, part.name) for part in fields(TrainConf)}, machine=machine)
+
+
+def describe_machine(parallel: Parallel, core_bytes: float) -> MachineConf:
+    """Return the devices of the run's processes as a machine whose speeds are made up."""
     device = parallel.device
-    machine = MachineConf(
+    return MachineConf(
         name=LOCAL_MACHINE,
         chips=parallel.accelerator.num_processes,
         memory_gib=core_bytes / GIB,
@@ -85,12 +125,8 @@ def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> Ma
         tflops={"float32": 1.0, "bfloat16": 1.0},
         length_multiple=device.length_multiple,
         is_accelerator=device.torch_device.type != "cpu",
+        scores_in_memory=device.scores_in_memory,
     )
-    values = {part.name: getattr(conf, part.name) for part in fields(TrainConf)}
-    plan_conf = TrainPlanConf(**values, machine=machine)
-    target = build_meta_target(conf.target, device.dtype)
-    layout = build_layout(plan_conf, machine, target.num_layers, conf.parallel.tensor)
-    return plan_layouts(plan_conf, machine, device.dtype, [layout])
 
 
 def describe_misfit(plan: MachinePlan) -> str:

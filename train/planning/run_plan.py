@@ -8,19 +8,16 @@ import torch
 
 from data.features import compatibility
 from models.device.config import MachineConf
-from models.device.machine_specs import check_dtype
 from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, find_head_layers, shard_target
 from models.parallel.tensor_parallel import list_tables
-from models.targets.precision import resolve_machine
 from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainPlanConf, Weights
-from train.distributed.build import check_layout
 from train.distributed.units import count_largest_bytes
 from train.optim import trained_parameters
 from train.planning.graph_plan import list_graphs
-from train.planning.layout import ProcessLayout, StepTime, core_memory, estimate_step_time, list_layouts
+from train.planning.layout import ProcessLayout, StepTime, core_memory, estimate_step_time
 from train.planning.trace import persistent_memory, trace_run
 from train.run.folder import disk_bytes_needed
 
@@ -71,7 +68,7 @@ class MachinePlan:
     @cached_property
     def sizes(self) -> ModelSizes:
         """Return the sizes of the models, which do not depend on the layout."""
-        target, draft = _build_models(self.conf, self.dtype)
+        target, draft = build_models(self.conf, self.dtype)
         store = compatibility.read_store_manifest(self.conf.data, target, draft)
         # 1: the final hidden state
         computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
@@ -121,7 +118,7 @@ class MachinePlan:
 
     def _trace_rows(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
         layout = option.layout
-        target, draft = _build_models(conf, self.dtype, layout.tensor)
+        target, draft = build_models(conf, self.dtype, layout.tensor)
         store = compatibility.read_store_manifest(conf.data, target, draft)
         phases = trace_run(
             layout.split_rows(conf),
@@ -139,21 +136,8 @@ class MachinePlan:
 
 def build_option(conf: TrainPlanConf, dtype: torch.dtype, layout: ProcessLayout) -> LayoutOption:
     """Return the option of a layout that is not traced."""
-    models = _build_models(conf, dtype, layout.tensor)
+    models = build_models(conf, dtype, layout.tensor)
     return LayoutOption(layout=layout, persistent=persistent_memory(conf, *models, gathers_draft=layout.gathers_draft))
-
-
-def plan_run(conf: TrainPlanConf) -> MachinePlan:
-    """Return a plan with all layouts of a run; raise UserError for what no layout can do."""
-    check_layout(conf)
-    machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
-    check_dtype(machine, dtype)
-    conf.data.check_row_length(machine.length_multiple, on=machine.name)
-    target, draft = _build_models(conf, dtype)
-    store = compatibility.read_store_manifest(conf.data, target, draft)
-    if store is not None and conf.tokens is None:
-        conf = replace(conf, tokens=float(store.spec.tokens))
-    return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
 
 
 def plan_layouts(
@@ -177,7 +161,7 @@ def count_graphs(plan: MachinePlan) -> int:
     return len(list_graphs(replace(layout.split_rows(conf), parallel=parallel)))
 
 
-def _build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tuple[MetaTarget, Draft]:
+def build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tuple[MetaTarget, Draft]:
     """Build target and draft as one core holds them if `tensor` cores share the target."""
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)

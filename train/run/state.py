@@ -43,7 +43,8 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 # or only how sums are rounded. device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_PREFIXES = (
     *("log.", "interval.log", "interval.save", "output_dir", "resume", "evaluation.", "tune", "parallel."),
-    *("data.license", "data.processes", "optim.micro_batch_size", "loss.logits_chunk", "device.name"),
+    *("data.license", "data.processes", "optim.micro_batch_size", "optim.recompute", "loss.logits_chunk"),
+    *("held_out.batch", "device.name"),
     *("device.threads", "device.cache_dir", "device.visible_cores", "device.num_cores", "device.memory_gib"),
 )
 STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run/folder.py checks whether they may differ

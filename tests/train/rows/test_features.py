@@ -21,7 +21,7 @@ from tests.support.runs.stored_run import BF16, documents, learned, losses, trai
 from tests.support.runs.toy_run import metrics, weights
 from train.checks import check_inputs
 from train.config.run import TrainPlanConf
-from train.planning.run_plan import plan_run
+from train.planning.choice import plan_run
 from train.planning.trace import DRAFT_PASS, TARGET_PASS, fake_stored_output
 
 METHODS = {

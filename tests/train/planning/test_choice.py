@@ -1,0 +1,90 @@
+"""`parallel=auto` takes the layout that its plan chooses, and leaves every other key as it is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from conf.entry import compose
+from models.device.config import MachineConf
+from models.io.errors import UserError
+from tests.support.models.tiny import sampled_texts
+from tests.support.reports.planned import GENEROUS, config
+from tests.support.runs import run_python
+from train.config.run import ParallelConf, TrainPlanConf, Weights
+from train.distributed.build import check_layout
+from train.planning.choice import plan_run
+
+TIGHT_GIB = 0.00404  # between what processes need that share the draft and what they need if each has its own
+RUN = (
+    "draft=demo-lm draft.layers=[0,3] optim=adamw optim.rows_per_step=8 optim.micro_batch_size=1 loss.logits_chunk=8 "
+    "data.row_length=512 held_out.batch=1 device=cpu tree=chain tree.depth=3"
+).split()
+
+
+@pytest.mark.parametrize(
+    ("gib_per_core", "tensor", "draft", "recompute"),
+    [
+        (0.06, 1, Weights.replicated, False),
+        (0.04, 1, Weights.sharded, False),
+        (0.03, 4, Weights.sharded, False),
+        (0.02, 8, Weights.sharded, True),
+    ],
+)
+def test_the_layout_that_costs_least_is_taken(tmp_path, gib_per_core, tensor, draft, recompute):
+    config().save_pretrained(tmp_path)
+    conf = compose("train_plan", TrainPlanConf, [*RUN, f"target.path={tmp_path}", "parallel=auto"])
+    machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 8, "memory_gib": 8 * gib_per_core})
+    plan = plan_run(replace(conf, machine=machine))
+    assert plan.fits(plan.best)
+    assert plan.conf.parallel == ParallelConf(tensor=tensor, draft=draft)
+    assert plan.conf.optim == replace(conf.optim, recompute=recompute)
+    assert replace(plan.conf, parallel=conf.parallel, optim=conf.optim) == replace(conf, machine=machine)
+
+
+def test_a_run_that_no_layout_fits_is_planned_as_if_none_was_chosen(tmp_path):
+    config().save_pretrained(tmp_path)
+    conf = compose("train_plan", TrainPlanConf, [*RUN, f"target.path={tmp_path}", "parallel=auto"])
+    machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.02})
+    plan = plan_run(replace(conf, machine=machine))
+    assert not plan.fits(plan.best)
+    assert plan.conf.parallel == ParallelConf()
+
+
+def test_auto_and_a_layout_exclude_each_other():
+    with pytest.raises(UserError, match=r"^parallel\.auto: chooses the layout, got tensor=2, target=replicated, "):
+        ParallelConf(auto=True, tensor=2)
+    conf = compose("train_plan", TrainPlanConf, ["device=xla", "parallel=auto", "optim=adamw"])
+    with pytest.raises(UserError, match=r"^parallel\.auto: must be false with device=xla"):
+        check_layout(conf)
+
+
+@pytest.mark.system
+def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path):
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    target.model.save_pretrained(tmp_path / "target")
+    rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in sampled_texts(target, count=24, length=32)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = (
+        "data=jsonl data.path=rows.jsonl data.row_length=64 target.path=target draft.ttt_steps=2 draft.vocab_size=null "
+        "optim=adamw optim.steps=2 optim.rows_per_step=2 optim.micro_batch_size=1 device=cpu device.compile=false "
+        "held_out.selection=2 held_out.report=2 evaluation.max_new_tokens=4 evaluation.batch_sizes=[] tree=chain "
+        "tree.depth=2 device.precision=float32 parallel=auto run_name=auto"
+    ).split()
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "train")
+
+    def train(memory_gib: float) -> tuple[str, dict]:
+        printed = run_python(
+            *launcher, *words, f"device.memory_gib={memory_gib}", "resume=false", folder=tmp_path, OMP_NUM_THREADS="1"
+        )
+        return printed, yaml.safe_load((tmp_path / "outputs/train/auto/config.yaml").read_text())
+
+    printed, conf = train(1.0)
+    line = "parallel: auto takes parallel.tensor={tensor} parallel.draft={draft} optim.recompute=false"
+    assert line.format(tensor=1, draft="replicated") in printed
+    assert conf["parallel"] == {"tensor": 1, "target": "replicated", "draft": "replicated", "auto": False}
+    printed, conf = train(TIGHT_GIB)
+    assert line.format(tensor=1, draft="sharded") in printed
+    assert conf["parallel"]["draft"] == "sharded"
+    assert conf["optim"]["micro_batch_size"] == 1
