@@ -112,8 +112,8 @@ class FeatureDraft(Draft):
         return self._frozen[1]
 
     @property
-    def target_embeddings(self) -> nn.Embedding:
-        """Return the frozen embeddings of the target, as the processes of a tensor group share them."""
+    def target_embeddings(self) -> Any:
+        """Return the module of the target's frozen embeddings, whose `weight` a tensor group may share."""
         return self._frozen[0].get_input_embeddings()
 
     def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
