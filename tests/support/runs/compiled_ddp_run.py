@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch._dynamo
 import torch.distributed
-from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -45,7 +44,7 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> No
     backend = f"counted_{len(parts)}"
     parts[folder.name] = 0
     device = replace(CPU, compiles=compiled, backend=backend, ledger=GraphLedger())
-    build.Accelerator = partial(Accelerator, kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=bucket_mb)])
+    build.DistributedDataParallelKwargs = partial(DistributedDataParallelKwargs, bucket_cap_mb=bucket_mb)
     conf = toy_conf(
         draft=DRAFTS[name], data=DataConf(seed=1), optim={"steps": 3, "rows_per_step": 8, "micro_batch_size": 2}
     )
