@@ -85,7 +85,7 @@ class Draft(nn.Module):
             parameter.data = parameter.data.to(target.head.weight.dtype)
         return self
 
-    def saved_weights(self) -> list[Tensor]:
+    def list_saved_weights(self) -> list[Tensor]:
         """Return the weights that a checkpoint holds, of which some may be the target's."""
         return [*self.parameters()]
 

@@ -34,7 +34,7 @@ from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_nor
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
 from models.targets.language_model import TargetOutput
-from models.targets.modeling import build_rotary, looks_up_alone, recompute_in_backward
+from models.targets.modeling import build_rotary, is_plain_lookup, recompute_in_backward
 from models.targets.target import Target
 from models.unrolled_attention import attend_unrolled
 
@@ -61,7 +61,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         self.trained_depth = conf.ttt_steps
         # Embeddings of its own, if they are trained or other than the target's.
         self.embed_tokens: nn.Embedding | None = None
-        if conf.trains_embeddings or not looks_up_alone(self.target_embeddings):
+        if conf.trains_embeddings or not is_plain_lookup(self.target_embeddings):
             self._add_embeddings()
         self.rotary = build_rotary(config)
 
@@ -99,8 +99,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         tensors = super().checkpoint_tensors()
         return tensors if EMBEDDINGS in tensors else tensors | {EMBEDDINGS: full_tensor(self.target_embeddings.weight)}
 
-    def saved_weights(self) -> list[Tensor]:
-        weights = super().saved_weights()
+    def list_saved_weights(self) -> list[Tensor]:
+        weights = super().list_saved_weights()
         return weights if self.embed_tokens is not None else [*weights, self.target_embeddings.weight]
 
     def restore(self, directory: Path, target: Target) -> None:

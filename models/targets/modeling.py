@@ -245,7 +245,7 @@ def _run_thin_model(config: Any, *, trust_remote_code: bool) -> None:
         raise TypeError(f"layers take {captured[0].shape} and the decoder returns {hidden.shape}")
 
 
-def looks_up_alone(embeddings: nn.Module) -> bool:
+def is_plain_lookup(embeddings: nn.Module) -> bool:
     """Return whether embeddings are rows of a table, which no factor scales as in Gemma."""
     return not isinstance(embeddings, nn.Embedding) or type(embeddings).forward is nn.Embedding.forward
 

@@ -134,7 +134,7 @@ def disk_bytes_needed(draft: Draft, target: Target | None = None) -> int:
     A new state or checkpoint is complete before the old one is removed. A state holds the trained weights and their two
     moments. `target` is needed for a draft that adapts it, whose checkpoint includes the adapted target.
     """
-    needed = 2 * sum(weight.nbytes for weight in draft.saved_weights())
+    needed = 2 * sum(weight.nbytes for weight in draft.list_saved_weights())
     needed += 2 * 3 * sum(p.nbytes for p in trained_parameters(draft))
     if target is not None and (adapted := draft.get_adapted_target(target)) is not None:
         # Its only trained parameters are adapters, which are merged when it is written.
