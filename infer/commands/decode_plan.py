@@ -5,6 +5,7 @@ roofline estimate).
 """
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -23,6 +24,7 @@ from models.io.errors import UserError, require
 from models.io.files import open_output_file
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, collect_models, shard_target
 from models.parallel.tensor_parallel import plan_shards
+from models.targets.attention import without_kernel
 from models.targets.precision import resolve_machine
 from models.trees.keyed_noise import split_row_ids
 
@@ -100,7 +102,8 @@ def trace_phases(
     """Return traces of four phases: prompt, one token without a draft, verification, proposal."""
     vocab = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     models = [target.model, *collect_models(draft)]
-    with fake_model(models, vocab=vocab, scores_in_memory=scores_in_memory) as tracer:
+    chunked = without_kernel() if scores_in_memory else nullcontext()
+    with chunked, fake_model(models, vocab=vocab, scores_in_memory=scores_in_memory) as tracer:
         tracer.label_tensors(DRAFT, [*draft.parameters(), *draft.buffers()])
         tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
         decoder = Decoder(

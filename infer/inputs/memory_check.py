@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers.modeling_utils import load_state_dict
 
 from conf.entry import CONF_DIR, read_config
 from infer.engine.decode import Decoder
@@ -17,6 +18,7 @@ from models.device.cpu import count_packed_bytes
 from models.device.device import Device
 from models.device.machine_specs import read_process_bytes
 from models.device.memory_trace import fake_model
+from models.drafts.eagle import EMBEDDINGS
 from models.io.errors import UserError
 from models.meta_model import build_meta_target
 from models.targets.config import TargetConf
@@ -77,9 +79,13 @@ def find_core_bytes(memory_gib: float | None, device: Device) -> float | None:
 
 
 def count_draft_bytes(directories: list[Path]) -> int:
-    """Return the bytes of the checkpoints' weights, an adapted target among them."""
+    """Return the bytes of the checkpoints' weights, an adapted target among them, without EAGLE's embeddings.
+
+    These are the target's own, unless the draft has trained others.
+    """
     files = (file for directory in directories for file in directory.rglob("*.safetensors"))
-    return sum(file.stat().st_size for file in files)
+    stored = (item for file in files for item in load_state_dict(str(file), map_location="meta").items())
+    return sum(tensor.nbytes for name, tensor in stored if name != EMBEDDINGS)
 
 
 @torch.no_grad()

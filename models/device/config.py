@@ -50,8 +50,8 @@ class DeviceConf(NeuronEnv):
         )
 
     @property
-    def shards_weights(self) -> bool:
-        """Return whether a sharded draft is gathered for a pass; PyTorch/XLA shards its moments alone."""
+    def is_native(self) -> bool:
+        """Return whether PyTorch runs by itself, with DDP and FSDP2; PyTorch/XLA shards a draft's moments alone."""
         return self.name is not DeviceName.xla
 
 

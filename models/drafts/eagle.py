@@ -106,8 +106,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     def restore(self, directory: Path, target: Target) -> None:
         """Load the tensors of a checkpoint; embeddings that differ from the target's become the draft's own."""
         if self.embed_tokens is None:
-            table = full_tensor(self.target_embeddings.weight).cpu()
-            saved = checkpoint.load_tensors(directory, self.checkpoint_tensors())[EMBEDDINGS]
+            expected = self.checkpoint_tensors()
+            saved, table = checkpoint.load_tensors(directory, expected)[EMBEDDINGS], expected[EMBEDDINGS].cpu()
             if not torch.equal(saved.to(table.dtype), table):
                 self._add_embeddings()
         super().restore(directory, target)

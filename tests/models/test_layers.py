@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from data.features.target_pass import run_target
 from models import layers
@@ -25,10 +26,18 @@ def test_prompts_attend_in_chunks_as_at_once(monkeypatch, kv_heads):
     query = torch.randn(2, 4, 13, 8, generator=numbers)
     key, value = (torch.randn(2, kv_heads, 16, 8, generator=numbers) for _ in range(2))
     mask = (torch.arange(16) <= torch.arange(13)[:, None]).expand(2, 1, -1, -1)
+    lengths = []
+
+    def count_queries(query, *args, **kwargs):
+        lengths.append(query.shape[2])
+        return scaled_dot_product_attention(query, *args, **kwargs)
+
+    monkeypatch.setattr(layers.F, "scaled_dot_product_attention", count_queries)
     with torch.no_grad():
         at_once = attend(query, key, value, mask)
         with without_kernel():
             in_chunks = attend(query, key, value, mask)
+    assert lengths == [13, 5, 5, 3]
     torch.testing.assert_close(in_chunks, at_once)
 
 

@@ -170,7 +170,7 @@ class TrainConf:
             "leave it out",
         )
         require(
-            not self.optim.recompute or self.device.shards_weights,
+            not self.optim.recompute or self.device.is_native,
             f"optim.recompute: must be false with device={self.device.name.name}, whose compiler undoes it, got true; "
             "lower data.row_length",
         )

@@ -39,7 +39,7 @@ class ProcessLayout:
     blocks: int  # layers of the target; a sharded target gathers two at a time
     target: Weights = Weights.replicated  # over the groups
     draft: Weights = Weights.replicated  # over all processes
-    shards_weights: bool = True  # whether a sharded draft has its weights sharded, and not its moments alone
+    is_native: bool = True  # as `DeviceConf.is_native`
 
     @property
     def processes(self) -> int:
@@ -48,7 +48,7 @@ class ProcessLayout:
     @property
     def gathers_draft(self) -> bool:
         """Return whether processes share the draft's weights, and each gathers them for a pass."""
-        return self.draft is Weights.sharded and self.shards_weights and self.processes > 1
+        return self.draft is Weights.sharded and self.is_native and self.processes > 1
 
     def with_rows(self, rows: int) -> "ProcessLayout":
         """Return the layout with that many rows per pass, which must divide those of a process."""
@@ -114,7 +114,7 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
         blocks=blocks,
         target=conf.parallel.target,
         draft=conf.parallel.draft,
-        shards_weights=conf.device.shards_weights,
+        is_native=conf.device.is_native,
     )
 
 
@@ -135,7 +135,7 @@ def core_memory(phase: TracedPhase, layout: ProcessLayout) -> Counter[str]:
                 parts[part] //= layout.processes
         elif layout.micros > 1 and phase.name != EVALUATION:  # of an earlier micro-batch
             parts[GRADIENTS] += parts[TRAINED]
-    elif layout.processes > 1 and layout.shards_weights:  # DDP's buckets, which stay, are the gradients
+    elif layout.processes > 1 and layout.is_native:  # DDP's buckets, which stay, are the gradients
         parts[GRADIENTS] = parts[TRAINED]
     return parts
 

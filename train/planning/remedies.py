@@ -111,7 +111,7 @@ def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: Mach
     fitting_rows = option.layout.rows * share
     if option.layout.rows > 1:
         return {"optim.micro_batch_size": option.layout.count_fitting_rows(fitting_rows)}
-    can_recompute = conf.draft.has_layers and conf.device.shards_weights
+    can_recompute = conf.draft.has_layers and conf.device.is_native
     if tightest == DRAFT_PASS and can_recompute and not conf.optim.recompute:
         return {"optim.recompute": True}
     multiple = max(MIN_ROW_LENGTH, plan.machine.length_multiple)

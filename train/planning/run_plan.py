@@ -167,6 +167,6 @@ def build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tu
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if tensor > 1:
         # On the XLA route the embeddings stay whole, too.
-        whole = find_head_layers(target) if conf.device.shards_weights else list_tables(target.model)
+        whole = find_head_layers(target) if conf.device.is_native else list_tables(target.model)
         shard_target(target, tensor, replicated=whole)
     return target, draft

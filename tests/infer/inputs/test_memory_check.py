@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from conf.entry import compose
 from infer.commands.evaluation import evaluate_checkpoints
 from infer.commands.generation import generate_from_checkpoint
 from infer.commands.tree_tuning import tune_checkpoints
 from infer.config import EvalConf, GenerateConf
-from infer.inputs.memory_check import GIB, DecodingSize, check_memory, trace_decoding
+from infer.inputs.memory_check import GIB, DecodingSize, check_memory, count_draft_bytes, trace_decoding
 from infer.tuning.config import TuneConf
 from models.io.errors import UserError
 from models.targets.config import TargetConf
@@ -45,7 +46,7 @@ def build_memory_override(folder: Path, fewer: int, more: int) -> str:
     """Return an override under which `fewer` rows fit and `more` rows do not."""
     conf = TargetConf(path=str(folder / "target"))
     peaks = [trace_decoding(conf, CPU, SIZE, rows) for rows in (fewer, more)]
-    draft = (folder / "draft" / "model.safetensors").stat().st_size
+    draft = count_draft_bytes([folder / "draft"])
     return f"device.memory_gib={(sum(peaks) / 2 + draft) / 0.9 / GIB}"
 
 
@@ -96,3 +97,9 @@ def test_the_batch_that_the_error_names_fits(folder):
 def test_a_device_that_does_not_report_its_memory_is_not_checked(folder):
     silent = replace(CPU, name="xla", torch_device=torch.device("cpu"))
     check_memory(TargetConf(path="no such folder"), [folder / "draft"], SIZE, silent, None)
+
+
+def test_embeddings_that_a_draft_reads_from_its_target_take_no_memory_of_their_own(folder, target):
+    stored = load_file(folder / "draft" / "model.safetensors")
+    table = target.model.get_input_embeddings().weight
+    assert count_draft_bytes([folder / "draft"]) == sum(tensor.nbytes for tensor in stored.values()) - table.nbytes

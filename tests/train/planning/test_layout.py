@@ -26,8 +26,10 @@ def bytes_by_case(tmp_path_factory) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_of_two_processes_takes_the_planned_memory(bytes_by_case, case):
+    """The profiler misses what gloo's threads free of a shared draft, whose measured figures may be too high."""
     measured, planned = bytes_by_case[case]
-    assert planned == pytest.approx(measured, rel=0.05)
+    missed = 0.05 if "sharded" in case else 0.01
+    assert (1 - missed) * measured <= planned <= 1.01 * measured
 
 
 def test_a_shared_draft_takes_less_than_one_that_every_process_holds(bytes_by_case):
