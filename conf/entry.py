@@ -225,10 +225,15 @@ def _run_name() -> str:
     hydra_conf = HydraConfig.get()
     choices, sequence = hydra_conf.runtime.choices, chosen_sequence()
     names = [sequence or choices.get("draft") or choices.get("mixture") or hydra_conf.job.name]
-    if hydra_conf.mode == RunMode.MULTIRUN:
+    if is_sweep():
         left_out = ("experiment=" if sequence else "draft=", "output_dir=")
         names += [o for o in hydra_conf.overrides.task if not o.startswith(left_out)]
     return re.sub(r"[^\w.=,+-]", "_", "-".join(names).replace('"', ""))
+
+
+def is_sweep() -> bool:
+    """Return whether this command is one job of a multirun."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def chosen_sequence() -> str | None:

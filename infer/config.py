@@ -10,6 +10,7 @@ from models.drafts.options import DraftConf
 from models.io.errors import UserError, require
 from models.io.tracking import TrackerConf
 from models.io.validation import POSITIVE, Rule, at_least, check_values
+from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
@@ -84,6 +85,7 @@ class CheckpointConf:
 
     target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
     tree: TreeConf = field(default_factory=TreeConf)
+    parallel: TensorConf = field(default_factory=TensorConf)
     device: DeviceConf = field(default_factory=DeviceConf)
 
 

@@ -8,6 +8,7 @@ Graphs last as long as the compiler's cache does (device.cache_dir): docs/graphs
 from conf.entry import entry_point
 from infer.config import EvalConf
 from infer.inputs.input_checks import open_inputs
+from infer.inputs.processes import start_processes
 from models.io.console import print_line, setup_logging
 
 
@@ -15,11 +16,14 @@ from models.io.console import print_line, setup_logging
 def main(conf: EvalConf) -> None:
     setup_logging()
     directories = open_inputs(conf.checkpoint, conf.tree, conf.evaluation.prompts)
+    start_processes(conf, directories)
     from infer.commands.graph_warmup import compile_eval_graphs
     from infer.inputs.command_inputs import load_evaluation
+    from models.parallel.processes import leave_processes
 
     target, drafts, evaluation = load_evaluation(conf, directories)
     compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    leave_processes()
 
 
 if __name__ == "__main__":

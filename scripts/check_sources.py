@@ -20,7 +20,13 @@ MAX_LINES, MAX_FILES = 400, 12
 UNFORMATTED = "# fmt" + ":"  # in two parts, so that this file has none
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 HARDWARE = re.compile(r"(?<![a-z])(cuda|xla|neuronx?|nccl)(?![a-z])")  # prose writes CUDA, Neuron
-MAY_NAME_HARDWARE = ("models/device/", "train/device/", "train/distributed/build.py", "train/distributed/xla.py")
+MAY_NAME_HARDWARE = (
+    "models/device/",
+    "train/device/",
+    "models/parallel/processes.py",
+    "train/distributed/build.py",
+    "train/distributed/xla.py",
+)
 KNOWS_MODELING = "models/targets/modeling.py"  # the only file that knows transformers' modeling files
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -11,6 +11,7 @@ from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
 from infer.report.tracked import collect_results
 from infer.results.schema import EvalReport
+from infer.tuning.cost_model import choose_clock
 from infer.tuning.report_tuning import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
@@ -65,7 +66,7 @@ def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Paral
             conf=evaluation,
             target_conf=conf.target,
             print_line=log.info,
-            is_target_split=parallel.is_target_split,
+            round_seconds=choose_clock(is_target_split=parallel.is_target_split),
         )
     return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
 

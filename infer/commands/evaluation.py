@@ -9,10 +9,13 @@ from infer.measure.evaluate import evaluate_drafts
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
 from infer.report.tracked import collect_results
+from infer.results.schema import EvalReport
+from infer.tuning.cost_model import choose_clock
 from infer.tuning.report_tuning import tune_drafts_for_report
-from models.io.console import print_line
+from models.io.console import IS_MAIN_PROCESS, print_line
 from models.io.files import report_disk_errors
 from models.io.tracking import upload_results
+from models.parallel.processes import leave_processes
 
 
 def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> None:
@@ -26,8 +29,16 @@ def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> 
             conf=evaluation,
             target_conf=resolve_target(conf.target, directories),
             print_line=print_line,
+            round_seconds=choose_clock(is_target_split=conf.parallel.tensor > 1),
         )
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    leave_processes()
+    if IS_MAIN_PROCESS:
+        publish_report(report, conf, directories, run)
+
+
+def publish_report(report: EvalReport, conf: EvalConf, directories: list[Path], run: Path) -> None:
+    """Write the report to the folder `run` and to the tracker, and print it."""
     with report_disk_errors(run):
         write_report_files(report, run)
     print_report(report)

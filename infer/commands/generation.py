@@ -1,6 +1,7 @@
 """Answer one prompt on the terminal while the answer grows, or a file of prompts into a file."""
 
 import json
+import os
 import time
 from collections import deque
 from itertools import islice
@@ -23,8 +24,9 @@ from infer.measure.bench import WARMUP_TOKENS, decode_prompts
 from infer.measure.context_limits import check_context
 from infer.results.samples import list_accepted
 from models.drafts.registry import load_draft
-from models.io.console import CONSOLE, print_line, track_progress
+from models.io.console import CONSOLE, IS_MAIN_PROCESS, print_line, track_progress
 from models.io.files import open_output_file
+from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer, read_vocab_size
 from models.targets.target import Target
@@ -40,7 +42,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     size = DecodingSize(
         batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens, set_batch=lambda batch: f"batch={batch}"
     )
-    target = load_checkpoint_target(target_conf, conf.device, [directory], size)
+    target = load_checkpoint_target(target_conf, conf, [directory], size)
     draft = load_draft(directory, target)
     verifying_target = draft.get_verifying_target(target)
     slots = longest + conf.max_new_tokens
@@ -53,6 +55,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
             print_answer(decoder, verifying_target, prompts[0], conf)
         else:
             write_answers(decoder, verifying_target, prompts, conf)
+    leave_processes()
 
 
 def compile_graphs(decoder: Decoder, prompts: list[EvalPrompt]) -> None:
@@ -109,7 +112,7 @@ def write_answers(decoder: Decoder, target: Target, prompts: list[EvalPrompt], c
     requests = [Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens) for prompt in prompts]
     waiting, start = iter(requests), time.perf_counter()
     finished = decoder.stream(lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop)
-    with open_output_file(conf.output) as file:
+    with open_output_file(conf.output if IS_MAIN_PROCESS else os.devnull) as file:
         deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
         lines = [
             json.dumps(describe_answer(target, prompt, request.generation))

@@ -4,6 +4,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from infer.inputs.command_inputs import load_checkpoint_target
 from infer.inputs.memory_check import DecodingSize
 from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
+from infer.tuning.cost_model import CostBench, RoundSeconds, choose_clock, read_clock
 from infer.tuning.results import (
     SUMMARY_COLUMNS,
     DraftTuning,
@@ -30,10 +31,11 @@ from infer.tuning.search import choose_tree, estimate_candidates
 from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.registry import load_draft
-from models.io.console import print_line, print_table
+from models.io.console import IS_MAIN_PROCESS, print_line, print_table
 from models.io.errors import require
 from models.io.files import report_disk_errors
 from models.io.tracking import upload_results
+from models.parallel.processes import leave_processes
 from models.targets.pretrained import load_tokenizer, read_vocab_size
 from models.targets.target import Target
 
@@ -105,11 +107,11 @@ def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target,
         new_tokens=max(contexts) - longest,
         set_batch=lambda batch: f"batch=[{batch}]",
     )
-    return load_checkpoint_target(target_conf, conf.device, directories, size), prompts
+    return load_checkpoint_target(target_conf, conf, directories, size), prompts
 
 
 def tune_checkpoints(
-    conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds = read_clock
+    conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds | None = None
 ) -> None:
     """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
     target, prompts = load_tuning_inputs(conf, directories)
@@ -123,8 +125,18 @@ def tune_checkpoints(
             f"batch: must leave memory for caches of {longest} tokens a row, got {conf.batch}; "
             "lower batch, max_new_tokens or context, or choose shorter prompts"
         ):
-            tunings = tune_drafts(target, drafts, prompts, conf, round_seconds)
+            clock = round_seconds or choose_clock(is_target_split=conf.parallel.tensor > 1)
+            tunings = tune_drafts(target, drafts, prompts, conf, clock)
         report = build_tuning_report(tunings, target, target.device.describe(), prompts)
+    leave_processes()
+    if IS_MAIN_PROCESS:
+        publish_choices(report, tunings, conf, directories, run)
+
+
+def publish_choices(
+    report: dict[str, Any], tunings: list[DraftTuning], conf: TuneConf, directories: list[Path], run: Path
+) -> None:
+    """Write the choices to the folder `run` and to the tracker, and print them."""
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")
         write = write_choices if conf.timing else write_best_trees

@@ -2,26 +2,26 @@
 
 from pathlib import Path
 
-from infer.config import EvalConf, EvaluationConf
+from infer.config import CheckpointConf, EvalConf, EvaluationConf
 from infer.inputs.checkpoint_paths import resolve_target, run_names
 from infer.inputs.memory_check import DecodingSize, check_memory
 from infer.measure.context_limits import check_prompts, resolve_prompts
 from infer.measure.eval_modes import DraftUnderTest
 from models.checkpoints import checkpoint, checkpoint_files
 from models.checkpoints.fingerprints import tokenizer_fingerprint
-from models.device.config import DeviceConf
 from models.drafts.registry import load_draft
+from models.parallel.processes import connect_processes
 from models.targets.config import TargetConf
-from models.targets.loading import load_target
+from models.targets.loading import load_split_target, load_target
 from models.targets.precision import build_device
 from models.targets.pretrained import load_tokenizer
 from models.targets.target import Target
 
 
 def load_checkpoint_target(
-    conf: TargetConf, device_conf: DeviceConf, directories: list[Path], size: DecodingSize
+    conf: TargetConf, command: CheckpointConf, directories: list[Path], size: DecodingSize
 ) -> Target:
-    """Load the target of checkpoints, to decode at most `size`.
+    """Load the target of a command's checkpoints, or this process's part of it, to decode at most `size`.
 
     Raise UserError before that for drafts of another tokenizer, and for what the device cannot hold.
     """
@@ -29,9 +29,12 @@ def load_checkpoint_target(
     for directory in directories:
         metadata = checkpoint_files.read_metadata(directory)
         checkpoint.check_metadata(metadata, tokenizer_hash=tokenizer_hash)
-    device = build_device(device_conf, conf)
-    check_memory(conf, directories, size, device, device_conf.memory_gib)
-    return load_target(conf, device)
+    device, tensor = build_device(command.device, conf), command.parallel.tensor
+    check_memory(conf, directories, size, device, command.device.memory_gib, tensor=tensor)
+    if tensor == 1:
+        return load_target(conf, device)
+    connect_processes(device.torch_device.type)
+    return load_split_target(conf, device, tensor=tensor)
 
 
 def load_draft_under_test(directory: Path, target: Target, *, name: str | None = None) -> DraftUnderTest:
@@ -57,7 +60,7 @@ def load_evaluation(conf: EvalConf, directories: list[Path]) -> tuple[Target, li
         new_tokens=evaluation.new_tokens,
         set_batch=lambda batch: f"evaluation.batch_sizes={[batch] if batch > 1 else []}",
     )
-    target = load_checkpoint_target(target_conf, conf.device, directories, size)
+    target = load_checkpoint_target(target_conf, conf, directories, size)
     drafts = [
         load_draft_under_test(directory, target, name=name)
         for name, directory in zip(run_names(directories), directories, strict=True)

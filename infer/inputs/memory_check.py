@@ -20,7 +20,7 @@ from models.device.machine_specs import read_process_bytes
 from models.device.memory_trace import fake_model
 from models.drafts.eagle import EMBEDDINGS
 from models.io.errors import UserError
-from models.meta_model import build_meta_target
+from models.meta_model import build_meta_target, shard_target
 from models.targets.config import TargetConf
 from models.trees.sampling_config import SamplingConf
 
@@ -39,9 +39,18 @@ class DecodingSize:
 
 
 def check_memory(
-    target: TargetConf, directories: list[Path], size: DecodingSize, device: Device, memory_gib: float | None
+    target: TargetConf,
+    directories: list[Path],
+    size: DecodingSize,
+    device: Device,
+    memory_gib: float | None,
+    *,
+    tensor: int = 1,
 ) -> None:
-    """Raise UserError, with an override that fits if there is one, for what a device of known memory cannot hold."""
+    """Raise UserError, with an override that fits if there is one, for what a device of known memory cannot hold.
+
+    The target is split over `tensor` of them.
+    """
     core_bytes = find_core_bytes(memory_gib, device)
     if core_bytes is None:
         return
@@ -50,7 +59,7 @@ def check_memory(
         draft_bytes *= 2
 
     def count_bytes(batch: int) -> int:
-        return draft_bytes + trace_decoding(target, device, size, batch)
+        return draft_bytes + trace_decoding(target, device, size, batch, tensor=tensor)
 
     needed = count_bytes(size.batch)
     if needed <= limit:
@@ -89,9 +98,11 @@ def count_draft_bytes(directories: list[Path]) -> int:
 
 
 @torch.no_grad()
-def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: int) -> int:
-    """Return the peak bytes of the target when it reads `batch` prompts and writes a token."""
+def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: int, *, tensor: int = 1) -> int:
+    """Return the peak bytes of one of `tensor` parts of the target when it reads `batch` prompts and writes a token."""
     target, slots = build_meta_target(conf, device.dtype), size.prompt_tokens + size.new_tokens
+    if tensor > 1:
+        shard_target(target, tensor)
     with fake_model([target.model], vocab=[target.vocab_size], scores_in_memory=device.scores_in_memory) as tracer:
         tracer.label_tensors("target", [*target.model.parameters(), *target.model.buffers()])
         with tracer.trace_phase("prompts") as phase:

@@ -11,6 +11,7 @@ from models.device.config import DeviceConf
 from models.io.errors import require
 from models.io.tracking import TrackerConf
 from models.io.validation import Rule, at_least, at_most, check_values, each_at_least
+from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import MAX_CHAIN_LENGTH
@@ -88,6 +89,7 @@ class TuneConf(CheckpointConf):
         """Return the overrides, besides checkpoint and tree, that reproduce the tuning setup."""
         sections = {
             "target": (self.target, TargetConf(name=OWN_TARGET)),
+            "parallel": (self.parallel, TensorConf()),
             "device": (self.device, DeviceConf()),
             "evaluation.sampling": (self.sampling, SamplingConf()),
         }

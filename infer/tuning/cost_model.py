@@ -22,6 +22,7 @@ from infer.tuning.candidates import LOOKUP, TreeCandidate
 from infer.tuning.config import TuneConf
 from models.drafts.base import Draft
 from models.io.console import print_line, track_progress
+from models.parallel.processes import take_from_main
 from models.targets.target import Target
 from models.trees.tree import NO_TREE
 
@@ -35,6 +36,15 @@ RoundSeconds = Callable[[Decoder, Generation], list[float]]
 def read_clock(decoder: Decoder, generation: Generation) -> list[float]:  # noqa: ARG001
     """Return the seconds that were measured while the row was decoded."""
     return generation.round_s
+
+
+def read_main_clock(decoder: Decoder, generation: Generation) -> list[float]:  # noqa: ARG001
+    """Return the seconds that the main process measured, so that all processes choose the same tree; collective."""
+    return take_from_main(generation.round_s)
+
+
+def choose_clock(*, is_target_split: bool) -> RoundSeconds:
+    return read_main_clock if is_target_split else read_clock
 
 
 @dataclass(kw_only=True)

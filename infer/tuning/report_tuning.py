@@ -47,7 +47,6 @@ def tune_drafts_for_report(
     conf: EvaluationConf,
     target_conf: TargetConf,
     print_line: Callable[[str], None],
-    is_target_split: bool = False,
     round_seconds: RoundSeconds = read_clock,
 ) -> list[DraftUnderTest]:
     """Return the drafts with the decoding that the tuner chooses for each.
@@ -57,7 +56,7 @@ def tune_drafts_for_report(
     """
     directories = [draft.directory for draft in drafts if draft.directory]
     try:
-        check_tunable(target, conf, is_target_split=is_target_split)
+        check_tunable(target, conf)
         prompts = choose_prompts(target, directories, target_conf, conf)
         print_line(
             f"tune: timing trees on {len(prompts)} of the prompts that the report does not use"
@@ -79,17 +78,12 @@ def tune_drafts_for_report(
         return drafts
 
 
-def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool) -> None:
+def check_tunable(target: Target, conf: EvaluationConf) -> None:
     """Raise UserError if trees cannot be tuned with this target, device and acceptance rule."""
     require(
         conf.rule in (Verification.greedy, Verification.coupled),
         "evaluation.verification: must be greedy or coupled for tune=true, whose replay needs "
         f"answers that do not depend on the draft, got {conf.rule.value}",
-    )
-    require(
-        not is_target_split,
-        "parallel: must leave the target on one device for tune=true, because processes that time "
-        "trees choose different ones, got a split target",
     )
     require(
         not target.device.compiles_slowly,

@@ -26,11 +26,15 @@ def load_draft(directory: Path, target: Target) -> Draft:
 
     Raise UserError if it does not fit the target, or has weights that are not finite.
     """
+    draft = find_draft_class(find_options(directory)).load(directory, target)
+    return draft.requires_grad_(False)
+
+
+def find_options(directory: Path) -> type[DraftConf]:
+    """Return the class of the options of a checkpoint's method; raise UserError for an unknown architecture."""
     config = read_config(directory)
-    classes = [find_draft_class(conf) for conf in METHODS.values()]
-    if matching := [draft_class for draft_class in classes if draft_class.matches_config(config)]:
-        draft = matching[-1].load(directory, target)  # the last match is the most specific
-        return draft.requires_grad_(False)
+    if matching := [conf for conf in METHODS.values() if find_draft_class(conf).matches_config(config)]:
+        return matching[-1]  # the most specific
     known = ", ".join(conf.architecture for conf in METHODS.values())
     raise UserError(
         f"checkpoint: architecture must be one of {known}, got {config.get('architectures')} in {directory}"

@@ -18,7 +18,7 @@ from rich.text import Text
 
 # Accelerate is not set up yet, so the launcher's RANK tells which process is the main one.
 IS_MAIN_PROCESS = os.environ.get("RANK", "0") == "0"
-CONSOLE = Console()
+CONSOLE = Console(quiet=not IS_MAIN_PROCESS)
 SHOWS_BARS = CONSOLE.is_terminal and IS_MAIN_PROCESS
 # Never breaks or colors a long line; the console of the bars, so that lines appear above them.
 print_line = partial(CONSOLE.print, soft_wrap=True, highlight=False)
@@ -56,7 +56,7 @@ def build_aligned_table(
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Print a table: ruled on a terminal, elsewhere in lines as long as their content."""
-    console = CONSOLE if CONSOLE.is_terminal else Console(width=PLAIN_WIDTH)
+    console = CONSOLE if CONSOLE.is_terminal else Console(width=PLAIN_WIDTH, quiet=not IS_MAIN_PROCESS)
     console.print(build_aligned_table(columns, rows, ruled=CONSOLE.is_terminal), crop=False)
 
 

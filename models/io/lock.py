@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+from models.io.console import IS_MAIN_PROCESS
 from models.io.errors import UserError
 from models.io.files import report_disk_errors
 
@@ -27,7 +28,9 @@ _held_locks: dict[Path, int] = {}  # descriptors: a lock lasts as long as its fi
 
 
 def claim_run_folder(folder: Path) -> None:
-    """Create and lock a run's folder; raise UserError if it is not writable or in use."""
+    """Create and lock a run's folder on the main process; raise UserError if it is not writable or in use."""
+    if not IS_MAIN_PROCESS:
+        return
     with report_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

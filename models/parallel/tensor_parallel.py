@@ -96,6 +96,22 @@ def list_tables(model: Any) -> list[str]:
     return [name for name, layer in model.named_modules() if layer in tables]
 
 
+def check_heads(tensor: int, config: Any, *, remedy: str) -> None:
+    """Raise UserError if DTensor cannot split a model of this config."""
+    for heads, kind in (
+        (config.num_key_value_heads, "key-value heads"),
+        (config.num_attention_heads, "attention heads"),
+    ):
+        require(
+            heads % tensor == 0, f"parallel.tensor: must divide the target's {heads} {kind}, got {tensor}; {remedy}"
+        )
+
+
+def find_style(model: Any, name: str) -> str:
+    """Return the style by which the model's plan divides a layer."""
+    return model._tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "replicate")
+
+
 def plan_shards(model: Any, ranks: int, *, replicated: Collection[str] = ()) -> dict[str, LayerShard]:
     """Return by name how each sharded layer of a model is divided. The model may be on `meta`.
 
@@ -107,7 +123,7 @@ def plan_shards(model: Any, ranks: int, *, replicated: Collection[str] = ()) -> 
     _check_support(model, ranks, has_plan, "a tensor-parallel plan for its layers", "none")
     shards = {}
     for name, layer in model.named_modules():
-        style = model._tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "replicate")
+        style = find_style(model, name)
         allowed = {nn.Linear: LINEAR_STYLES, nn.Embedding: EMBEDDING_STYLES}.get(type(layer), {})
         if style in REPLICATED_STYLES or name in replicated:
             continue

@@ -1,4 +1,7 @@
-"""Load the target: its model, checked, frozen and moved to the device, with its tokenizer."""
+"""Load the target: its model, checked, frozen and moved to the device, with its tokenizer.
+
+The layers of one that is too large for a device are split over the processes of a tensor group.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +13,7 @@ from models.checkpoints.fingerprints import target_fingerprint, tokenizer_finger
 from models.checkpoints.tokenizer_files import find_tokenizer_folder
 from models.device.device import Device
 from models.io.errors import UserError, require
+from models.parallel.local_shards import compute_on_local_shards
 from models.targets.config import ModelSource, TargetConf
 from models.targets.pretrained import load_model, load_tokenizer
 from models.targets.target import Target
@@ -29,6 +33,41 @@ def load_target(
     if not load_part:  # after the checks, which a lazy device would compile
         model.to(device.torch_device)
     return target
+
+
+def load_split_target(conf: TargetConf, device: Device, *, tensor: int, replicas: int = 1, shards: int = 1) -> Target:
+    """Load this process's part of the target, whose layers are split over `tensor` processes; collective.
+
+    There are `replicas` copies of it, or the weights are also sharded over `shards` processes (FSDP2). It runs eagerly
+    if some of its layers compute with DTensors, at which graphs break.
+    """
+    is_local = False
+
+    def load_part(source: ModelSource) -> Any:
+        nonlocal is_local
+        model = _load_part(source, device.dtype, tensor=tensor, replicas=replicas, shards=shards)
+        is_local = shards == 1 and compute_on_local_shards(model)
+        return model
+
+    target = load_target(conf, device, load_part=load_part)
+    return target if is_local else target.eager()
+
+
+def _load_part(source: ModelSource, dtype: torch.dtype, *, tensor: int, replicas: int, shards: int) -> Any:
+    """Load the model with only this process's part of the weights."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    class MeshConfig(DistributedConfig):
+        @property
+        def dp_size(self) -> int:
+            """Return 1 without sharding, or transformers would wrap replicas in FSDP."""
+            return super().dp_size if shards > 1 else 1
+
+    mesh_config = MeshConfig(tp_size=tensor, fsdp_size=shards, dp_replicate_size=replicas)
+    model = load_model(source, dtype, distributed_config=mesh_config)
+    del model.config.distributed_config  # else drafts that copy the config would be split, too
+    model.key_value_heads = model.config.get_text_config().num_key_value_heads // tensor
+    return model
 
 
 def freeze_model(model: Any, tokenizer: Any, *, name: str, device: Device) -> Target:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from models.io.errors import UserError
+from models.parallel import torchrun
 from tests.support.models.tiny import CPU
 from tests.support.runs.killing import kill_worker, launcher, newest_step
 from tests.support.runs.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.run import ParallelConf
-from train.distributed import torchrun
 from train.distributed.build import build_parallel
 from train.run.folder import open_run
 

@@ -13,6 +13,7 @@ from models.io.errors import require
 from models.io.tracking import TrackerConf
 from models.io.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
 from models.losses.config import LossConf, LossName
+from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
 from train.config.optim import OptimConf
@@ -29,16 +30,15 @@ class Weights(Enum):
 
 
 @dataclass(kw_only=True)
-class ParallelConf:
+class ParallelConf(TensorConf):
     """The placement of target and draft on the processes."""
 
-    tensor: int = 1  # processes that the target's layers are split over
     target: Weights = Weights.replicated  # over the data ranks
     draft: Weights = Weights.replicated  # over all processes
     auto: bool = False  # the plan chooses tensor and draft, and turns on optim.recompute where nothing else fits
 
     def __post_init__(self) -> None:
-        check_values(self, "parallel", tensor=at_least(1))
+        super().__post_init__()
         require(
             not (self.auto and self.splits_weights),
             "parallel.auto: chooses the layout, got "

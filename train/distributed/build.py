@@ -1,14 +1,6 @@
 """Check the layout of a run's processes, and build them for the route of their device."""
 
-from datetime import timedelta
-from typing import Any
-
 import torch
-import torch.distributed as dist
-
-# Imported later, its functions' defaults would hold the default group: destroyed, its threads would live on, and
-# one that still frees a tensor when Python exits aborts the process.
-import torch.distributed.nn
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
@@ -16,16 +8,16 @@ from accelerate.utils import DistributedDataParallelKwargs
 from models.device.config import DeviceName
 from models.device.device import Device
 from models.io.errors import require
-from models.parallel.tensor_parallel import plan_shards
+from models.parallel import torchrun
+from models.parallel.processes import connect_processes
+from models.parallel.tensor_parallel import check_heads, plan_shards
 from models.targets.pretrained import build_meta_model, read_model_config
 from train.config.run import ParallelConf, TrainConf
-from train.distributed import torchrun
 from train.distributed.parallel import Parallel
 from train.distributed.xla import XlaParallel, check_xla_layout, import_neuronx_distributed
 
+HEADS_REMEDY = "lower it, or set parallel.target=sharded"
 MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
-DEVICE_BACKENDS = {"cuda": "nccl", "neuron": "neuron"}  # by the type of PyTorch's device
-COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
 
 
 def check_parallel(conf: TrainConf) -> None:
@@ -53,7 +45,8 @@ def check_parallel(conf: TrainConf) -> None:
         f"parallel: must be replicated below torch {MIN_TORCH}, got torch {torch.__version__}; upgrade torch",
     )
     if parallel.tensor > 1:
-        check_heads(parallel, read_model_config(conf.target).get_text_config())
+        config = read_model_config(conf.target).get_text_config()
+        check_heads(parallel.tensor, config, remedy=HEADS_REMEDY)
 
 
 def check_layout(conf: TrainConf) -> None:
@@ -71,19 +64,6 @@ def check_layout(conf: TrainConf) -> None:
         check_xla_layout(parallel, conf.optim.name.value)
 
 
-def check_heads(conf: ParallelConf, config: Any) -> None:
-    """Raise UserError if DTensor cannot split a model of this config."""
-    for heads, kind in (
-        (config.num_key_value_heads, "key-value heads"),
-        (config.num_attention_heads, "attention heads"),
-    ):
-        require(
-            heads % conf.tensor == 0,
-            f"parallel.tensor: must divide the target's {heads} {kind}, "
-            f"got {conf.tensor}; lower it, or set parallel.target=sharded",
-        )
-
-
 def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -> Parallel:
     """Connect the processes that were started, by the device's route; raise UserError if it cannot train."""
     parallel_class = Parallel
@@ -94,26 +74,11 @@ def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -
     return parallel_class(conf=conf, device=device, accelerator=build_accelerator(device, trackers=trackers))
 
 
-def choose_backend(device_type: str) -> str:
-    """Return the backends of a process group: gloo for tensors of the host, the device's own for its tensors.
-
-    >>> [choose_backend(device_type) for device_type in ("cpu", "cuda", "neuron")]
-    ['gloo', 'cpu:gloo,cuda:nccl', 'cpu:gloo,neuron:neuron']
-    """
-    return "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{DEVICE_BACKENDS[device_type]}"
-
-
-def connect_processes(device_type: str) -> None:
-    """Initialize the default process group, which Accelerate takes as it is; its own would lack gloo."""
-    if torchrun.get_world_size() > 1 and device_type != "xla" and not dist.is_initialized():
-        backend, url = choose_backend(device_type), torchrun.rendezvous_url()
-        dist.init_process_group(backend, init_method=url, timeout=COLLECTIVE_TIMEOUT)
-
-
 def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
     """Build an Accelerator with the device's mixed precision; master weights stay fp32."""
     # A sweep runs several configs in one process, and Accelerate would reject a second precision.
     AcceleratorState._reset_state()
+    # Accelerate takes a group as it is; its own would lack gloo.
     connect_processes(device.torch_device.type)
     accelerator = Accelerator(
         mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",

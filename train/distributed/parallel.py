@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -23,9 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
 from models.device.device import Device
-from models.targets.config import ModelSource, TargetConf
-from models.targets.loading import load_target
-from models.targets.pretrained import load_model
+from models.targets.config import TargetConf
+from models.targets.loading import load_split_target, load_target
 from models.targets.target import Target
 from train.config.run import ParallelConf, Weights
 from train.distributed.units import shard_in_units
@@ -103,31 +102,14 @@ class Parallel:
         """Build the target, with all weights or this process's part of them."""
         if not self.is_target_split:
             return load_target(conf, self.device)
-        # Eager: graphs of sharded tensors break at every collective.
-        return load_target(conf, self.device, load_part=self._load_part).eager()
-
-    def _load_part(self, source: ModelSource) -> Any:
-        """Load the model with only this process's part of the weights."""
-        from transformers.distributed.configuration_utils import DistributedConfig
-
-        sharded = self.conf.target is Weights.sharded
-
-        class MeshConfig(DistributedConfig):
-            @property
-            def dp_size(self) -> int:
-                """Return 1 without sharding, or transformers would wrap replicas in FSDP."""
-                return super().dp_size if sharded else 1
-
-        mesh_config = MeshConfig(
-            tp_size=self.conf.tensor,
-            fsdp_size=self.num_data_ranks if sharded else 1,
-            dp_replicate_size=1 if sharded else self.num_data_ranks,
-        )
-        model = load_model(source, self.device.dtype, distributed_config=mesh_config)
-        del model.config.distributed_config  # else drafts that copy the config would be split, too
-        text_config = model.config.get_text_config()
-        model.key_value_heads = text_config.num_key_value_heads // self.conf.tensor
-        return model
+        is_sharded = self.conf.target is Weights.sharded
+        return load_split_target(
+            conf,
+            self.device,
+            tensor=self.conf.tensor,
+            replicas=1 if is_sharded else self.num_data_ranks,
+            shards=self.num_data_ranks if is_sharded else 1,
+        ).eager()
 
     # --- the draft ----------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from models.checkpoints.saved_states import find_newest_state, read_progress_fil
 from models.device.config import LOCAL_MACHINE, MachineConf
 from models.io.errors import UserError, require
 from models.meta_model import build_meta_target
+from models.parallel import torchrun
 from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf
-from train.distributed import torchrun
 from train.distributed.build import check_parallel
 from train.distributed.parallel import Parallel
 from train.planning.choice import choose_layout

@@ -9,8 +9,8 @@ during training is eager; the evaluation at the end announces its own graphs.
 
 from data.config import DataSource
 from models.device.graph_budget import Graph
+from models.parallel.torchrun import get_world_size
 from train.config.run import TrainConf
-from train.distributed.torchrun import get_world_size
 
 
 def compiles_features(conf: TrainConf) -> bool:

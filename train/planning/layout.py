@@ -8,9 +8,9 @@ from models.device.machine_specs import core_flops
 from models.device.memory_trace import ACTIVATIONS, TracedPhase
 from models.io.errors import UserError, require
 from models.meta_model import MetaTarget, find_head_layers
-from models.parallel.tensor_parallel import plan_shards
+from models.parallel.tensor_parallel import check_heads, plan_shards
 from train.config.run import ParallelConf, TrainConf, Weights
-from train.distributed.build import check_heads
+from train.distributed.build import HEADS_REMEDY
 from train.planning.trace import (
     DRAFT_PASS,
     EVALUATION,
@@ -97,7 +97,7 @@ def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: Meta
         f"got {tensor}; choose a divisor",
     )
     if not machine.repeats_heads:
-        check_heads(parallel, target.config)
+        check_heads(tensor, target.config, remedy=HEADS_REMEDY)
     plan_shards(target.model, tensor, replicated=find_head_layers(target))
 
 

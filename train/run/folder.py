@@ -19,11 +19,11 @@ from models.drafts.base import Draft
 from models.io.errors import UserError, require
 from models.io.files import report_disk_errors
 from models.io.lock import acquire_lock
+from models.parallel.torchrun import is_restart
 from models.targets.target import Target
 from train.config.optim import OptimConf
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
-from train.distributed.torchrun import is_restart
 from train.optim import trained_parameters
 from train.run.state import RunState, flatten_config, remove_state
 

@@ -12,11 +12,11 @@ import pytest
 
 from models.device.device import Device
 from models.device.xla.device import XlaDevice
+from models.parallel import processes
 from tests.support.models.tiny import CPU
 from train.device.checks import CheckContext, Outcome, run_check
 from train.device.process_group import Report
 from train.device.processes import FUNCTIONS, HOST_REMEDY, WRONG_SUMS, list_checks, run_functions
-from train.distributed import build
 from train.distributed.parallel import Parallel
 
 HANG_S = 20.0  # without a result, on a busy machine too
@@ -31,7 +31,7 @@ def run_two(folder: Path, work: Callable[..., None] = run_functions, device: Dev
 
 
 def run_without_gloo(report: Report, device: Device, folder: Path) -> None:
-    build.choose_backend = lambda _: "cuda:gloo"  # none for the host, which is also the device here
+    processes.choose_backend = lambda _: "cuda:gloo"  # none for the host, which is also the device here
     run_functions(report, device, folder)
 
 

@@ -5,9 +5,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from torch.distributed import PrefixStore
-from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
-
 from models.io.errors import require
 
 SCHEME = "attempt"  # URL scheme of our rendezvous
@@ -21,6 +18,11 @@ def get_world_size() -> int:
 def get_local_world_size() -> int:
     """Return the number of the run's processes on this node, 1 without a launcher."""
     return _read_env_int("LOCAL_WORLD_SIZE", 1)
+
+
+def get_local_rank() -> int:
+    """Return the number of this process on its node, 0 without a launcher."""
+    return _read_env_int("LOCAL_RANK", 0)
 
 
 def is_restart() -> bool:
@@ -62,10 +64,15 @@ def _read_env_int(name: str, default: int) -> int:
 
 @functools.cache
 def _register_rendezvous() -> None:
+    from torch.distributed.rendezvous import register_rendezvous_handler  # deferred: slow to import
+
     register_rendezvous_handler(SCHEME, _rendezvous_attempt)
 
 
-def _rendezvous_attempt(_address: str, **kwargs: Any) -> Iterator[tuple[PrefixStore, int, int]]:
+def _rendezvous_attempt(_address: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+    from torch.distributed import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     attempt = str(_read_env_int("TORCHELASTIC_RESTART_COUNT", 0))
     for store, rank, processes in rendezvous("env://", **kwargs):
         yield PrefixStore(attempt, store), rank, processes

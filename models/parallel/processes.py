@@ -1,0 +1,52 @@
+"""The processes of a command: their group, and what all of them take from the main one."""
+
+import gc
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+# Imported later, its functions' defaults would hold the default group: destroyed, its threads would live on, and
+# one that still frees a tensor when Python exits aborts the process.
+import torch.distributed.nn
+
+from models.parallel import torchrun
+
+DEVICE_BACKENDS = {"cuda": "nccl", "neuron": "neuron"}  # by the type of PyTorch's device
+COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
+
+
+def choose_backend(device_type: str) -> str:
+    """Return the backends of a process group: gloo for tensors of the host, the device's own for its tensors.
+
+    >>> [choose_backend(device_type) for device_type in ("cpu", "cuda", "neuron")]
+    ['gloo', 'cpu:gloo,cuda:nccl', 'cpu:gloo,neuron:neuron']
+    """
+    return "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{DEVICE_BACKENDS[device_type]}"
+
+
+def connect_processes(device_type: str) -> None:
+    """Initialize the default process group of the launched processes, which talk over the host too."""
+    if torchrun.get_world_size() > 1 and device_type != "xla" and not dist.is_initialized():
+        if device_type == "cuda":
+            torch.cuda.set_device(torchrun.get_local_rank())
+        backend, url = choose_backend(device_type), torchrun.rendezvous_url()
+        dist.init_process_group(backend, init_method=url, timeout=COLLECTIVE_TIMEOUT)
+
+
+def leave_processes() -> None:
+    """Wait for the other processes, and destroy the group: a thread of gloo that is left at the exit aborts it."""
+    if dist.is_initialized():
+        dist.barrier()
+        gc.collect()  # what holds the group goes first
+        dist.destroy_process_group()
+
+
+def take_from_main(numbers: list[float]) -> list[float]:
+    """Return the main process's numbers, of which every process has as many; collective.
+
+    Clocks differ, and processes that act on different numbers wait for each other forever.
+    """
+    shared = torch.tensor(numbers, dtype=torch.float64)
+    dist.broadcast(shared, src=0)
+    return shared.tolist()
