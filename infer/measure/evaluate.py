@@ -124,7 +124,7 @@ def _describe_setup(
         device=DeviceInfo(**target.device.describe()),
         graphs=graph_budget and graph_budget.counts(),
         graphs_after_warmup=graph_budget and graph_budget.compiled_late,
-        target=TargetInfo(name=target.name, parameters=target.num_parameters),
+        target=TargetInfo(name=target.name, parameters=target.num_parameters, processes=target.processes),
         sampling=conf.sampling,
         tree=TreeInfo(kind=tree.kind.value, depth=tree.depth, nodes=tree.nodes, copied=tree.ngram_tokens),
         prompts=describe_prompts(

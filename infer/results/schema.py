@@ -49,6 +49,7 @@ class DeviceInfo:
 class TargetInfo:
     name: str
     parameters: Count
+    processes: Count = 1  # that its layers are split over
 
 
 @dataclass(frozen=True, kw_only=True)

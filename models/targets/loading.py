@@ -50,6 +50,7 @@ def load_split_target(conf: TargetConf, device: Device, *, tensor: int, replicas
         return model
 
     target = load_target(conf, device, load_part=load_part)
+    target.processes = tensor
     return target if is_local else target.eager()
 
 

@@ -18,6 +18,7 @@ WEIGHT_NAMES = ("target._run_layers.decoder.", "target.head.")
 class Target(LanguageModel):
     """A frozen causal LM. `tokenizer` is None only in tests that use nothing but token ids."""
 
+    processes = 1  # that its layers are split over
     tokenizer_folder: Path | None = None  # of the tokenizer's own files; None: made in memory
 
     def __init__(

@@ -191,11 +191,7 @@ def test_every_mode_of_the_report_is_among_the_decoded_trees(target, run, tree):
     assert reported <= decoded
 
 
-SKIPPED = {
-    "evaluation.verification": {"verification": Verification.typical},
-    "parallel": {"is_target_split": True},
-    "prompts": {"file": "selection.jsonl"},
-}
+SKIPPED = {"evaluation.verification": {"verification": Verification.typical}, "prompts": {"file": "selection.jsonl"}}
 
 
 @pytest.mark.parametrize("key", SKIPPED)

@@ -1,0 +1,110 @@
+"""A target that is split over processes decodes what a single process does, compiled, and is judged by one command."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer.eval import main
+from models.drafts.registry import build_draft
+from models.losses.config import LossConf
+from models.targets.config import TargetConf
+from models.targets.loading import load_target
+from tests.support.runs import launch_script, run_python
+from tests.support.runs.parallel_run import DRAFTS, save_target
+from tests.support.runs.split_run import COMPILED, PROMPTS, decode_every_way, open_cpu
+
+JUDGED = "evaluation=quick evaluation.max_new_tokens=8 tree=chain tree.depth=2 device=cpu device.compile=false"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Return a folder with a target, a draft of every method, prompts, and what two processes saw."""
+    folder = tmp_path_factory.mktemp("split")
+    save_target(folder / "target")
+    target = load_target(TargetConf(path=str(folder / "target")), open_cpu(compiles=False))
+    for name, conf in DRAFTS.items():
+        build_draft(conf, target, loss=LossConf(), seed=0).save(folder / name, target)
+    (folder / "alone.json").write_text(json.dumps(decode_every_way(target, folder) | {"": target.fingerprint}))
+    rows = [{"id": i, "category": "ab"[i], "text": " ".join(map(str, ids))} for i, ids in enumerate(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    launch_script("split_run.py", folder, processes=2)
+    return folder
+
+
+def read_ranks(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_every_method_writes_the_same_tokens_by_as_many_rounds(folder):
+    alone = json.loads((folder / "alone.json").read_text())
+    fingerprint = alone.pop("")
+    for rank in read_ranks(folder):
+        assert rank["answers"] == alone
+        assert rank["fingerprint"] == fingerprint
+
+
+def test_a_process_holds_half_the_target_and_passes_with_gradients_compute_the_same(folder):
+    for rank in read_ranks(folder):
+        assert rank["held"] <= 0.51
+        assert rank["same_with_gradients"]
+
+
+def test_a_split_target_is_compiled_into_the_announced_graphs(folder):
+    alone = json.loads((folder / "alone.json").read_text())
+    for rank in read_ranks(folder):
+        seen = rank["compiled"]
+        assert seen["compiled"]
+        assert seen["late"] == 0
+        assert seen["answers"] == {name: alone[name] for name in seen["answers"]}
+        assert len(seen["answers"]) == 4
+
+
+def test_processes_whose_clocks_differ_tune_the_same_tree(folder):
+    first, second = (rank["tuned"] for rank in read_ranks(folder))
+    assert first == second
+    assert len(first[1]) > 3
+
+
+def judge(folder: Path, *words: str) -> list[str]:
+    """Return the arguments of `infer.eval`."""
+    paths = (f"checkpoint={folder / COMPILED}", f"target.path={folder / 'target'}", f"output_dir={folder}")
+    return [*paths, f"evaluation.prompts={folder / 'prompts.jsonl'}", *JUDGED.split(), *words]
+
+
+def test_one_command_starts_the_processes_and_reports_what_a_single_one_does(folder):
+    printed = {}
+    for tensor in (1, 2):
+        words = judge(folder, f"parallel.tensor={tensor}", f"run_name=by-{tensor}")
+        printed[tensor] = run_python("-m", "infer.eval", *words, OMP_NUM_THREADS="1").splitlines()
+    alone, split = (json.loads((folder / f"by-{tensor}" / "report.json").read_text()) for tensor in (1, 2))
+    assert split["setup"]["target"] == alone["setup"]["target"] | {"processes": 2}
+    for name, mode in alone["overall"]["modes"].items():
+        ours = split["overall"]["modes"][name]
+        assert ours["figures"]["acceptance_length"] == mode["figures"]["acceptance_length"]
+        assert ours["verdict"]["lossless"] == "yes"
+    assert sum(line.startswith("report: ") for line in printed[2]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "launched", "message"),
+    [
+        (["parallel.tensor=4"], "1", "parallel.tensor: must divide the target's 2 key-value heads, got 4; "),
+        (["parallel.tensor=2", "device=xla"], "1", "parallel.tensor: must be 1 with device=xla, got 2; "),
+        ([], "2", "parallel.tensor: must be the number of launched processes, 2, got 1; "),
+    ],
+)
+def test_what_cannot_be_split_is_refused_before_a_process_starts(
+    folder, monkeypatch, read_refusal, words, launched, message
+):
+    monkeypatch.setenv("WORLD_SIZE", launched)
+    assert read_refusal(main, *judge(folder, *words)).startswith(f"error: {message}")
+
+
+def test_a_sweep_is_refused_whose_processes_would_each_run_all_of_it(folder, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", [main.__module__, "-m", *judge(folder, "parallel.tensor=2", "tune=true,false")])
+    with pytest.raises(SystemExit):
+        main()
+    assert "error: parallel.tensor: must be 1 in a sweep, got 2; " in capfd.readouterr().err
