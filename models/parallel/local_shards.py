@@ -35,7 +35,7 @@ class LocalLayer:
         return collectives.all_reduce(part, "sum", self.group)
 
     def gather(self, part: Float[Tensor, "*rows part"]) -> Float[Tensor, "*rows features"]:
-        gathered = collectives.all_gather_tensor(part.contiguous(), 0, self.group)
+        gathered = collectives.all_gather_single(part.contiguous(), 0, self.group)
         return torch.cat(gathered.chunk(self.ranks), -1)
 
 

@@ -109,7 +109,7 @@ class Parallel:
             tensor=self.conf.tensor,
             replicas=1 if is_sharded else self.num_data_ranks,
             shards=self.num_data_ranks if is_sharded else 1,
-        ).eager()
+        )
 
     # --- the draft ----------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ during training is eager; the evaluation at the end announces its own graphs.
 from data.config import DataSource
 from models.device.graph_budget import Graph
 from models.parallel.torchrun import get_world_size
-from train.config.run import TrainConf
+from train.config.run import TrainConf, Weights
 
 
 def compiles_features(conf: TrainConf) -> bool:
-    """Return whether the target's pass is one graph: hooks that gather its weights break it."""
-    return conf.optim.compile_loss and not conf.parallel.splits_target
+    """Return whether the target's pass is one graph: hooks that gather sharded weights break it."""
+    return conf.optim.compile_loss and conf.parallel.target is Weights.replicated
 
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
