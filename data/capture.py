@@ -8,8 +8,9 @@ The same command resumes a killed capture and rewrites damaged files. docs/featu
 import shlex
 import sys
 
-from conf.entry import entry_point
+from conf.entry import entry_point, is_sweep
 from data.config import CaptureConf
+from models.command_processes import start_processes
 from models.io.console import setup_logging
 
 
@@ -19,6 +20,7 @@ def main(conf: CaptureConf) -> None:
     from data.sources.training_rows import check_reachable
 
     check_reachable(conf.data, conf.target, conf.draft.pretrained)
+    start_processes(conf.parallel, conf.device, conf.target, is_sweep=is_sweep())
     from data.feature_capture import capture_features
 
     capture_features(conf, command=shlex.join(["python", "-m", "data.capture", *sys.argv[1:]]))

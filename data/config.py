@@ -8,6 +8,7 @@ from models.device.config import DeviceConf
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.io.validation import POSITIVE, SEED, SHARE, Rule, at_least, check_values, unused
+from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 
 MISSING: Any = "???"  # OmegaConf's marker for a required value
@@ -227,6 +228,7 @@ class CaptureConf:
     target: TargetConf = field(default_factory=TargetConf)
     draft: DraftConf = MISSING  # determines which features are stored; it is not trained
     data: DataConf = field(default_factory=DataConf)
+    parallel: TensorConf = field(default_factory=TensorConf)
     device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
     dtype: Dtype = Dtype.int8  # of hidden states
     teacher: TeacherKind = TeacherKind.hidden

@@ -21,12 +21,13 @@ from data.preview import preview_data
 from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
-from models.io.console import track_progress
+from models.io.console import IS_MAIN_PROCESS, track_progress
 from models.io.errors import require
 from models.io.files import atomic_path, report_disk_errors, write_text_atomically
 from models.io.lock import acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
-from models.targets.loading import load_target
+from models.parallel.processes import leave_processes
+from models.targets.loading import open_target
 from models.targets.precision import build_device
 from models.targets.pretrained import check_pretrained, load_tokenizer, read_vocab_size
 
@@ -60,9 +61,11 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     if missing:
         with report_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            acquire_lock(folder)
-            write_text_atomically(folder / "config.yaml", config_to_yaml(conf))
+            if IS_MAIN_PROCESS:
+                acquire_lock(folder)
+                write_text_atomically(folder / "config.yaml", config_to_yaml(conf))
         write_missing_files(missing, plan, manifest, conf, device)
+        leave_processes()
     log.info("store: %s; train from it with data=captured data.path=%s", folder, folder)
     return folder
 
@@ -146,7 +149,8 @@ def write_missing_files(
         f"output_dir: must have room for {needed / GB:.4g} GB, got {free / GB:.4g} GB free in {folder}; take fewer "
         "documents by data.limit, dtype=int8 or teacher=topk, or choose another output_dir",
     )
-    target = load_target(conf.target, device)
+    # Collective, so that no process writes before all have read what is missing.
+    target = open_target(conf.target, device, tensor=conf.parallel.tensor)
     require(
         manifest.target_sha256 in ("", target.fingerprint),
         f"run_name: must name a new store or one of this target, got {folder}, whose target has "
@@ -173,7 +177,12 @@ def write_missing_files(
 
 
 def write_store_file(manifest: Manifest, folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
-    """Write one file atomically, then record its checksum: the file is valid from now on."""
+    """Write one file atomically, then record its checksum: the file is valid from now on.
+
+    The processes of a split target compute the same, and the main one writes it.
+    """
+    if not IS_MAIN_PROCESS:
+        return
     # save_file would write under a temporary name of its own, which a kill leaves behind.
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     with report_disk_errors(folder, remedy=RESUME_HINT):

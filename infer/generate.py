@@ -8,7 +8,7 @@ python -m infer.generate checkpoint=DIR prompts=FILE                answers as l
 from conf.entry import entry_point
 from infer.config import GenerateConf
 from infer.inputs.input_checks import open_inputs
-from infer.inputs.processes import start_processes
+from infer.inputs.processes import start_checkpoint_processes
 from models.io.console import setup_logging
 
 
@@ -17,7 +17,7 @@ def main(conf: GenerateConf) -> None:
     setup_logging()
     checkpoints = [conf.checkpoint] if conf.checkpoint else None
     (directory,) = open_inputs(checkpoints, conf.tree, conf.prompts, prompts_key="prompts")
-    start_processes(conf, [directory])
+    start_checkpoint_processes(conf, [directory])
     from infer.commands.generation import generate_from_checkpoint
 
     generate_from_checkpoint(conf, directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from conf.entry import entry_point
 from infer.inputs.input_checks import open_inputs
-from infer.inputs.processes import start_processes
+from infer.inputs.processes import start_checkpoint_processes
 from infer.tuning.config import TuneConf
 from models.io.console import setup_logging
 from models.io.lock import claim_run_folder
@@ -22,7 +22,7 @@ def main(conf: TuneConf) -> None:
     setup_logging()
     conf.log.check_wandb()
     directories = open_inputs(conf.checkpoint, conf.tree, conf.prompts, prompts_key="prompts")
-    start_processes(conf, directories)
+    start_checkpoint_processes(conf, directories)
     run = Path(conf.output_dir) / conf.run_name
     claim_run_folder(run)
     from infer.commands.tree_tuning import tune_checkpoints

@@ -8,7 +8,7 @@ Graphs last as long as the compiler's cache does (device.cache_dir): docs/graphs
 from conf.entry import entry_point
 from infer.config import EvalConf
 from infer.inputs.input_checks import open_inputs
-from infer.inputs.processes import start_processes
+from infer.inputs.processes import start_checkpoint_processes
 from models.io.console import print_line, setup_logging
 
 
@@ -16,7 +16,7 @@ from models.io.console import print_line, setup_logging
 def main(conf: EvalConf) -> None:
     setup_logging()
     directories = open_inputs(conf.checkpoint, conf.tree, conf.evaluation.prompts)
-    start_processes(conf, directories)
+    start_checkpoint_processes(conf, directories)
     from infer.commands.graph_warmup import compile_eval_graphs
     from infer.inputs.command_inputs import load_evaluation
     from models.parallel.processes import leave_processes

@@ -10,9 +10,8 @@ from infer.measure.eval_modes import DraftUnderTest
 from models.checkpoints import checkpoint, checkpoint_files
 from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.drafts.registry import load_draft
-from models.parallel.processes import connect_processes
 from models.targets.config import TargetConf
-from models.targets.loading import load_split_target, load_target
+from models.targets.loading import open_target
 from models.targets.precision import build_device
 from models.targets.pretrained import load_tokenizer
 from models.targets.target import Target
@@ -31,10 +30,7 @@ def load_checkpoint_target(
         checkpoint.check_metadata(metadata, tokenizer_hash=tokenizer_hash)
     device, tensor = build_device(command.device, conf), command.parallel.tensor
     check_memory(conf, directories, size, device, command.device.memory_gib, tensor=tensor)
-    if tensor == 1:
-        return load_target(conf, device)
-    connect_processes(device.torch_device.type)
-    return load_split_target(conf, device, tensor=tensor)
+    return open_target(conf, device, tensor=tensor)
 
 
 def load_draft_under_test(directory: Path, target: Target, *, name: str | None = None) -> DraftUnderTest:

@@ -14,6 +14,7 @@ from models.checkpoints.tokenizer_files import find_tokenizer_folder
 from models.device.device import Device
 from models.io.errors import UserError, require
 from models.parallel.local_shards import compute_on_local_shards
+from models.parallel.processes import connect_processes
 from models.targets.config import ModelSource, TargetConf
 from models.targets.pretrained import load_model, load_tokenizer
 from models.targets.target import Target
@@ -33,6 +34,14 @@ def load_target(
     if not load_part:  # after the checks, which a lazy device would compile
         model.to(device.torch_device)
     return target
+
+
+def open_target(conf: TargetConf, device: Device, *, tensor: int) -> Target:
+    """Load the target, or connect the `tensor` launched processes and load this one's part of it."""
+    if tensor == 1:
+        return load_target(conf, device)
+    connect_processes(device.torch_device.type)
+    return load_split_target(conf, device, tensor=tensor)
 
 
 def load_split_target(conf: TargetConf, device: Device, *, tensor: int, replicas: int = 1, shards: int = 1) -> Target:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from data.config import Dtype
 from data.eval_prompts.prompts import EvalPrompt
 from infer.commands.tree_tuning import tune_drafts
 from infer.engine.decode import Decoder
@@ -23,11 +24,13 @@ from models.device.config import DeviceConf, DeviceName
 from models.device.device import Device
 from models.device.opening import open_device
 from models.drafts.registry import load_draft
-from models.parallel.processes import connect_processes, leave_processes
+from models.parallel.config import TensorConf
+from models.parallel.processes import connect_processes
 from models.targets.config import TargetConf
 from models.targets.loading import load_split_target
 from models.targets.target import Target
 from models.trees.sampling_config import SamplingConf
+from tests.support.data.captured import captured, conf
 from tests.support.models.tiny import chain, mixed, tree
 from tests.support.runs.parallel_run import DRAFTS, count_held
 
@@ -107,12 +110,19 @@ def _run_wild() -> Iterator[float]:
         yield now
 
 
+def capture(folder: Path, *, tensor: int) -> Path:
+    """Capture the features of the documents in `folder`, and return the store."""
+    options = {"draft": DRAFTS[COMPILED], "dtype": Dtype.bf16, "run_name": f"by-{tensor}"}
+    return captured(conf(folder, parallel=TensorConf(tensor=tensor), **options))
+
+
 def run_rank(folder: Path) -> None:
     torch.set_num_threads(1)
     connect_processes("cpu")
-    conf, rank = TargetConf(path=str(folder / "target")), dist.get_rank()
+    source, rank = TargetConf(path=str(folder / "target")), dist.get_rank()
     eager, compiled = (
-        load_split_target(conf, open_cpu(compiles=compiles), tensor=dist.get_world_size()) for compiles in (False, True)
+        load_split_target(source, open_cpu(compiles=compiles), tensor=dist.get_world_size())
+        for compiles in (False, True)
     )
     ids = torch.tensor(PROMPTS[:1])
     with torch.no_grad():
@@ -126,7 +136,7 @@ def run_rank(folder: Path) -> None:
         "fingerprint": eager.fingerprint,
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(result))
-    leave_processes()
+    capture(folder, tensor=dist.get_world_size())  # it leaves the processes
 
 
 if __name__ == "__main__":

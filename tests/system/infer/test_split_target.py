@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from infer.eval import main
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
+from tests.support.decoding.split_run import COMPILED, PROMPTS, capture, decode_every_way, open_cpu
 from tests.support.runs import launch_script, run_python
 from tests.support.runs.parallel_run import DRAFTS, save_target
-from tests.support.runs.split_run import COMPILED, PROMPTS, decode_every_way, open_cpu
 
 JUDGED = "evaluation=quick evaluation.max_new_tokens=8 tree=chain tree.depth=2 device=cpu device.compile=false"
 
@@ -30,7 +32,10 @@ def folder(tmp_path_factory) -> Path:
     (folder / "alone.json").write_text(json.dumps(decode_every_way(target, folder) | {"": target.fingerprint}))
     rows = [{"id": i, "category": "ab"[i], "text": " ".join(map(str, ids))} for i, ids in enumerate(PROMPTS)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    launch_script("split_run.py", folder, processes=2)
+    documents = [{"ids": [*range(i, i + 20)], "answer": [False] * 5 + [True] * 15} for i in range(1, 11)]
+    (folder / "documents.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    capture(folder, tensor=1)
+    launch_script("../decoding/split_run.py", folder, processes=2)
     return folder
 
 
@@ -66,6 +71,17 @@ def test_processes_whose_clocks_differ_tune_the_same_tree(folder):
     first, second = (rank["tuned"] for rank in read_ranks(folder))
     assert first == second
     assert len(first[1]) > 3
+
+
+def test_two_processes_capture_what_a_single_one_does(folder):
+    alone, split = (folder / "capture" / f"by-{tensor}" for tensor in (1, 2))
+    names = sorted(path.name for path in alone.glob("*.safetensors"))
+    assert len(names) > 2
+    for name in names:
+        ours, theirs = load_file(split / name), load_file(alone / name)
+        assert ours.keys() == theirs.keys()
+        for key, tensor in theirs.items():
+            torch.testing.assert_close(ours[key], tensor, atol=1e-5, rtol=2**-7, msg=f"{name}: {key}")
 
 
 def judge(folder: Path, *words: str) -> list[str]:

@@ -1,0 +1,40 @@
+"""The processes of a command: one, or as many as its target's layers are split over."""
+
+from models.device.config import DeviceConf
+from models.io.errors import require
+from models.parallel.config import TensorConf
+from models.parallel.torchrun import get_world_size
+from models.targets.config import TargetConf
+
+
+def start_processes(parallel: TensorConf, device: DeviceConf, target: TargetConf, *, is_sweep: bool) -> None:
+    """Run the command in the processes that split its target, and exit; return in each of them, or in a single one.
+
+    Raise UserError for a target that cannot be split, and for another number of launched processes.
+    """
+    tensor, launched = parallel.tensor, get_world_size()
+    require(
+        launched in (1, tensor),
+        f"parallel.tensor: must be the number of launched processes, {launched}, got {tensor}; leave the launcher out",
+    )
+    if tensor == 1:
+        return
+    check_split(tensor, device, target)
+    if launched == 1:
+        require(not is_sweep, f"parallel.tensor: must be 1 in a sweep, got {tensor}; start the commands one by one")
+        from models.parallel.launch import run_in_processes  # deferred: slow to import
+
+        run_in_processes(tensor)
+
+
+def check_split(tensor: int, device: DeviceConf, target: TargetConf) -> None:
+    """Raise UserError for a device or target that cannot be split; read only the target's config."""
+    from models.parallel.tensor_parallel import check_heads, plan_shards  # deferred: slow to import
+    from models.targets.pretrained import build_meta_model
+
+    require(
+        device.is_native, f"parallel.tensor: must be 1 with device={device.name.name}, got {tensor}; take another route"
+    )
+    model = build_meta_model(target)
+    check_heads(tensor, model.config.get_text_config(), remedy="choose another")
+    plan_shards(model, tensor)
