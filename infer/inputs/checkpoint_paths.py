@@ -8,19 +8,17 @@ from conf.entry import command_that_writes
 from infer.config import OWN_TARGET
 from models.checkpoints import checkpoint_files
 from models.checkpoints.saved_states import find_newest_state, read_progress_file
-from models.io.console import print_line
 from models.io.errors import require
 from models.io.tracking import TrackedRun
 from models.targets.config import TargetConf
 
 
 def open_checkpoints(paths: list[str] | None) -> list[Path]:
-    """Check the checkpoints at `paths`, or the newest run's; print and return their directories.
+    """Check the checkpoints at `paths`, or the newest run's; return their directories.
 
     Raise UserError if one cannot be read or they do not go together. No weights are loaded.
     """
     directories = [Path(path) for path in paths or [find_newest_run()]]
-    print_line(f"checkpoint: {', '.join(map(str, directories))}")
     for directory in directories:
         command = command_that_writes(directory)
         require(

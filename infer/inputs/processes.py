@@ -6,11 +6,15 @@ from conf.entry import is_sweep
 from infer.config import CheckpointConf
 from infer.inputs.checkpoint_paths import resolve_target
 from models.command_processes import start_processes
+from models.io.console import print_line
 from models.io.errors import require
 
 
 def start_checkpoint_processes(conf: CheckpointConf, directories: list[Path]) -> None:
-    """Run the command in the processes that split its target, and exit; return in each of them, or in a single one."""
+    """Run the command in the processes that split its target, and exit; return in each of them, or in a single one.
+
+    The main process prints the checkpoints.
+    """
     if conf.parallel.tensor > 1:
         from models.drafts.registry import find_options  # deferred: slow to import
 
@@ -21,3 +25,4 @@ def start_checkpoint_processes(conf: CheckpointConf, directories: list[Path]) ->
                 f"{directory}; choose another draft",
             )
     start_processes(conf.parallel, conf.device, resolve_target(conf.target, directories), is_sweep=is_sweep())
+    print_line(f"checkpoint: {', '.join(map(str, directories))}")

@@ -1,6 +1,7 @@
 """Start a command again in several processes of this machine."""
 
 import logging
+import os
 import sys
 from typing import NoReturn
 
@@ -11,8 +12,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 def run_in_processes(count: int) -> NoReturn:
     """Run the command of this process in `count` processes, as torchrun does, and exit as the first that fails."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # a process tells its error itself
     config = LaunchConfig(
+        run_id=str(os.getpid()),
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=count,
