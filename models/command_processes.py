@@ -29,12 +29,10 @@ def start_processes(parallel: TensorConf, device: DeviceConf, target: TargetConf
 
 def check_split(tensor: int, device: DeviceConf, target: TargetConf) -> None:
     """Raise UserError for a device or target that cannot be split; read only the target's config."""
-    from models.parallel.tensor_parallel import check_heads, plan_shards  # deferred: slow to import
+    from models.parallel.tensor_parallel import check_native_split  # deferred: slow to import
     from models.targets.pretrained import build_meta_model
 
     require(
         device.is_native, f"parallel.tensor: must be 1 with device={device.name.name}, got {tensor}; take another route"
     )
-    model = build_meta_model(target)
-    check_heads(tensor, model.config.get_text_config(), remedy="choose another")
-    plan_shards(model, tensor)
+    check_native_split(build_meta_model(target), tensor)

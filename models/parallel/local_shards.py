@@ -19,17 +19,23 @@ from torch import Tensor, nn
 from models.parallel.dtensor import is_sharded
 from models.parallel.tensor_parallel import EMBEDDING_STYLES, INPUT_AXIS, LINEAR_STYLES, ShardStyle, find_style
 
+EXPERTS_STYLE = "ep_dispatch_experts"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalLayer:
     """A layer with this rank's part of its weights, and how the parts of the output are joined."""
 
     layer: Any  # a copy, whose parameters are plain
-    style: ShardStyle
+    style: ShardStyle | None  # None: each rank holds some experts
     group: Any  # name of the process group
     ranks: int
     rank: int
     with_gradients: Callable[..., Tensor]  # the forward of transformers
+
+    @property
+    def has_full_features(self) -> bool:
+        return self.style is not None and self.style.full_features
 
     def sum(self, part: Tensor) -> Tensor:
         return collectives.all_reduce(part, "sum", self.group)
@@ -42,12 +48,17 @@ class LocalLayer:
 def compute_on_local_shards(model: Any) -> bool:
     """Let the layers of a split model compute on plain tensors where no gradient is asked for.
 
-    Return whether all of them do: experts, and layers that the ranks hold unequal parts of, stay as they are.
+    Return whether all of them do: layers that the ranks hold unequal parts of stay as they are.
     """
     for name, layer in model.named_modules():
-        if (local := _build_local_layer(model, name, layer)) is not None:
-            vars(layer)["local"] = local  # no submodule: its weights are the layer's own
-            layer.forward = MethodType(_FORWARDS[isinstance(layer, nn.Embedding), local.style.axis], layer)
+        styles = EMBEDDING_STYLES if isinstance(layer, nn.Embedding) else LINEAR_STYLES
+        style = styles.get(find_style(model._tp_plan, name))
+        if not _is_split(layer):
+            continue
+        if find_style(model._ep_plan, name) == EXPERTS_STYLE:
+            _replace_forward(layer, None, _forward_experts)
+        elif isinstance(layer, nn.Linear | nn.Embedding) and style is not None and _has_equal_parts(layer, style):
+            _replace_forward(layer, style, _FORWARDS[isinstance(layer, nn.Embedding), style.axis])
     return all("local" in vars(layer) or not _is_split(layer) for layer in model.modules())
 
 
@@ -55,16 +66,13 @@ def _is_split(layer: nn.Module) -> bool:
     return any(map(is_sharded, layer.parameters(recurse=False)))
 
 
-def _build_local_layer(model: Any, name: str, layer: nn.Module) -> LocalLayer | None:
-    """Return the local form of a split layer, or None for any other."""
-    kind = nn.Embedding if isinstance(layer, nn.Embedding) else nn.Linear
-    style = (EMBEDDING_STYLES if kind is nn.Embedding else LINEAR_STYLES).get(find_style(model, name))
-    if not isinstance(layer, kind) or style is None or not _is_split(layer):
-        return None
-    weight: Any = layer.weight
-    mesh = weight.device_mesh
-    if mesh.ndim != 1 or weight.shape[style.axis] % mesh.size():
-        return None
+def _has_equal_parts(layer: Any, style: ShardStyle) -> bool:
+    return layer.weight.shape[style.axis] % layer.weight.device_mesh.size() == 0
+
+
+def _replace_forward(layer: Any, style: ShardStyle | None, forward: Callable[..., Tensor]) -> None:
+    """Let a layer compute by `forward`, which finds this rank's weights in the layer's attribute `local`."""
+    mesh = next(p.device_mesh for p in layer.parameters(recurse=False) if is_sharded(p))
     local = copy.copy(layer)
     vars(local).pop("forward", None)
     local._parameters = {
@@ -73,7 +81,8 @@ def _build_local_layer(model: Any, name: str, layer: nn.Module) -> LocalLayer | 
         else nn.Parameter(cast(Any, parameter).to_local() if is_sharded(parameter) else parameter, requires_grad=False)
         for key, parameter in layer._parameters.items()
     }
-    return LocalLayer(
+    # No submodule: its weights are the layer's own.
+    vars(layer)["local"] = LocalLayer(
         layer=local,
         style=style,
         group=mesh.get_group().group_name,
@@ -81,6 +90,7 @@ def _build_local_layer(model: Any, name: str, layer: nn.Module) -> LocalLayer | 
         rank=mesh.get_local_rank(),
         with_gradients=layer.forward,
     )
+    layer.forward = MethodType(forward, layer)
 
 
 def _forward_outputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
@@ -89,7 +99,7 @@ def _forward_outputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Floa
     if torch.is_grad_enabled():
         return local.with_gradients(features)
     part = local.layer(features)
-    return local.gather(part) if local.style.full_features else part
+    return local.gather(part) if local.has_full_features else part
 
 
 def _forward_inputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
@@ -97,7 +107,7 @@ def _forward_inputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Float
     local: LocalLayer = self.local
     if torch.is_grad_enabled():
         return local.with_gradients(features)
-    if local.style.full_features:
+    if local.has_full_features:
         features = features.chunk(local.ranks, -1)[local.rank]
     output = local.sum(nn.functional.linear(features, local.layer.weight))
     return output if local.layer.bias is None else output + local.layer.bias
@@ -118,6 +128,23 @@ def _forward_columns(self: Any, ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*ro
     """Look up the columns of an embedding that this rank holds."""
     local: LocalLayer = self.local
     return local.with_gradients(ids) if torch.is_grad_enabled() else local.gather(local.layer(ids))
+
+
+def _forward_experts(
+    self: Any,
+    hidden_states: Float[Tensor, "tokens hidden"],
+    top_k_index: Int[Tensor, "tokens k"],
+    top_k_weights: Float[Tensor, "tokens k"],
+) -> Float[Tensor, "tokens hidden"]:
+    """Run the experts that this rank holds on the tokens that chose them."""
+    local: LocalLayer = self.local
+    if torch.is_grad_enabled():
+        return local.with_gradients(hidden_states, top_k_index, top_k_weights)
+    held = local.layer.num_experts
+    is_held = top_k_index // held == local.rank
+    # Experts skip the index past the last of theirs.
+    index = torch.where(is_held, top_k_index % held, held)
+    return local.sum(local.layer(hidden_states, index, top_k_weights * is_held)).to(hidden_states.dtype)
 
 
 _FORWARDS: dict[tuple[bool, int], Callable[..., Tensor]] = {  # by whether it is an embedding, and the axis

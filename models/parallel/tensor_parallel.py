@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from models.io.errors import require
 
+MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
 REPLICATED_STYLES = ("replicate", "replicated_with_grad_allreduce")
 
 
@@ -107,9 +108,32 @@ def check_heads(tensor: int, config: Any, *, remedy: str) -> None:
         )
 
 
-def find_style(model: Any, name: str) -> str:
-    """Return the style by which the model's plan divides a layer."""
-    return model._tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "replicate")
+def check_native_split(model: Any, tensor: int) -> None:
+    """Raise UserError if the native route cannot split a model: it splits experts too, a whole one to each process."""
+    # Splitting failed with torch 2.9; 2.10 to 2.12 are untested.
+    require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
+        torch.__version__ >= f"{MIN_TORCH}.dev0",
+        f"parallel.tensor: must be 1 below torch {MIN_TORCH}, got torch {torch.__version__}; upgrade torch",
+    )
+    config = model.config.get_text_config()
+    check_heads(tensor, config, remedy="choose another")
+    if not has_expert_plan(config):
+        plan_shards(model, tensor)
+        return
+    require(
+        config.num_experts % tensor == 0,
+        f"parallel.tensor: must divide the target's {config.num_experts} experts, got {tensor}; choose another",
+    )
+
+
+def has_expert_plan(config: Any) -> bool:
+    """Return whether a model's experts are divided among processes by a plan of its own."""
+    return bool(getattr(config, "base_model_ep_plan", None))
+
+
+def find_style(plan: Mapping[str, str], name: str) -> str:
+    """Return the style by which a model's plan divides a layer."""
+    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "replicate")
 
 
 def plan_shards(model: Any, ranks: int, *, replicated: Collection[str] = ()) -> dict[str, LayerShard]:
@@ -123,7 +147,7 @@ def plan_shards(model: Any, ranks: int, *, replicated: Collection[str] = ()) -> 
     _check_support(model, ranks, has_plan, "a tensor-parallel plan for its layers", "none")
     shards = {}
     for name, layer in model.named_modules():
-        style = find_style(model, name)
+        style = find_style(model._tp_plan, name)
         allowed = {nn.Linear: LINEAR_STYLES, nn.Embedding: EMBEDDING_STYLES}.get(type(layer), {})
         if style in REPLICATED_STYLES or name in replicated:
             continue

@@ -13,10 +13,12 @@ from models.checkpoints.fingerprints import target_fingerprint, tokenizer_finger
 from models.checkpoints.tokenizer_files import find_tokenizer_folder
 from models.device.device import Device
 from models.io.errors import UserError, require
+from models.parallel.dtensor import is_sharded
 from models.parallel.local_shards import compute_on_local_shards
 from models.parallel.processes import connect_processes
+from models.parallel.tensor_parallel import has_expert_plan
 from models.targets.config import ModelSource, TargetConf
-from models.targets.pretrained import load_model, load_tokenizer
+from models.targets.pretrained import load_model, load_tokenizer, read_model_config
 from models.targets.target import Target
 
 
@@ -73,10 +75,18 @@ def _load_part(source: ModelSource, dtype: torch.dtype, *, tensor: int, replicas
             """Return 1 without sharding, or transformers would wrap replicas in FSDP."""
             return super().dp_size if shards > 1 else 1
 
-    mesh_config = MeshConfig(tp_size=tensor, fsdp_size=shards, dp_replicate_size=replicas)
+    has_experts = has_expert_plan(read_model_config(source).get_text_config())
+    mesh_config = MeshConfig(
+        tp_size=tensor,
+        fsdp_size=shards,
+        dp_replicate_size=replicas,
+        ep_size=tensor if has_experts and shards == 1 else 1,
+    )
     model = load_model(source, dtype, distributed_config=mesh_config)
     del model.config.distributed_config  # else drafts that copy the config would be split, too
-    model.key_value_heads = model.config.get_text_config().num_key_value_heads // tensor
+    keys = [layer.weight for name, layer in model.named_modules() if name.endswith(".k_proj")]
+    parts = tensor if any(map(is_sharded, keys)) else 1  # some plans split experts alone
+    model.key_value_heads = model.config.get_text_config().num_key_value_heads // parts
     return model
 
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from models.checkpoints.fingerprints import hash_tensors
 from models.device.device import Device
 from models.parallel.dtensor import full_params, full_tensor
+from models.parallel.tensor_parallel import MIN_TORCH
 from train.config.run import ParallelConf, Weights
 from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError
 from train.device.process_group import TIMEOUT_S, ProcessGroup, Report
-from train.distributed.build import MIN_TORCH, build_parallel
+from train.distributed.build import build_parallel
 from train.distributed.parallel import Parallel
 from train.run.state import RunState, TrainingState
 

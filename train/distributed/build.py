@@ -10,14 +10,13 @@ from models.device.device import Device
 from models.io.errors import require
 from models.parallel import torchrun
 from models.parallel.processes import connect_processes
-from models.parallel.tensor_parallel import check_heads, plan_shards
+from models.parallel.tensor_parallel import MIN_TORCH, check_heads, plan_shards
 from models.targets.pretrained import build_meta_model, read_model_config
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.parallel import Parallel
 from train.distributed.xla import XlaParallel, check_xla_layout, import_neuronx_distributed
 
 HEADS_REMEDY = "lower it, or set parallel.target=sharded"
-MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
 
 
 def check_parallel(conf: TrainConf) -> None:

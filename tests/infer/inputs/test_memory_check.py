@@ -18,8 +18,9 @@ from infer.config import EvalConf, GenerateConf
 from infer.inputs.memory_check import GIB, DecodingSize, check_memory, count_draft_bytes, trace_decoding
 from infer.tuning.config import TuneConf
 from models.io.errors import UserError
+from models.meta_model import build_meta_target
 from models.targets.config import TargetConf
-from tests.support.models.tiny import CPU, new_draft
+from tests.support.models.tiny import CPU, new_draft, tiny_config
 
 SIZE = DecodingSize(batch=8, prompt_tokens=64, new_tokens=16, set_batch=lambda n: f"batch={n}")
 
@@ -103,3 +104,14 @@ def test_embeddings_that_a_draft_reads_from_its_target_take_no_memory_of_their_o
     stored = load_file(folder / "draft" / "model.safetensors")
     table = target.model.get_input_embeddings().weight
     assert count_draft_bytes([folder / "draft"]) == sum(tensor.nbytes for tensor in stored.values()) - table.nbytes
+
+
+@pytest.mark.parametrize("config", ["dense", "experts"])
+def test_a_process_of_a_split_target_needs_its_part(tmp_path, config):
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "hidden_size": 64}
+    experts = tiny_config(transformers.Qwen3MoeConfig, **sizes, num_experts=8, moe_intermediate_size=64)
+    (tiny_config(**sizes) if config == "dense" else experts).save_pretrained(tmp_path)
+    conf = TargetConf(path=str(tmp_path))
+    whole, part = (trace_decoding(conf, CPU, SIZE, 1, tensor=tensor) for tensor in (1, 4))
+    weights = 4 * build_meta_target(conf, CPU.dtype).num_parameters
+    assert weights * 0.7 < whole - part < whole * 0.75
