@@ -15,7 +15,7 @@ from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.parallel import tensor_parallel
-from models.parallel.tensor_parallel import INPUT_AXIS, LayerShard, ParallelLayers
+from models.parallel.tensor_parallel import EXPERTS, INPUT_AXIS, LayerShard, ParallelLayers
 from models.targets.config import TargetConf
 from models.targets.language_model import LanguageModel
 from models.targets.pretrained import build_planning_model
@@ -48,7 +48,9 @@ def collect_models(draft: Draft) -> list[nn.Module]:
     return [draft, *(value.model for value in vars(draft).values() if isinstance(value, LanguageModel))]
 
 
-def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] = ()) -> None:
+def shard_target(
+    target: MetaTarget, ranks: int, *, replicated: Collection[str] = (), splits_experts: bool = False
+) -> None:
     """Cut a target down to what one of `ranks` tensor-parallel processes holds.
 
     The target is changed in place, so call it after drafts are built. Layers named in `replicated`
@@ -58,6 +60,7 @@ def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] 
         target.model,
         _MetaLayers(ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding),
         replicated=replicated,
+        splits_experts=splits_experts,
     )
 
 
@@ -77,6 +80,10 @@ class _MetaLayers(ParallelLayers):
         for name, full in layer.named_parameters():
             share = shard.shard(name, full, ranks=self.ranks, rank=self.rank)
             setattr(layer, name, nn.Parameter(share, requires_grad=False))
+        if shard.style is EXPERTS:
+            layer.num_experts //= self.ranks
+        if isinstance(layer, nn.Embedding):
+            layer.padding_idx = None  # of a gradient alone, and perhaps past this rank's rows
         if not shard.style.full_features:
             return layer
         if isinstance(layer, nn.Linear) and shard.style.axis == INPUT_AXIS:

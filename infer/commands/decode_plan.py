@@ -60,7 +60,7 @@ def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
     meta_target, options = build_meta_target(conf.target, dtype), []
     for tensor in (2**n for n in range(machine.total_cores.bit_length())):
         try:
-            plan_shards(meta_target.model, tensor)
+            plan_shards(meta_target.model, tensor, splits_experts=conf.device.is_native)
         except UserError:
             break
         if meta_target.num_parameters * dtype.itemsize / tensor < machine.core_bytes:
@@ -76,7 +76,7 @@ def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
 def _estimate_option(conf: DecodePlanConf, machine: MachineConf, dtype: torch.dtype, tensor: int) -> DecodeOption:
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target).to(dtype).eval()
-    shard_target(target, tensor)
+    shard_target(target, tensor, splits_experts=conf.device.is_native)
     phases = trace_phases(conf, target, draft, scores_in_memory=machine.scores_in_memory)
     peak = max(phases, key=lambda phase: phase.peak_bytes.total()).peak_bytes
     seconds = {phase.name: estimate_seconds(phase, machine) for phase in phases}

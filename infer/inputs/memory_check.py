@@ -21,7 +21,6 @@ from models.device.memory_trace import fake_model
 from models.drafts.eagle import EMBEDDINGS
 from models.io.errors import UserError
 from models.meta_model import build_meta_target, shard_target
-from models.parallel.tensor_parallel import has_expert_plan
 from models.targets.config import TargetConf
 from models.trees.sampling_config import SamplingConf
 
@@ -102,9 +101,8 @@ def count_draft_bytes(directories: list[Path]) -> int:
 def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: int, *, tensor: int = 1) -> int:
     """Return the peak bytes of one of `tensor` parts of the target when it reads `batch` prompts and writes a token."""
     target, slots = build_meta_target(conf, device.dtype), size.prompt_tokens + size.new_tokens
-    has_experts = has_expert_plan(target.config)
-    if tensor > 1 and not has_experts:
-        shard_target(target, tensor)
+    if tensor > 1:
+        shard_target(target, tensor, splits_experts=True)
     with fake_model([target.model], vocab=[target.vocab_size], scores_in_memory=device.scores_in_memory) as tracer:
         tracer.label_tensors("target", [*target.model.parameters(), *target.model.buffers()])
         with tracer.trace_phase("prompts") as phase:
@@ -112,6 +110,4 @@ def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: 
             prompts = [[0] * size.prompt_tokens] * batch
             decoder.decode(prompts, row_ids=range(batch), max_new_tokens=1)
     packed_bytes = count_packed_bytes(target.model) if device.packs_weights else 0
-    # Split experts cannot be traced; a process holds at least its part of all weights.
-    others = target.num_parameters * device.dtype.itemsize * (tensor - 1) // tensor if has_experts else 0
-    return phase.peak_bytes.total() + packed_bytes - others
+    return phase.peak_bytes.total() + packed_bytes

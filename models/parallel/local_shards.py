@@ -17,9 +17,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models.parallel.dtensor import is_sharded
-from models.parallel.tensor_parallel import EMBEDDING_STYLES, INPUT_AXIS, LINEAR_STYLES, ShardStyle, find_style
-
-EXPERTS_STYLE = "ep_dispatch_experts"
+from models.parallel.tensor_parallel import (
+    EMBEDDING_STYLES,
+    EXPERTS,
+    EXPERTS_STYLE,
+    INPUT_AXIS,
+    LINEAR_STYLES,
+    ShardStyle,
+    find_style,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +33,11 @@ class LocalLayer:
     """A layer with this rank's part of its weights, and how the parts of the output are joined."""
 
     layer: Any  # a copy, whose parameters are plain
-    style: ShardStyle | None  # None: each rank holds some experts
+    style: ShardStyle
     group: Any  # name of the process group
     ranks: int
     rank: int
     with_gradients: Callable[..., Tensor]  # the forward of transformers
-
-    @property
-    def has_full_features(self) -> bool:
-        return self.style is not None and self.style.full_features
 
     def sum(self, part: Tensor) -> Tensor:
         return collectives.all_reduce(part, "sum", self.group)
@@ -56,7 +58,7 @@ def compute_on_local_shards(model: Any) -> bool:
         if not _is_split(layer):
             continue
         if find_style(model._ep_plan, name) == EXPERTS_STYLE:
-            _replace_forward(layer, None, _forward_experts)
+            _replace_forward(layer, EXPERTS, _forward_experts)
         elif isinstance(layer, nn.Linear | nn.Embedding) and style is not None and _has_equal_parts(layer, style):
             _replace_forward(layer, style, _FORWARDS[isinstance(layer, nn.Embedding), style.axis])
     return all("local" in vars(layer) or not _is_split(layer) for layer in model.modules())
@@ -70,11 +72,13 @@ def _has_equal_parts(layer: Any, style: ShardStyle) -> bool:
     return layer.weight.shape[style.axis] % layer.weight.device_mesh.size() == 0
 
 
-def _replace_forward(layer: Any, style: ShardStyle | None, forward: Callable[..., Tensor]) -> None:
+def _replace_forward(layer: Any, style: ShardStyle, forward: Callable[..., Tensor]) -> None:
     """Let a layer compute by `forward`, which finds this rank's weights in the layer's attribute `local`."""
     mesh = next(p.device_mesh for p in layer.parameters(recurse=False) if is_sharded(p))
     local = copy.copy(layer)
     vars(local).pop("forward", None)
+    if isinstance(local, nn.Embedding):
+        local.padding_idx = None  # of a gradient alone, and perhaps past this rank's rows
     local._parameters = {
         key: parameter
         if parameter is None
@@ -99,7 +103,7 @@ def _forward_outputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Floa
     if torch.is_grad_enabled():
         return local.with_gradients(features)
     part = local.layer(features)
-    return local.gather(part) if local.has_full_features else part
+    return local.gather(part) if local.style.full_features else part
 
 
 def _forward_inputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
@@ -107,7 +111,7 @@ def _forward_inputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Float
     local: LocalLayer = self.local
     if torch.is_grad_enabled():
         return local.with_gradients(features)
-    if local.has_full_features:
+    if local.style.full_features:
         features = features.chunk(local.ranks, -1)[local.rank]
     output = local.sum(nn.functional.linear(features, local.layer.weight))
     return output if local.layer.bias is None else output + local.layer.bias

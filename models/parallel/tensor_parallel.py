@@ -41,6 +41,8 @@ EMBEDDING_STYLES = {
     "embedding_rowwise": ShardStyle(axis=0, full_features=True),
     "embedding_colwise": ShardStyle(axis=1, full_features=True),
 }
+EXPERTS_STYLE = "ep_dispatch_experts"  # of a model's other plan
+EXPERTS = ShardStyle(axis=0, full_features=True)  # whole experts on each rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class LayerShard:
 
     def axis_of(self, parameter: str) -> int | None:
         """Return the sharded axis of a parameter; biases of full features are not sharded."""
-        if parameter == "weight":
+        if parameter == "weight" or self.style is EXPERTS:
             return self.style.axis
         return OUTPUT_AXIS if self.style == LINEAR_STYLES["colwise"] else None
 
@@ -115,20 +117,13 @@ def check_native_split(model: Any, tensor: int) -> None:
         torch.__version__ >= f"{MIN_TORCH}.dev0",
         f"parallel.tensor: must be 1 below torch {MIN_TORCH}, got torch {torch.__version__}; upgrade torch",
     )
-    config = model.config.get_text_config()
-    check_heads(tensor, config, remedy="choose another")
-    if not has_expert_plan(config):
-        plan_shards(model, tensor)
-        return
-    require(
-        config.num_experts % tensor == 0,
-        f"parallel.tensor: must divide the target's {config.num_experts} experts, got {tensor}; choose another",
-    )
+    check_heads(tensor, model.config.get_text_config(), remedy="choose another")
+    plan_shards(model, tensor, splits_experts=True)
 
 
 def has_expert_plan(config: Any) -> bool:
     """Return whether a model's experts are divided among processes by a plan of its own."""
-    return bool(getattr(config, "base_model_ep_plan", None))
+    return bool(getattr(config.get_text_config(), "base_model_ep_plan", None))
 
 
 def find_style(plan: Mapping[str, str], name: str) -> str:
@@ -136,19 +131,25 @@ def find_style(plan: Mapping[str, str], name: str) -> str:
     return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "replicate")
 
 
-def plan_shards(model: Any, ranks: int, *, replicated: Collection[str] = ()) -> dict[str, LayerShard]:
+def plan_shards(
+    model: Any, ranks: int, *, replicated: Collection[str] = (), splits_experts: bool = False
+) -> dict[str, LayerShard]:
     """Return by name how each sharded layer of a model is divided. The model may be on `meta`.
 
     Layers named in `replicated` stay full, as do embedding and head if `ranks` does not divide
-    them. Raise UserError for a model or layer that cannot be sharded.
+    them. Raise UserError for a model or layer that cannot be sharded, as experts are without `splits_experts`.
     """
     base_plan = model.config.get_text_config().base_model_tp_plan or {}
     has_plan = any(name.startswith("layers.") for name in base_plan)  # not of embeddings alone
+    has_plan |= splits_experts and has_expert_plan(model.config)
     _check_support(model, ranks, has_plan, "a tensor-parallel plan for its layers", "none")
     shards = {}
     for name, layer in model.named_modules():
         style = find_style(model._tp_plan, name)
         allowed = {nn.Linear: LINEAR_STYLES, nn.Embedding: EMBEDDING_STYLES}.get(type(layer), {})
+        if splits_experts and find_style(model._ep_plan, name) == EXPERTS_STYLE:
+            shards[name] = LayerShard(style=EXPERTS)
+            continue
         if style in REPLICATED_STYLES or name in replicated:
             continue
         if style in allowed:
@@ -196,11 +197,12 @@ def _drop_indivisible(model: Any, shards: Mapping[str, LayerShard], ranks: int) 
     """
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     sizes = {
-        name: model.get_submodule(name).weight.shape[shard.style.axis] * shard.repeats for name, shard in shards.items()
+        name: next(model.get_submodule(name).parameters()).shape[shard.style.axis] * shard.repeats
+        for name, shard in shards.items()
     }
     for name, size in sizes.items():
         fits = size % ranks == 0 or model.get_submodule(name) in tables
-        _check_support(model, ranks, fits, f"a divisor of the {size} features of {name}")
+        _check_support(model, ranks, fits, f"a divisor of the {size} parts of {name}")
     return {name: shard for name, shard in shards.items() if sizes[name] % ranks == 0}
 
 
@@ -211,9 +213,11 @@ def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "")
     require(bool(holds), f"parallel.tensor: a target of {kind} needs {rule}, got {got or ranks}; {remedy}")
 
 
-def parallelize_model(model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()) -> None:
+def parallelize_model(
+    model: Any, layers: ParallelLayers, *, replicated: Collection[str] = (), splits_experts: bool = False
+) -> None:
     """Replace layers in place by sharded ones with this rank's share, and set the numbers of its heads."""
-    shards = plan_shards(model, layers.ranks, replicated=replicated)
+    shards = plan_shards(model, layers.ranks, replicated=replicated, splits_experts=splits_experts)
     for name, shard in shards.items():
         layer = model.get_submodule(name)
         share = {

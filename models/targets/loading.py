@@ -75,7 +75,7 @@ def _load_part(source: ModelSource, dtype: torch.dtype, *, tensor: int, replicas
             """Return 1 without sharding, or transformers would wrap replicas in FSDP."""
             return super().dp_size if shards > 1 else 1
 
-    has_experts = has_expert_plan(read_model_config(source).get_text_config())
+    has_experts = has_expert_plan(read_model_config(source))
     mesh_config = MeshConfig(
         tp_size=tensor,
         fsdp_size=shards,

@@ -30,6 +30,7 @@ FOUR_HEADS: dict[str, Any] = HEADS | {
     "num_key_value_heads": 4,
     "head_dim": 8,
     "vocab_size": 64,
+    "pad_token_id": 63,
 }
 EXPERTS = {"num_experts_per_tok": 2}
 FAMILIES: dict[str, Callable[[], Any]] = {
