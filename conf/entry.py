@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ from models.io.secrets import redact
 from models.io.validation import FOLDER_NAME, check_values
 
 CONF_DIR = str(Path(__file__).parent.resolve())
+OTHER_PROCESSES_WAIT_S = 2.0  # longer than a launcher takes to see that a process has ended
 USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Conf = TypeVar("Conf")
@@ -90,7 +92,7 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
                     raise
                 exit_with_error(error)
             except KeyboardInterrupt:
-                print("interrupted", file=sys.stderr)  # noqa: T201
+                print_once("interrupted")
                 sys.exit(130)
 
         return run
@@ -275,8 +277,19 @@ OmegaConf.register_new_resolver("expand_home", os.path.expanduser, replace=True)
 
 def exit_with_error(error: Exception) -> NoReturn:
     """Print the error in one line and exit with code 2."""
-    print(f"error: {redact(error_to_line(error))}", file=sys.stderr)  # noqa: T201
+    print_once(f"error: {redact(error_to_line(error))}")
     sys.exit(2)
+
+
+def print_once(line: str) -> None:
+    """Print a line that all processes of a node may have, on the error stream.
+
+    The first one prints at once, and its launcher ends the others before they do. One that is alone with its error
+    prints it.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(OTHER_PROCESSES_WAIT_S)
+    print(line, file=sys.stderr)  # noqa: T201
 
 
 def error_to_line(error: BaseException) -> str:

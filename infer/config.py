@@ -83,6 +83,7 @@ def parse_checkpoints(value: Any) -> list[str] | None:
 class CheckpointConf:
     """The settings of every command on checkpoints: their target, a tree and the device."""
 
+    checkpoint: Any = None  # a directory or a list of them; null = the newest finished training run
     target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
     tree: TreeConf = field(default_factory=TreeConf)
     parallel: TensorConf = field(default_factory=TensorConf)
@@ -93,7 +94,6 @@ class CheckpointConf:
 class EvalConf(CheckpointConf):
     """The configuration of `python -m infer.eval`; a bare call evaluates the newest finished training run."""
 
-    checkpoint: Any = None  # a directory, or a list of them
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)
     tune: bool = False  # also measures the decoding that is fastest here, beside `tree`
     log: TrackerConf = field(default_factory=TrackerConf)

@@ -1,15 +1,20 @@
 """The processes of a command: one, or as many as its target's layers are split over."""
 
+from collections.abc import Sequence
+
 from models.device.config import DeviceConf
 from models.io.errors import require
 from models.parallel.config import TensorConf
-from models.parallel.torchrun import get_world_size
+from models.parallel.torchrun import check_launch, get_world_size
 from models.targets.config import TargetConf
 
 
-def start_processes(parallel: TensorConf, device: DeviceConf, target: TargetConf, *, is_sweep: bool) -> None:
+def start_processes(
+    parallel: TensorConf, device: DeviceConf, target: TargetConf, *, is_sweep: bool, overrides: Sequence[str] = ()
+) -> None:
     """Run the command in the processes that split its target, and exit; return in each of them, or in a single one.
 
+    The processes get the `overrides` too: what this one has chosen, so that each of them does not choose again.
     Raise UserError for a target that cannot be split, and for another number of launched processes.
     """
     tensor, launched = parallel.tensor, get_world_size()
@@ -19,12 +24,13 @@ def start_processes(parallel: TensorConf, device: DeviceConf, target: TargetConf
     )
     if tensor == 1:
         return
+    check_launch()
     check_split(tensor, device, target)
     if launched == 1:
         require(not is_sweep, f"parallel.tensor: must be 1 in a sweep, got {tensor}; start the commands one by one")
         from models.parallel.launch import run_in_processes  # deferred: slow to import
 
-        run_in_processes(tensor)
+        run_in_processes(tensor, overrides)
 
 
 def check_split(tensor: int, device: DeviceConf, target: TargetConf) -> None:
@@ -35,4 +41,4 @@ def check_split(tensor: int, device: DeviceConf, target: TargetConf) -> None:
     require(
         device.is_native, f"parallel.tensor: must be 1 with device={device.name.name}, got {tensor}; take another route"
     )
-    check_native_split(build_meta_model(target), tensor)
+    check_native_split(build_meta_model(target), tensor, remedy="choose another")

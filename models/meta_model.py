@@ -15,7 +15,7 @@ from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.parallel import tensor_parallel
-from models.parallel.tensor_parallel import EXPERTS, INPUT_AXIS, LayerShard, ParallelLayers
+from models.parallel.tensor_parallel import EXPERTS_SHARD, INPUT_AXIS, LayerShard, ParallelLayers
 from models.targets.config import TargetConf
 from models.targets.language_model import LanguageModel
 from models.targets.pretrained import build_planning_model
@@ -80,7 +80,7 @@ class _MetaLayers(ParallelLayers):
         for name, full in layer.named_parameters():
             share = shard.shard(name, full, ranks=self.ranks, rank=self.rank)
             setattr(layer, name, nn.Parameter(share, requires_grad=False))
-        if shard.style is EXPERTS:
+        if shard.style is EXPERTS_SHARD:
             layer.num_experts //= self.ranks
         if isinstance(layer, nn.Embedding):
             layer.padding_idx = None  # of a gradient alone, and perhaps past this rank's rows

@@ -1,7 +1,7 @@
 """Builder of shards: the target's features of packed rows, quantized and in the order of the plan.
 
 The output of the target's pass is quantized on the device, so that only a fraction of it is copied to the host. The
-batches of a shard depend only on the plan, so a shard that is captured again has the same bytes.
+batches of a shard depend only on the plan, so a shard that is captured again, by as many processes, has the same bytes.
 """
 
 import math

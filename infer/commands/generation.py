@@ -1,7 +1,6 @@
 """Answer one prompt on the terminal while the answer grows, or a file of prompts into a file."""
 
 import json
-import os
 import time
 from collections import deque
 from itertools import islice
@@ -112,8 +111,10 @@ def write_answers(decoder: Decoder, target: Target, prompts: list[EvalPrompt], c
     requests = [Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens) for prompt in prompts]
     waiting, start = iter(requests), time.perf_counter()
     finished = decoder.stream(lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop)
-    with open_output_file(conf.output if IS_MAIN_PROCESS else os.devnull) as file:
+    with open_output_file(conf.output) as file:
         deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
+        if not IS_MAIN_PROCESS:
+            return
         lines = [
             json.dumps(describe_answer(target, prompt, request.generation))
             for prompt, request in zip(prompts, requests, strict=True)

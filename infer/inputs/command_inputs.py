@@ -10,6 +10,7 @@ from infer.measure.eval_modes import DraftUnderTest
 from models.checkpoints import checkpoint, checkpoint_files
 from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.drafts.registry import load_draft
+from models.parallel.processes import connect_processes
 from models.targets.config import TargetConf
 from models.targets.loading import open_target
 from models.targets.precision import build_device
@@ -29,6 +30,8 @@ def load_checkpoint_target(
         metadata = checkpoint_files.read_metadata(directory)
         checkpoint.check_metadata(metadata, tokenizer_hash=tokenizer_hash)
     device, tensor = build_device(command.device, conf), command.parallel.tensor
+    if tensor > 1:
+        connect_processes(device.torch_device.type)  # each to its own device, whose memory is asked
     check_memory(conf, directories, size, device, command.device.memory_gib, tensor=tensor)
     return open_target(conf, device, tensor=tensor)
 

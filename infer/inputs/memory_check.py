@@ -109,5 +109,6 @@ def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: 
             decoder = Decoder(target, sampling=SamplingConf(), slots=slots, batch=batch)
             prompts = [[0] * size.prompt_tokens] * batch
             decoder.decode(prompts, row_ids=range(batch), max_new_tokens=1)
-    packed_bytes = count_packed_bytes(target.model) if device.packs_weights else 0
+    packs = device.packs_weights and tensor == 1  # weights that are split are not packed
+    packed_bytes = count_packed_bytes(target.model) if packs else 0
     return phase.peak_bytes.total() + packed_bytes

@@ -119,7 +119,9 @@ def _describe_setup(
 ) -> EvalSetup:
     return EvalSetup(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=shlex.join(["python", "-m", *sys.orig_argv[2:]]),
+        command=shlex.join(
+            ["python", *sys.orig_argv[sys.orig_argv.index("-m") :]] if "-m" in sys.orig_argv else sys.argv
+        ),
         versions={"python": sys.version.split()[0], **{name: version(name) for name in ("torch", "transformers")}},
         device=DeviceInfo(**target.device.describe()),
         graphs=graph_budget and graph_budget.counts(),

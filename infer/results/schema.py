@@ -49,7 +49,7 @@ class DeviceInfo:
 class TargetInfo:
     name: str
     parameters: Count
-    processes: Count = 1  # that its layers are split over
+    processes: Count = 1  # that hold its weights together
 
 
 @dataclass(frozen=True, kw_only=True)

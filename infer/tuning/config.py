@@ -32,7 +32,6 @@ class TuneConf(CheckpointConf):
     `tree` is compared with the result.
     """
 
-    checkpoint: Any = None  # a directory or a list of them; null = the newest finished run
     # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
     # for the demo, prompts of its training data
     prompts: str | None = None

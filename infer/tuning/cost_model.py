@@ -44,6 +44,7 @@ def read_main_clock(decoder: Decoder, generation: Generation) -> list[float]:  #
 
 
 def choose_clock(*, is_target_split: bool) -> RoundSeconds:
+    """Return the clock by which this process tunes."""
     return read_main_clock if is_target_split else read_clock
 
 

@@ -54,10 +54,11 @@ def tune_drafts_for_report(
     If they cannot be tuned, print a line on the reason and return them as they are: a finished
     training run must still be measured.
     """
-    directories = [draft.directory for draft in drafts if draft.directory]
+    directories, is_checked = [draft.directory for draft in drafts if draft.directory], False
     try:
         check_tunable(target, conf)
         prompts = choose_prompts(target, directories, target_conf, conf)
+        is_checked = True
         print_line(
             f"tune: timing trees on {len(prompts)} of the prompts that the report does not use"
             + ("; this compiles some twenty shapes" if target.device.compiles else "")
@@ -68,6 +69,8 @@ def tune_drafts_for_report(
         ):
             return [_tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds) for draft in drafts]
     except (UserError, RuntimeError, OSError, SubprocessError) as error:
+        if is_checked and target.processes > 1:
+            raise  # the other processes would go on tuning
         # Errors of compilers and devices are RuntimeErrors, or those of the programs that they run.
         reason = f"{'' if isinstance(error, UserError) else f'{type(error).__name__}: '}{first_line(error)}"
         checkpoints = ",".join(map(str, directories))
@@ -84,6 +87,11 @@ def check_tunable(target: Target, conf: EvaluationConf) -> None:
         conf.rule in (Verification.greedy, Verification.coupled),
         "evaluation.verification: must be greedy or coupled for tune=true, whose replay needs "
         f"answers that do not depend on the draft, got {conf.rule.value}",
+    )
+    require(
+        not target.gathers_weights,
+        "parallel.target: must be replicated for tune=true, because no server gathers a target's weights for each "
+        "pass, got sharded",
     )
     require(
         not target.device.compiles_slowly,

@@ -100,7 +100,9 @@ def setup_logging() -> None:
     Call it before anything is built, so that the warning of a missing compiler is shown.
     """
     if CONSOLE.is_terminal:
-        handler: logging.Handler = RichHandler(console=CONSOLE, show_time=False, show_level=False, show_path=False)
+        # That of the bars, so that lines appear above them; other processes show errors alone, and no bar.
+        console = CONSOLE if IS_MAIN_PROCESS else Console()
+        handler: logging.Handler = RichHandler(console=console, show_time=False, show_level=False, show_path=False)
     else:
         handler = logging.StreamHandler(sys.stdout)
         # The bars of downloads and of loading weights would become long lines. huggingface_hub

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -10,10 +11,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
-def run_in_processes(count: int) -> NoReturn:
-    """Run the command of this process in `count` processes, as torchrun does, and exit as the first that fails."""
+def run_in_processes(count: int, overrides: Sequence[str] = ()) -> NoReturn:
+    """Run the command of this process in `count` processes, as torchrun does, and exit as the first that fails.
+
+    `overrides` follow its arguments.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # a process tells its error itself
+    for name in ("agent.server.api", "multiprocessing.api"):  # a process tells its error itself
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         run_id=str(os.getpid()),
         min_nodes=1,
@@ -24,7 +29,7 @@ def run_in_processes(count: int) -> NoReturn:
         max_restarts=0,
     )
     try:
-        elastic_launch(config, sys.executable)(*sys.orig_argv[1:])
+        elastic_launch(config, sys.executable)(*sys.orig_argv[1:], *overrides)
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         # A signal is a negative number, of which shells make 128 more than the signal.

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from models.parallel.dtensor import is_sharded
 from models.parallel.tensor_parallel import (
     EMBEDDING_STYLES,
-    EXPERTS,
-    EXPERTS_STYLE,
+    EXPERTS_PLAN_STYLE,
+    EXPERTS_SHARD,
     INPUT_AXIS,
     LINEAR_STYLES,
+    OUTPUT_AXIS,
     ShardStyle,
     find_style,
 )
@@ -37,7 +38,8 @@ class LocalLayer:
     group: Any  # name of the process group
     ranks: int
     rank: int
-    with_gradients: Callable[..., Tensor]  # the forward of transformers
+    compute: Callable[..., Tensor]  # takes this and the layer's arguments
+    compute_with_gradients: Callable[..., Tensor]  # the forward of transformers; takes the layer's arguments
 
     def sum(self, part: Tensor) -> Tensor:
         return collectives.all_reduce(part, "sum", self.group)
@@ -57,10 +59,12 @@ def compute_on_local_shards(model: Any) -> bool:
         style = styles.get(find_style(model._tp_plan, name))
         if not _is_split(layer):
             continue
-        if find_style(model._ep_plan, name) == EXPERTS_STYLE:
-            _replace_forward(layer, EXPERTS, _forward_experts)
+        if find_style(model._ep_plan, name) == EXPERTS_PLAN_STYLE:
+            _replace_forward(layer, EXPERTS_SHARD, run_experts)
         elif isinstance(layer, nn.Linear | nn.Embedding) and style is not None and _has_equal_parts(layer, style):
-            _replace_forward(layer, style, _FORWARDS[isinstance(layer, nn.Embedding), style.axis])
+            compute = COMPUTE.get((isinstance(layer, nn.Embedding), style.axis))
+            if compute is not None:
+                _replace_forward(layer, style, compute)
     return all("local" in vars(layer) or not _is_split(layer) for layer in model.modules())
 
 
@@ -72,8 +76,8 @@ def _has_equal_parts(layer: Any, style: ShardStyle) -> bool:
     return layer.weight.shape[style.axis] % layer.weight.device_mesh.size() == 0
 
 
-def _replace_forward(layer: Any, style: ShardStyle, forward: Callable[..., Tensor]) -> None:
-    """Let a layer compute by `forward`, which finds this rank's weights in the layer's attribute `local`."""
+def _replace_forward(layer: Any, style: ShardStyle, compute: Callable[..., Tensor]) -> None:
+    """Let a layer compute on this rank's part of its weights where no gradient is asked for."""
     mesh = next(p.device_mesh for p in layer.parameters(recurse=False) if is_sharded(p))
     local = copy.copy(layer)
     vars(local).pop("forward", None)
@@ -92,58 +96,46 @@ def _replace_forward(layer: Any, style: ShardStyle, forward: Callable[..., Tenso
         group=mesh.get_group().group_name,
         ranks=mesh.size(),
         rank=mesh.get_local_rank(),
-        with_gradients=layer.forward,
+        compute=compute,
+        compute_with_gradients=layer.forward,
     )
-    layer.forward = MethodType(forward, layer)
+    layer.forward = MethodType(_forward_local, layer)
 
 
-def _forward_outputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-    """Compute this rank's output features of a linear layer."""
+def _forward_local(self: Any, *args: Tensor) -> Tensor:
     local: LocalLayer = self.local
-    if torch.is_grad_enabled():
-        return local.with_gradients(features)
+    return local.compute_with_gradients(*args) if torch.is_grad_enabled() else local.compute(local, *args)
+
+
+def compute_outputs(local: LocalLayer, features: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+    """Compute this rank's output features of a linear layer."""
     part = local.layer(features)
     return local.gather(part) if local.style.full_features else part
 
 
-def _forward_inputs(self: Any, features: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+def read_inputs(local: LocalLayer, features: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
     """Read this rank's input features of a linear layer."""
-    local: LocalLayer = self.local
-    if torch.is_grad_enabled():
-        return local.with_gradients(features)
     if local.style.full_features:
         features = features.chunk(local.ranks, -1)[local.rank]
     output = local.sum(nn.functional.linear(features, local.layer.weight))
     return output if local.layer.bias is None else output + local.layer.bias
 
 
-def _forward_rows(self: Any, ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows outputs"]:
+def look_up_rows(local: LocalLayer, ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows outputs"]:
     """Look up the rows of an embedding that this rank holds."""
-    local: LocalLayer = self.local
-    if torch.is_grad_enabled():
-        return local.with_gradients(ids)
     held = len(local.layer.weight)
     row = ids - local.rank * held
     is_held = (row >= 0) & (row < held)
     return local.sum(local.layer(row.clamp(0, held - 1)) * is_held[..., None])
 
 
-def _forward_columns(self: Any, ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows outputs"]:
-    """Look up the columns of an embedding that this rank holds."""
-    local: LocalLayer = self.local
-    return local.with_gradients(ids) if torch.is_grad_enabled() else local.gather(local.layer(ids))
-
-
-def _forward_experts(
-    self: Any,
+def run_experts(
+    local: LocalLayer,
     hidden_states: Float[Tensor, "tokens hidden"],
     top_k_index: Int[Tensor, "tokens k"],
     top_k_weights: Float[Tensor, "tokens k"],
 ) -> Float[Tensor, "tokens hidden"]:
     """Run the experts that this rank holds on the tokens that chose them."""
-    local: LocalLayer = self.local
-    if torch.is_grad_enabled():
-        return local.with_gradients(hidden_states, top_k_index, top_k_weights)
     held = local.layer.num_experts
     is_held = top_k_index // held == local.rank
     # Experts skip the index past the last of theirs.
@@ -151,9 +143,8 @@ def _forward_experts(
     return local.sum(local.layer(hidden_states, index, top_k_weights * is_held)).to(hidden_states.dtype)
 
 
-_FORWARDS: dict[tuple[bool, int], Callable[..., Tensor]] = {  # by whether it is an embedding, and the axis
-    (False, 0): _forward_outputs,
-    (False, INPUT_AXIS): _forward_inputs,
-    (True, 0): _forward_rows,
-    (True, 1): _forward_columns,
+COMPUTE: dict[tuple[bool, int], Callable[..., Tensor]] = {  # by whether a layer is an embedding, and the split axis
+    (False, OUTPUT_AXIS): compute_outputs,
+    (False, INPUT_AXIS): read_inputs,
+    (True, OUTPUT_AXIS): look_up_rows,
 }

@@ -1,6 +1,6 @@
 """Tensor parallelism of a frozen target on the XLA route, and of its plan for every machine.
 
-Elsewhere transformers splits the target itself, in train/distributed/parallel.py. Both follow the
+Elsewhere transformers splits the target itself, in models/targets/loading.py. Both follow the
 model's `tp_plan`, which this module applies with the caller's layer classes; these have the
 signatures of Neuron's NxD. No gradients are computed. See docs/nxd.md for the styles of a plan, and
 for the order of key-value heads that several ranks hold.
@@ -41,8 +41,8 @@ EMBEDDING_STYLES = {
     "embedding_rowwise": ShardStyle(axis=0, full_features=True),
     "embedding_colwise": ShardStyle(axis=1, full_features=True),
 }
-EXPERTS_STYLE = "ep_dispatch_experts"  # of a model's other plan
-EXPERTS = ShardStyle(axis=0, full_features=True)  # whole experts on each rank
+EXPERTS_PLAN_STYLE = "ep_dispatch_experts"  # of a model's other plan
+EXPERTS_SHARD = ShardStyle(axis=0, full_features=True)  # whole experts on each rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class LayerShard:
 
     def axis_of(self, parameter: str) -> int | None:
         """Return the sharded axis of a parameter; biases of full features are not sharded."""
-        if parameter == "weight" or self.style is EXPERTS:
+        if parameter == "weight" or self.style is EXPERTS_SHARD:
             return self.style.axis
         return OUTPUT_AXIS if self.style == LINEAR_STYLES["colwise"] else None
 
@@ -110,14 +110,19 @@ def check_heads(tensor: int, config: Any, *, remedy: str) -> None:
         )
 
 
-def check_native_split(model: Any, tensor: int) -> None:
-    """Raise UserError if the native route cannot split a model: it splits experts too, a whole one to each process."""
+def check_torch(*, splits_weights: bool) -> None:
+    """Raise UserError if this PyTorch is too old to split weights."""
     # Splitting failed with torch 2.9; 2.10 to 2.12 are untested.
     require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
-        torch.__version__ >= f"{MIN_TORCH}.dev0",
-        f"parallel.tensor: must be 1 below torch {MIN_TORCH}, got torch {torch.__version__}; upgrade torch",
+        not splits_weights or torch.__version__ >= f"{MIN_TORCH}.dev0",
+        f"parallel: must be replicated below torch {MIN_TORCH}, got torch {torch.__version__}; upgrade torch",
     )
-    check_heads(tensor, model.config.get_text_config(), remedy="choose another")
+
+
+def check_native_split(model: Any, tensor: int, *, remedy: str) -> None:
+    """Raise UserError if the native route cannot split a model; it deals experts, whole ones, to the processes."""
+    check_torch(splits_weights=True)
+    check_heads(tensor, model.config.get_text_config(), remedy=remedy)
     plan_shards(model, tensor, splits_experts=True)
 
 
@@ -147,8 +152,8 @@ def plan_shards(
     for name, layer in model.named_modules():
         style = find_style(model._tp_plan, name)
         allowed = {nn.Linear: LINEAR_STYLES, nn.Embedding: EMBEDDING_STYLES}.get(type(layer), {})
-        if splits_experts and find_style(model._ep_plan, name) == EXPERTS_STYLE:
-            shards[name] = LayerShard(style=EXPERTS)
+        if splits_experts and find_style(model._ep_plan, name) == EXPERTS_PLAN_STYLE:
+            shards[name] = LayerShard(style=EXPERTS_SHARD)
             continue
         if style in REPLICATED_STYLES or name in replicated:
             continue

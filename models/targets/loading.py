@@ -13,7 +13,6 @@ from models.checkpoints.fingerprints import target_fingerprint, tokenizer_finger
 from models.checkpoints.tokenizer_files import find_tokenizer_folder
 from models.device.device import Device
 from models.io.errors import UserError, require
-from models.parallel.dtensor import is_sharded
 from models.parallel.local_shards import compute_on_local_shards
 from models.parallel.processes import connect_processes
 from models.parallel.tensor_parallel import has_expert_plan
@@ -52,6 +51,16 @@ def load_split_target(conf: TargetConf, device: Device, *, tensor: int, replicas
     There are `replicas` copies of it, or the weights are also sharded over `shards` processes (FSDP2). It runs eagerly
     if some of its layers compute with DTensors, at which graphs break.
     """
+    accelerator = torch.accelerator.current_accelerator()
+    taken = "cpu" if accelerator is None else accelerator.type  # by transformers, whatever device is configured
+    require(
+        device.torch_device.type == taken,
+        f"device.name: must be {taken} for a split target, which loads there, got {device.name}; hide the accelerator "
+        "or use it",
+    )
+    from torch._inductor import config as inductor  # deferred: slow to import
+
+    inductor.deterministic = True  # processes choose kernels by what they time, and must propose the same tokens
     is_local = False
 
     def load_part(source: ModelSource) -> Any:
@@ -61,7 +70,7 @@ def load_split_target(conf: TargetConf, device: Device, *, tensor: int, replicas
         return model
 
     target = load_target(conf, device, load_part=load_part)
-    target.processes = tensor
+    target.processes, target.gathers_weights = tensor * shards, shards > 1
     return target if is_local else target.eager()
 
 
@@ -84,9 +93,9 @@ def _load_part(source: ModelSource, dtype: torch.dtype, *, tensor: int, replicas
     )
     model = load_model(source, dtype, distributed_config=mesh_config)
     del model.config.distributed_config  # else drafts that copy the config would be split, too
-    keys = [layer.weight for name, layer in model.named_modules() if name.endswith(".k_proj")]
-    parts = tensor if any(map(is_sharded, keys)) else 1  # some plans split experts alone
-    model.key_value_heads = model.config.get_text_config().num_key_value_heads // parts
+    # Elsewhere each process has all heads: a plan gathers them, or leaves attention whole.
+    splits_heads = any(name.endswith(".k_proj") and style == "colwise" for name, style in model.tp_plan.items())
+    model.key_value_heads = model.config.get_text_config().num_key_value_heads // (tensor if splits_heads else 1)
     return model
 
 

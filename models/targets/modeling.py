@@ -10,8 +10,9 @@ assumption by itself, and `check_modeling` runs a thin model on `meta` before an
     the attention of a loaded model can be set by its name
     masks of four dimensions are added to the scores as they are, by layer type where given so
 
-`models/parallel/tensor_parallel.py` reads `_tp_plan` of a model, and `head_dim`,
-`num_key_value_groups`, `k_proj` and `v_proj` of its attentions.
+`models/parallel/` reads `_tp_plan` and `_ep_plan` of a model, `head_dim`, `num_key_value_groups`, `k_proj`
+and `v_proj` of its attentions, and `num_experts` of its experts, which take hidden states and the indices
+and weights of the chosen experts.
 """
 
 import copy

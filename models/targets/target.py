@@ -18,7 +18,8 @@ WEIGHT_NAMES = ("target._run_layers.decoder.", "target.head.")
 class Target(LanguageModel):
     """A frozen causal LM. `tokenizer` is None only in tests that use nothing but token ids."""
 
-    processes = 1  # that its layers are split over
+    processes = 1  # that hold its weights together
+    gathers_weights = False  # of a layer, for each pass
     tokenizer_folder: Path | None = None  # of the tokenizer's own files; None: made in memory
 
     def __init__(

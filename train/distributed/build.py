@@ -10,7 +10,7 @@ from models.device.device import Device
 from models.io.errors import require
 from models.parallel import torchrun
 from models.parallel.processes import connect_processes
-from models.parallel.tensor_parallel import MIN_TORCH, check_heads, plan_shards
+from models.parallel.tensor_parallel import check_heads, check_torch, plan_shards
 from models.targets.pretrained import build_meta_model, read_model_config
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.parallel import Parallel
@@ -38,11 +38,7 @@ def check_parallel(conf: TrainConf) -> None:
         if parallel.tensor > 1:
             plan_shards(build_meta_model(conf.target), parallel.tensor)
         return
-    # Splitting failed with torch 2.9; 2.10 to 2.12 are untested.
-    require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
-        not parallel.splits_weights or torch.__version__ >= f"{MIN_TORCH}.dev0",
-        f"parallel: must be replicated below torch {MIN_TORCH}, got torch {torch.__version__}; upgrade torch",
-    )
+    check_torch(splits_weights=parallel.splits_weights)
     if parallel.tensor > 1:
         config = read_model_config(conf.target).get_text_config()
         check_heads(parallel.tensor, config, remedy=HEADS_REMEDY)

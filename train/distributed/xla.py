@@ -55,6 +55,7 @@ class XlaParallel(Parallel):
         target = load_target(conf, self.device, load_part=lambda source: load_model(source, self.device.dtype))
         parallelize_model(target.model, self._parallel_layers(), replicated=list_tables(target.model))
         target.model.to(self.device.torch_device)
+        target.processes = self.conf.tensor
         return target
 
     def _parallel_layers(self) -> ParallelLayers:

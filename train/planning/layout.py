@@ -98,7 +98,8 @@ def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: Meta
     )
     if not machine.repeats_heads:
         check_heads(tensor, target.config, remedy=HEADS_REMEDY)
-    plan_shards(target.model, tensor, replicated=find_head_layers(target), splits_experts=not machine.repeats_heads)
+    experts = parallel.target is Weights.replicated and not machine.repeats_heads
+    plan_shards(target.model, tensor, replicated=find_head_layers(target), splits_experts=experts)
 
 
 def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int) -> ProcessLayout:

@@ -168,5 +168,6 @@ def build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tu
     if tensor > 1:
         # On the XLA route the embeddings stay whole, too.
         whole = find_head_layers(target) if conf.device.is_native else list_tables(target.model)
-        shard_target(target, tensor, replicated=whole, splits_experts=conf.device.is_native)
+        experts = conf.parallel.target is Weights.replicated and conf.device.is_native
+        shard_target(target, tensor, replicated=whole, splits_experts=experts)
     return target, draft

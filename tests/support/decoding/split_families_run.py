@@ -36,6 +36,7 @@ EXPERTS = {"num_experts_per_tok": 2}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**FOUR_HEADS),
     "qwen3": lambda: transformers.Qwen3Config(**FOUR_HEADS),
+    "olmo3": lambda: transformers.Olmo3Config(**FOUR_HEADS | {"vocab_size": 66}, layer_types=4 * ["full_attention"]),
     "gemma3": lambda: transformers.Gemma3TextConfig(**FOUR_HEADS, **SLIDING, query_pre_attn_scalar=8),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**FOUR_HEADS, **EXPERTS, moe_intermediate_size=32, num_experts=8),
     "gpt_oss": lambda: transformers.GptOssConfig(
