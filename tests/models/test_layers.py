@@ -49,7 +49,7 @@ def find_gradients(draft, target, batch, *, compiled: bool) -> list[torch.Tensor
     return gradients
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.no_shapes)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=[pytest.mark.no_shapes, pytest.mark.system])])
 @pytest.mark.parametrize("name", RECOMPUTING)
 def test_layers_that_run_again_in_the_backward_pass_give_the_same_gradients(target, name, compiled):
     draft = CASES[name].build(target).eval()
