@@ -48,7 +48,7 @@ from models.io.secrets import redact
 from models.io.validation import FOLDER_NAME, check_values
 
 CONF_DIR = str(Path(__file__).parent.resolve())
-OTHER_PROCESSES_WAIT_S = 2.0  # longer than a launcher takes to see that a process has ended
+OTHER_PROCESSES_WAIT_S = 10.0  # until the first process has the same error, and the launcher has ended the others
 USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Conf = TypeVar("Conf")

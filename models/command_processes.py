@@ -1,5 +1,8 @@
 """The processes of a command: one, or as many as its target's layers are split over."""
 
+import os
+import threading
+import time
 from collections.abc import Sequence
 
 from models.device.config import DeviceConf
@@ -7,6 +10,8 @@ from models.io.errors import require
 from models.parallel.config import TensorConf
 from models.parallel.torchrun import check_launch, get_world_size
 from models.targets.config import TargetConf
+
+LAUNCHER_POLL_S = 1.0
 
 
 def start_processes(
@@ -26,11 +31,20 @@ def start_processes(
         return
     check_launch()
     check_split(tensor, device, target)
-    if launched == 1:
+    if launched > 1:
+        threading.Thread(target=exit_with_launcher, args=(os.getppid(),), daemon=True).start()
+    else:
         require(not is_sweep, f"parallel.tensor: must be 1 in a sweep, got {tensor}; start the commands one by one")
         from models.parallel.launch import run_in_processes  # deferred: slow to import
 
         run_in_processes(tensor, overrides)
+
+
+def exit_with_launcher(launcher: int) -> None:
+    """Exit once the launcher has: one that is killed leaves its processes, which keep their devices."""
+    while os.getppid() == launcher:
+        time.sleep(LAUNCHER_POLL_S)
+    os._exit(1)
 
 
 def check_split(tensor: int, device: DeviceConf, target: TargetConf) -> None:

@@ -1,10 +1,13 @@
 """A target that is split over processes decodes what a single process does, compiled, and is judged by one command."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,7 +18,8 @@ from models.losses.config import LossConf
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from tests.support.decoding.split_run import COMPILED, PROMPTS, capture, decode_every_way, open_cpu
-from tests.support.runs import launch_script, run_python
+from tests.support.runs import ROOT, launch_script, run_python
+from tests.support.runs.killing import TIMEOUT_S, wait_for_moment
 from tests.support.runs.parallel_run import DRAFTS, save_target
 
 JUDGED = "evaluation=quick evaluation.max_new_tokens=8 tree=chain tree.depth=2 device=cpu device.compile=false"
@@ -102,6 +106,39 @@ def test_one_command_starts_the_processes_and_reports_what_a_single_one_does(fol
         assert ours["figures"]["acceptance_length"] == mode["figures"]["acceptance_length"]
         assert ours["verdict"]["lossless"] == "yes"
     assert sum(line.startswith("report: ") for line in printed[2]) == 1
+
+
+def test_an_error_of_all_processes_is_one_line(folder):
+    words = judge(folder, "parallel.tensor=2", "device.memory_gib=1e-6", "run_name=small")
+    run = subprocess.run(
+        [sys.executable, "-m", "infer.eval", *words],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert run.returncode == 2
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("error: device.memory_gib: must hold target, drafts and ")
+
+
+def test_processes_end_with_a_killed_launcher(folder):
+    words = judge(folder, "parallel.tensor=2", "run_name=killed")
+    run = subprocess.Popen([sys.executable, "-m", "infer.eval", *words], cwd=ROOT, stdout=subprocess.DEVNULL)
+    children: list[psutil.Process] = []
+
+    def has_children() -> bool:
+        children[:] = psutil.Process(run.pid).children()
+        return len(children) == 2 and (folder / "killed" / "lock").exists()  # they watch the launcher by then
+
+    wait_for_moment(run, has_children)
+    run.kill()
+    run.wait()
+    _, alive = psutil.wait_procs(children, timeout=TIMEOUT_S)
+    assert not alive
+    assert not (folder / "killed" / "report.json").exists()
 
 
 @pytest.mark.parametrize(
