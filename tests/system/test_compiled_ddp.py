@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.support.runs import launch_script
+from tests.support.runs.layout_run import build_layout_target
 from tests.support.runs.toy_run import metrics, weights
 
 ROOT = Path(__file__).parents[2]
@@ -15,13 +16,21 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled")
+    target = build_layout_target()
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
     launch_script("compiled_ddp_run.py", folder, processes=2)
     return folder
 
 
 @pytest.mark.parametrize(
     ("name", "draft"),
-    [("eagle3, compiled", "eagle3"), ("eagle3, small buckets", "eagle3"), ("draft model, compiled", "draft model")],
+    [
+        ("eagle3, compiled", "eagle3"),
+        ("eagle3, small buckets", "eagle3"),
+        ("eagle3, split target", "eagle3"),
+        ("draft model, compiled", "draft model"),
+    ],
 )
 def test_two_processes_learn_the_same_with_a_compiled_loss_as_with_an_eager_one(folder, name, draft):
     eager, compiled = metrics(folder / f"{draft}, eager"), metrics(folder / name)
@@ -40,4 +49,5 @@ def test_the_loss_is_compiled_and_cut_where_buckets_end(folder):
         parts = json.loads(file.read_text())
         for draft in ("eagle3", "draft model"):
             assert (parts[f"{draft}, eager"], parts[f"{draft}, compiled"]) == (0, 2)
+        assert parts["eagle3, split target"] == 2
         assert parts["eagle3, small buckets"] > 6

@@ -1,4 +1,4 @@
-"""Run two processes, eager and compiled: compiled_ddp_run.py FOLDER, under a launcher.
+"""Run two processes, eager and compiled: compiled_ddp_run.py FOLDER, under a launcher, with a target in FOLDER/target.
 
 Each process writes to FOLDER/parts-N.json how many graphs the backend compiled in each run: DDP cuts
 a compiled loss where its buckets of gradients end.
@@ -20,9 +20,12 @@ from torch._dynamo.backends.debugging import aot_eager
 from data.config import DataConf
 from models.device.graph_budget import GraphLedger
 from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom
+from models.targets.config import TargetConf
+from models.targets.loading import load_split_target
 from tests.support.models.tiny import CPU
 from tests.support.runs.layout_run import build_layout_target
 from tests.support.runs.toy_run import leave_processes, toy_conf, toy_run
+from train.config.run import ParallelConf
 from train.distributed import build
 
 DRAFTS = {
@@ -33,8 +36,8 @@ SMALL_BUCKET_MB = 0.004  # about the size of a weight of the draft
 parts: Counter[str] = Counter()
 
 
-def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> None:
-    """Train three steps of two micro-batches a process."""
+def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25, tensor: int = 1) -> None:
+    """Train three steps of two micro-batches a process, which share a split target or have one each."""
 
     @torch._dynamo.register_backend(name=f"counted_{len(parts)}")
     def counted(*args, **kwargs):
@@ -48,8 +51,12 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> No
     conf = toy_conf(
         draft=DRAFTS[name], data=DataConf(seed=1), optim={"steps": 3, "rows_per_step": 8, "micro_batch_size": 2}
     )
-    conf.interval.log = 1
-    toy_run(folder, conf, target=build_layout_target(device), device=device)
+    conf.interval.log, conf.parallel = 1, ParallelConf(tensor=tensor)
+    target = build_layout_target(device)
+    if tensor > 1:
+        target = load_split_target(TargetConf(path=str(folder.with_name("target"))), device, tensor=tensor)
+        assert target.device.compiles is compiled
+    toy_run(folder, conf, target=target, device=device)
 
 
 if __name__ == "__main__":
@@ -57,6 +64,7 @@ if __name__ == "__main__":
     for name in DRAFTS:
         run(folder / f"{name}, eager", name, compiled=False)
         run(folder / f"{name}, compiled", name, compiled=True)
+    run(folder / "eagle3, split target", "eagle3", compiled=True, tensor=2)
     # PyTorch refuses buckets smaller than the first, which has 1 MB.
     torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = int(SMALL_BUCKET_MB * 2**20)
     run(folder / "eagle3, small buckets", "eagle3", compiled=True, bucket_mb=SMALL_BUCKET_MB)
