@@ -14,8 +14,7 @@ SPREAD := --dist loadscope --no-loadscope-reorder  # one worker per file; a few 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
 CHECKED := models,data,infer,train
 # The rooms whose functions pass tensors to each other.
-SHAPED := $(addprefix tests/,models infer/engine infer/verify infer/measure data/features data/packing train/rows train/test_trainer.py \
-  train/test_distillation.py)
+SHAPED := $(addprefix tests/,models infer/engine infer/verify infer/measure data/features data/packing train/rows train/test_trainer.py)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 READY  := $(VENV)/.ready

@@ -1,8 +1,8 @@
-"""Decode with split targets of several families: split_families_run.py FOLDER; results in FOLDER/rank-N.json."""
+"""Decode with split targets of families: split_families_run.py FOLDER NAME,NAME; results in FOLDER/rank-N.json."""
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from models.trees.sampling_config import SamplingConf
 from tests.support.decoding.split_run import decode_prompts, open_cpu
 from tests.support.models.family_models import HEADS, SLIDING, YARN
 from tests.support.models.tiny import chain, tiny_tokenizer, tree
+from tests.support.runs import launch_script
 from tests.support.runs.parallel_run import count_held
 
-PROCESSES = 4
 FOUR_HEADS: dict[str, Any] = HEADS | {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -36,7 +36,7 @@ EXPERTS = {"num_experts_per_tok": 2}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**FOUR_HEADS),
     "qwen3": lambda: transformers.Qwen3Config(**FOUR_HEADS),
-    "olmo3": lambda: transformers.Olmo3Config(**FOUR_HEADS | {"vocab_size": 66}, layer_types=4 * ["full_attention"]),
+    "olmo3": lambda: transformers.Olmo3Config(**FOUR_HEADS | {"vocab_size": 65}, layer_types=4 * ["full_attention"]),
     "gemma3": lambda: transformers.Gemma3TextConfig(**FOUR_HEADS, **SLIDING, query_pre_attn_scalar=8),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**FOUR_HEADS, **EXPERTS, moe_intermediate_size=32, num_experts=8),
     "gpt_oss": lambda: transformers.GptOssConfig(
@@ -46,12 +46,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 COMPILED = ("qwen3_moe", "gpt_oss")
 
 
-def save_families(folder: Path) -> dict[str, Target]:
+def save_families(folder: Path, names: Sequence[str]) -> dict[str, Target]:
     """Save a target and a draft of each family, and return the targets."""
     targets = {}
-    for name, build_config in FAMILIES.items():
+    for name in names:
         torch.manual_seed(0)
-        transformers.AutoModelForCausalLM.from_config(build_config()).save_pretrained(folder / name)
+        transformers.AutoModelForCausalLM.from_config(FAMILIES[name]()).save_pretrained(folder / name)
         tiny_tokenizer(64).save_pretrained(folder / name)
         targets[name] = load_target(TargetConf(path=str(folder / name)), open_cpu(compiles=False))
         conf = Eagle3Conf(vocab_size=None, layers=[0, 1, 2])
@@ -76,17 +76,26 @@ def decode_family(target: Target, draft: Path) -> list[list[list[int]]]:
     ]
 
 
-def run_rank(folder: Path) -> None:
+def decode_split(folder: Path, names: Sequence[str], *, processes: int) -> None:
+    """Write what a single process decodes to FOLDER/alone.json, and what each of several does."""
+    alone = {
+        name: decode_family(target, folder / name / "draft") for name, target in save_families(folder, names).items()
+    }
+    (folder / "alone.json").write_text(json.dumps(alone))
+    launch_script("../decoding/split_families_run.py", folder, ",".join(names), processes=processes)
+
+
+def run_rank(folder: Path, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     connect_processes("cpu")
-    answers, held = {}, {}
-    for name in FAMILIES:
+    answers, held, processes = {}, {}, dist.get_world_size()
+    for name in names:
         conf, draft = TargetConf(path=str(folder / name)), folder / name / "draft"
-        target = load_split_target(conf, open_cpu(compiles=False), tensor=PROCESSES)
+        target = load_split_target(conf, open_cpu(compiles=False), tensor=processes)
         answers[name] = decode_family(target, draft)
         held[name] = count_held(target.model) / target.num_parameters
-    for name in COMPILED:
-        target = load_split_target(TargetConf(path=str(folder / name)), open_cpu(compiles=True), tensor=PROCESSES)
+    for name in sorted(set(COMPILED) & set(names)):
+        target = load_split_target(TargetConf(path=str(folder / name)), open_cpu(compiles=True), tensor=processes)
         assert target.device.compiles
         answers[f"{name}, compiled"] = decode_family(target, folder / name / "draft")
     result = {"answers": answers, "held": held}
@@ -95,4 +104,4 @@ def run_rank(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_rank(Path(sys.argv[1]))
+    run_rank(Path(sys.argv[1]), sys.argv[2].split(","))
