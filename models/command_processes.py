@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from models.device.config import DeviceConf
 from models.io.errors import require
 from models.parallel.config import TensorConf
-from models.parallel.torchrun import check_launch, get_world_size
+from models.parallel.torchrun import LAUNCHER_VARIABLE, check_launch, get_world_size
 from models.targets.config import TargetConf
 
 LAUNCHER_POLL_S = 1.0
@@ -32,7 +32,9 @@ def start_processes(
     check_launch()
     check_split(tensor, device, target)
     if launched > 1:
-        threading.Thread(target=exit_with_launcher, args=(os.getppid(),), daemon=True).start()
+        # Ours tells its number, because it may have been killed before this line; torchrun does not.
+        launcher = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
+        threading.Thread(target=exit_with_launcher, args=(launcher,), daemon=True).start()
     else:
         require(not is_sweep, f"parallel.tensor: must be 1 in a sweep, got {tensor}; start the commands one by one")
         from models.parallel.launch import run_in_processes  # deferred: slow to import

@@ -10,12 +10,15 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from models.parallel.torchrun import LAUNCHER_VARIABLE
+
 
 def run_in_processes(count: int, overrides: Sequence[str] = ()) -> NoReturn:
     """Run the command of this process in `count` processes, as torchrun does, and exit as the first that fails.
 
     `overrides` follow its arguments.
     """
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     for name in ("agent.server.api", "multiprocessing.api"):  # a process tells its error itself
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)

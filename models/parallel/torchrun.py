@@ -8,6 +8,7 @@ from typing import Any
 from models.io.errors import require
 
 SCHEME = "attempt"  # URL scheme of our rendezvous
+LAUNCHER_VARIABLE = "DRAFTSMITH_LAUNCHER"  # process number of our launcher
 
 
 def get_world_size() -> int:

@@ -124,21 +124,22 @@ def test_an_error_of_all_processes_is_one_line(folder):
     assert line.startswith("error: device.memory_gib: must hold target, drafts and ")
 
 
-def test_processes_end_with_a_killed_launcher(folder):
-    words = judge(folder, "parallel.tensor=2", "run_name=killed")
+@pytest.mark.parametrize("moment", ["early", "late"])
+def test_processes_end_with_a_killed_launcher(folder, moment):
+    words = judge(folder, "parallel.tensor=2", f"run_name={moment}")
     run = subprocess.Popen([sys.executable, "-m", "infer.eval", *words], cwd=ROOT, stdout=subprocess.DEVNULL)
     children: list[psutil.Process] = []
 
     def has_children() -> bool:
         children[:] = psutil.Process(run.pid).children()
-        return len(children) == 2 and (folder / "killed" / "lock").exists()  # they watch the launcher by then
+        return len(children) == 2 and (moment == "early" or (folder / moment / "lock").exists())
 
     wait_for_moment(run, has_children)
     run.kill()
     run.wait()
     _, alive = psutil.wait_procs(children, timeout=TIMEOUT_S)
     assert not alive
-    assert not (folder / "killed" / "report.json").exists()
+    assert not (folder / moment / "report.json").exists()
 
 
 @pytest.mark.parametrize(
