@@ -21,11 +21,11 @@ from models.device.device import Device
 from models.drafts.registry import build_draft
 from models.meta_model import build_meta_draft
 from models.parallel.dtensor import is_sharded
+from models.parallel.processes import leave_processes
 from models.targets.loading import freeze_model
 from tests.support.data.packed import packed_of
 from tests.support.models.tiny import CPU
 from tests.support.reports.planned import HALF, VOCAB, config, model_outline
-from tests.support.runs.toy_run import leave_processes
 from train.config.run import TrainConf
 from train.distributed.build import build_parallel
 from train.planning.layout import ProcessLayout, core_memory

@@ -20,11 +20,12 @@ from torch._dynamo.backends.debugging import aot_eager
 from data.config import DataConf
 from models.device.graph_budget import GraphLedger
 from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom
+from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
 from models.targets.loading import load_split_target
 from tests.support.models.tiny import CPU
 from tests.support.runs.layout_run import build_layout_target
-from tests.support.runs.toy_run import leave_processes, toy_conf, toy_run
+from tests.support.runs.toy_run import toy_conf, toy_run
 from train.config.run import ParallelConf
 from train.distributed import build
 

@@ -22,10 +22,11 @@ from models.drafts.options import (
     MedusaConf,
 )
 from models.losses.config import LossConf, LossName, Reduction
+from models.parallel.processes import leave_processes
 from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.models.tiny import CPU, tiny_tokenizer
-from tests.support.runs.toy_run import VOCAB, ToyConf, build_toy_model, leave_processes, toy_conf, toy_run
+from tests.support.runs.toy_run import VOCAB, ToyConf, build_toy_model, toy_conf, toy_run
 
 ROWS, STEPS = 8, 20  # of a run; the rows of a step
 

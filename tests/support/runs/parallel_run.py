@@ -21,9 +21,10 @@ from models.device.opening import open_device
 from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params, full_tensor
+from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
 from tests.support.models.tiny import chain, tiny_tokenizer
-from tests.support.runs.toy_run import VOCAB, build_toy_model, leave_processes, toy_conf, toy_rows
+from tests.support.runs.toy_run import VOCAB, build_toy_model, toy_conf, toy_rows
 from train.config.optim import OptimName
 from train.config.run import ParallelConf, Weights
 from train.distributed.build import build_parallel

@@ -13,10 +13,11 @@ from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.options import DraftConf, Eagle3Conf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf, LossName
+from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
 from tests.support.data.captured import LENGTH
 from tests.support.models.tiny import LAYERS, VOCAB
-from tests.support.runs.toy_run import leave_processes, metrics, toy_length
+from tests.support.runs.toy_run import metrics, toy_length
 from train.checks import build_run_parallel
 from train.config.optim import OptimConf
 from train.config.run import HeldOutConf, IntervalConf, TrainConf

@@ -1,6 +1,5 @@
 """Run a small draft and target, for tests of the loop; as a command: toy_run.py FOLDER CHANGES."""
 
-import gc
 import json
 import sys
 import warnings
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from accelerate import PartialState
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -31,6 +29,7 @@ from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.io.lock import acquire_lock
 from models.losses.config import LossConf, LossName
+from models.parallel.processes import leave_processes
 from models.targets.language_model import TargetOutput
 from models.targets.loading import freeze_model
 from models.targets.target import Target
@@ -132,12 +131,6 @@ def toy_conf(**changes) -> TrainConf:
     return replace(base, **changes)
 
 
-def leave_processes() -> None:
-    """Destroy the group of processes after what holds it, such as DDP: see `Parallel.end`."""
-    gc.collect()
-    PartialState().destroy_process_group()
-
-
 def toy_run(
     folder: Path,
     conf: TrainConf,
@@ -220,5 +213,6 @@ def weights(folder: Path) -> dict[str, Tensor]:
 if __name__ == "__main__":
     try:
         toy_run(Path(sys.argv[1]), toy_conf(**json.loads(sys.argv[2])))
+        leave_processes()
     except UserError as error:
         exit_with_error(error)
