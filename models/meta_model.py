@@ -65,7 +65,7 @@ def shard_target(
 
 
 def find_head_layers(target: Target) -> list[str]:
-    """Return the names of the output head and of embeddings tied to it, which losses read in full."""
+    """Return the names of the output head and of embeddings tied to it."""
     return [
         name for name, module in target.model.named_modules() if getattr(module, "weight", None) is target.head.weight
     ]

@@ -25,6 +25,7 @@ from models.device.device import Device
 from models.drafts.base import Draft, Extras, Loss
 from models.io.errors import require
 from models.parallel.dtensor import full_params, full_tensor
+from models.parallel.local_shards import own_rows
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 from train.config.optim import LearningRate
@@ -213,15 +214,11 @@ class Trainer:
         step_extras = self._sum_term_weights([*micro_batches.values()])
         sums: dict[str, Tensor] = {}
         for index, micro_batch in micro_batches.items():
-            batch, target_output = micro_batch.batch, micro_batch.target_output
-            if target_output is None:
-                target_output = self.features.compute_features(batch)
-            else:
-                is_pinned = self.parallel.device.reads_pinned_memory
-                target_output = target_output.to(accelerator.device, non_blocking=is_pinned)
+            batch, target_output = micro_batch.batch, self._get_target_output(micro_batch)
             extras = {name: t.to(accelerator.device) for name, t in micro_batch.extras.items()}
             is_last = index == len(micro_batches) - 1
-            with nullcontext() if is_last else accelerator.no_sync(self.loss_module):
+            is_split = self.builder.deal.parts > 1
+            with nullcontext() if is_last else accelerator.no_sync(self.loss_module), own_rows(is_split):
                 loss = self.loss_module(batch, target_output, extras | step_extras)
                 accelerator.backward(loss.total)
             is_token = batch.document_ids >= 0  # the rest is padding
@@ -244,6 +241,19 @@ class Trainer:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=self.parallel.frees_gradients)
+
+    def _get_target_output(self, micro_batch: MicroBatch) -> TargetOutput:
+        """Return the target's features of a micro-batch, after the passes that the tensor group runs together."""
+        target_output = micro_batch.target_output
+        if target_output is not None:
+            is_pinned = self.parallel.device.reads_pinned_memory
+            target_output = target_output.to(self.parallel.accelerator.device, non_blocking=is_pinned)
+        for other in micro_batch.target_passes:
+            computed = self.features.compute_features(micro_batch.batch if other is None else other)
+            if other is None:
+                target_output = computed
+        assert target_output is not None  # looked up, or of a pass of its own
+        return target_output
 
     def _sum_term_weights(self, micro_batches: list[MicroBatch]) -> Extras:
         """Return the weights of the loss's terms, if any, as `term_weight_sums`, summed over the step's rows."""
@@ -268,8 +278,7 @@ class Trainer:
         step_sums = self.metric_buffer.read(self.parallel)
         losses = compute_losses(step_sums.pop("loss"), last_step=progress.step)
         sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in step_sums.items()}
-        # The processes of a tensor group read the same rows, so each counts the same tokens.
-        tokens, answer_tokens = (count / self.conf.parallel.tensor for count in sums.pop("tokens"))
+        tokens, answer_tokens = (count / self.builder.deal.copies for count in sums.pop("tokens"))
         progress.tokens += round(tokens)
         progress.answer_tokens += round(answer_tokens)
         rows_visited = progress.step * optim.rows_per_step

@@ -50,6 +50,7 @@ class Draft(nn.Module):
     max_depth: int  # depth of the deepest proposal it can make
     trained_depth: int  # depth that it was trained for
     loss_conf: LossConf = LossConf()  # set by `build`; a loaded checkpoint needs none
+    reads_target_head: ClassVar[bool] = False  # whether the loss reads the weight of the target's head, whole
     recomputes: bool = False  # whether the loss's layers run again in its backward pass; set by training
     seed: int | None = None  # of the initial weights; None if a checkpoint does not record it
 

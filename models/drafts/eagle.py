@@ -183,6 +183,7 @@ class Eagle1Draft(EagleDraft):
 
     conf_class = Eagle1Conf
     backprop_through_outputs = False
+    reads_target_head = True
 
     def __init__(self, conf: Eagle1Conf, config: LlamaConfig, target: Target):
         super().__init__(conf, config, target)

@@ -49,9 +49,10 @@ def chunked_distillation_loss(
     `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
     `labels`: the text's token (a target id) that the target's distribution t predicts.
     """
-    if weight.device.type == "cpu" and not torch.compiler.is_compiling():
+    has_own_size = not (torch.compiler.is_compiling() or getattr(target_head, "joins_ranks", False))
+    if weight.device.type == "cpu" and has_own_size:
         # Prompts and padding weigh 0. On other devices dropping them would make the device wait for
-        # the host, and give every batch its own graph.
+        # the host, and give every batch its own graph; ranks that join their heads need as many chunks as the others.
         counted = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
         draft_hidden = draft_hidden.index_select(-2, counted)
         target_hidden_or_topk = _map_tensors(target_hidden_or_topk, lambda t: t[counted])

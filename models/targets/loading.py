@@ -48,8 +48,8 @@ def open_target(conf: TargetConf, device: Device, *, tensor: int) -> Target:
 def load_split_target(conf: TargetConf, device: Device, *, tensor: int, replicas: int = 1, shards: int = 1) -> Target:
     """Load this process's part of the target, whose layers are split over `tensor` processes; collective.
 
-    There are `replicas` copies of it, or the weights are also sharded over `shards` processes (FSDP2). It runs eagerly
-    if some of its layers compute with DTensors, at which graphs break.
+    There are `replicas` copies of it, or the weights are also sharded over `shards` processes (FSDP2): then it runs
+    eagerly, since layers that compute with DTensors break graphs.
     """
     accelerator = torch.accelerator.current_accelerator()
     taken = "cpu" if accelerator is None else accelerator.type  # by transformers, whatever device is configured
@@ -61,17 +61,17 @@ def load_split_target(conf: TargetConf, device: Device, *, tensor: int, replicas
     from torch._inductor import config as inductor  # deferred: slow to import
 
     inductor.deterministic = True  # processes choose kernels by what they time, and must propose the same tokens
-    is_local = False
 
     def load_part(source: ModelSource) -> Any:
-        nonlocal is_local
         model = _load_part(source, device.dtype, tensor=tensor, replicas=replicas, shards=shards)
-        is_local = shards == 1 and compute_on_local_shards(model)
+        if shards == 1:
+            compute_on_local_shards(model)
         return model
 
     target = load_target(conf, device, load_part=load_part)
     target.processes, target.gathers_weights = tensor * shards, shards > 1
-    return target if is_local else target.eager()
+    target.head.joins_ranks = True
+    return target.eager() if target.gathers_weights else target
 
 
 def _load_part(source: ModelSource, dtype: torch.dtype, *, tensor: int, replicas: int, shards: int) -> Any:

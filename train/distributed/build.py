@@ -10,9 +10,9 @@ from models.device.device import Device
 from models.io.errors import require
 from models.parallel import torchrun
 from models.parallel.processes import connect_processes
-from models.parallel.tensor_parallel import check_heads, check_torch, plan_shards
+from models.parallel.tensor_parallel import check_heads, check_native_split, check_torch, plan_shards
 from models.targets.pretrained import build_meta_model, read_model_config
-from train.config.run import ParallelConf, TrainConf
+from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.parallel import Parallel
 from train.distributed.xla import XlaParallel, check_xla_layout, import_neuronx_distributed
 
@@ -39,9 +39,10 @@ def check_parallel(conf: TrainConf) -> None:
             plan_shards(build_meta_model(conf.target), parallel.tensor)
         return
     check_torch(splits_weights=parallel.splits_weights)
-    if parallel.tensor > 1:
-        config = read_model_config(conf.target).get_text_config()
-        check_heads(parallel.tensor, config, remedy=HEADS_REMEDY)
+    if parallel.tensor > 1 and parallel.target is Weights.replicated:
+        check_native_split(build_meta_model(conf.target), parallel.tensor, remedy=HEADS_REMEDY)
+    elif parallel.tensor > 1:
+        check_heads(parallel.tensor, read_model_config(conf.target).get_text_config(), remedy=HEADS_REMEDY)
 
 
 def check_layout(conf: TrainConf) -> None:

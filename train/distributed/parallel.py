@@ -3,9 +3,9 @@
     process = data rank * tensor + tensor rank, so that a tensor group lies within a node
 
 The target's layers may be split over the `tensor` processes of a group by the model's own plan, and sharded over the
-data ranks (FSDP2); the draft is replicated (DDP) or sharded over all processes (FSDP2). A tensor group reads the same
-rows with the same random numbers, so the mean of the gradients over all processes is that over the data ranks. One
-reduction over all of them gives every copy of the draft the same gradient, to the last bit.
+data ranks (FSDP2); the draft is replicated (DDP) or sharded over all processes (FSDP2). A tensor group runs the target
+over its rows together, and its members learn them in equal parts (train/rows/deal.py). One reduction over all
+processes gives every copy of the draft the same gradient, to the last bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,6 +55,11 @@ class Parallel:
     def data_rank(self) -> int:
         """Return the index of this process's tensor group."""
         return self.accelerator.process_index // self.conf.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        """Return the index of this process in its tensor group."""
+        return self.accelerator.process_index % self.conf.tensor
 
     @property
     def runs_target(self) -> bool:

@@ -11,6 +11,7 @@ from data.config import DataSource
 from models.device.graph_budget import Graph
 from models.parallel.torchrun import get_world_size
 from train.config.run import TrainConf, Weights
+from train.rows.deal import deal_rows
 
 
 def compiles_features(conf: TrainConf) -> bool:
@@ -20,9 +21,9 @@ def compiles_features(conf: TrainConf) -> bool:
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     """Return the graphs that train/trainer.py calls on each process; `lazy` is Device.lazy."""
-    micro_batch_size = conf.optim.micro_batch_rows(
-        conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
-    )
+    tensor = conf.parallel.tensor
+    deal = deal_rows(conf, groups=get_world_size() // tensor, tensor=tensor)
+    micro_batch_size = conf.optim.micro_batch_rows(deal.rows)
     if lazy:
         names = {"allocate_optimizer_states", "train_step"}
         return {Graph(name) for name in names | ({"compute_features"} if conf.data.keep_features else set())}

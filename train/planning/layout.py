@@ -7,7 +7,7 @@ from models.device.config import MachineConf
 from models.device.machine_specs import core_flops
 from models.device.memory_trace import ACTIVATIONS, TracedPhase
 from models.io.errors import UserError, require
-from models.meta_model import MetaTarget, find_head_layers
+from models.meta_model import MetaTarget
 from models.parallel.tensor_parallel import check_heads, plan_shards
 from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.build import HEADS_REMEDY
@@ -23,6 +23,7 @@ from train.planning.trace import (
     TARGET_PASS,
     TRAINED,
 )
+from train.rows.deal import deal_rows
 
 WEIGHT_PASSES = 3  # a step reads weight and gradient and writes the weight
 MOMENT_PASSES = 2  # and reads and writes each moment
@@ -34,6 +35,7 @@ class ProcessLayout:
 
     tensor: int
     data: int
+    parts: int  # of a group, each with rows of its own: see `RowDeal`
     rows: int  # of a micro-batch
     micros: int  # of a step
     blocks: int  # layers of the target; a sharded target gathers two at a time
@@ -44,6 +46,11 @@ class ProcessLayout:
     @property
     def processes(self) -> int:
         return self.tensor * self.data
+
+    @property
+    def copies(self) -> int:
+        """Return the number of processes that learn the same rows."""
+        return self.tensor // self.parts
 
     @property
     def gathers_draft(self) -> bool:
@@ -99,19 +106,21 @@ def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: Meta
     if not machine.repeats_heads:
         check_heads(tensor, target.config, remedy=HEADS_REMEDY)
     experts = parallel.target is Weights.replicated and not machine.repeats_heads
-    plan_shards(target.model, tensor, replicated=find_head_layers(target), splits_experts=experts)
+    plan_shards(target.model, tensor, splits_experts=experts)
 
 
 def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int) -> ProcessLayout:
     """Build the layout with the most groups that fit the cores and share a step's rows evenly."""
     rows, groups = conf.optim.rows_per_step, machine.total_cores // tensor
     data = max(n for n in range(1, groups + 1) if rows % n == 0)
-    micro_rows = conf.optim.micro_batch_rows(rows // data)
+    deal = deal_rows(conf, groups=data, tensor=tensor)
+    micro_rows = conf.optim.micro_batch_rows(deal.rows)
     return ProcessLayout(
         tensor=tensor,
         data=data,
+        parts=deal.parts,
         rows=micro_rows,
-        micros=rows // data // micro_rows,
+        micros=deal.rows // micro_rows,
         blocks=blocks,
         target=conf.parallel.target,
         draft=conf.parallel.draft,
@@ -154,35 +163,48 @@ class StepTime:
         return max(self.arithmetic, self.bandwidth, self.links)
 
 
-def estimate_step_time(traced: dict[str, TracedPhase], layout: ProcessLayout, machine: MachineConf) -> StepTime:
-    """Estimate the best case: only matrix products count, the rest is fused, no core waits."""
+def estimate_step_time(
+    traced: dict[str, TracedPhase], layout: ProcessLayout, machine: MachineConf, *, row_bytes: int
+) -> StepTime:
+    """Estimate the best case: only matrix products count, the rest is fused, no core waits.
+
+    `row_bytes` are those of the hidden state of a row.
+    """
     # With a feature store there is no target pass.
-    phases = [traced[name] for name in (TARGET_PASS, DRAFT_PASS) if name in traced]
+    passes = {name: layout.micros for name in (TARGET_PASS, DRAFT_PASS) if name in traced}
+    if TARGET_PASS in passes:
+        passes[TARGET_PASS] *= layout.parts
     arithmetic = sum(
-        count / core_flops(machine, dtype) for phase in phases for dtype, count in phase.flops_by_dtype.items()
+        count * flops / core_flops(machine, dtype)
+        for name, count in passes.items()
+        for dtype, flops in traced[name].flops_by_dtype.items()
     )
-    moved = sum(phase.bytes_moved for phase in phases)
-    held = phases[0].peak_bytes
+    moved = sum(count * traced[name].bytes_moved for name, count in passes.items())
+    held = traced[DRAFT_PASS].peak_bytes
     stepped = WEIGHT_PASSES * held[TRAINED] + MOMENT_PASSES * held[OPTIMIZER]
     if layout.gathers_draft:
         stepped //= layout.processes
     return StepTime(
-        arithmetic=arithmetic * layout.micros,
-        bandwidth=(moved * layout.micros + stepped) / machine.core_bandwidth,
-        links=_bytes_received(phases[0], traced[DRAFT_PASS], layout) / machine.core_link_bandwidth,
+        arithmetic=arithmetic,
+        bandwidth=(moved + stepped) / machine.core_bandwidth,
+        links=_bytes_received(traced[DRAFT_PASS], layout, target_passes=passes.get(TARGET_PASS, 0), row_bytes=row_bytes)
+        / machine.core_link_bandwidth,
     )
 
 
-def _bytes_received(phase: TracedPhase, learning: TracedPhase, layout: ProcessLayout) -> int:
-    """Return the bytes that a core receives in a step: parts of weights, and gradients.
+def _bytes_received(learning: TracedPhase, layout: ProcessLayout, *, target_passes: int, row_bytes: int) -> int:
+    """Return the bytes that a core receives in a step: parts of weights, sums of a split target, and gradients.
 
-    `phase` is the first of a micro-batch, `learning` the draft's pass.
+    `learning` is the draft's pass. An all-reduce gathers and reduces.
     """
-    trained = phase.peak_bytes[TRAINED]
-    gathers_target = layout.target is Weights.sharded and phase.name == TARGET_PASS
-    received = layout.micros * phase.peak_bytes[TARGET] if gathers_target else 0
+    trained = learning.peak_bytes[TRAINED]
+    # A ring passes all of a sum but this core's own part, and each layer has two sums.
+    summed = 2 * layout.blocks * layout.rows * row_bytes * (layout.tensor - 1) // layout.tensor
+    received = target_passes * 2 * summed
+    if layout.target is Weights.sharded:
+        received += target_passes * learning.peak_bytes[TARGET]
     if layout.gathers_draft:  # gathered and reduced once per micro-batch
         received += layout.micros * (learning.peak_bytes[GATHERED] + trained)
-    elif layout.processes > 1:  # an all-reduce gathers and reduces
+    elif layout.processes > 1:
         received += 2 * trained
     return received

@@ -130,7 +130,8 @@ class MachinePlan:
             prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
             stored_schema=store and store.spec.schema,
         )
-        step_time = estimate_step_time(phases, layout, self.machine)
+        row_bytes = conf.data.row_length * target.hidden_size * self.dtype.itemsize
+        step_time = estimate_step_time(phases, layout, self.machine, row_bytes=row_bytes)
         return replace(option, phases=phases, step_time=step_time)
 
 
@@ -150,7 +151,7 @@ def plan_layouts(
         if option.peak_bytes <= plan.byte_limit:
             options[index] = plan.trace_layout(option, conf)
         if plan.fits(options[index]) and option.layout.processes == machine.total_cores:
-            break  # splitting the target further only repeats more of the draft's work
+            break  # splitting the target further adds only sums, or repeats more of the draft's work
     return plan
 
 
@@ -166,8 +167,9 @@ def build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tu
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if tensor > 1:
-        # On the XLA route the embeddings stay whole, too.
-        whole = find_head_layers(target) if conf.device.is_native else list_tables(target.model)
-        experts = conf.parallel.target is Weights.replicated and conf.device.is_native
-        shard_target(target, tensor, replicated=whole, splits_experts=experts)
+        is_native, is_whole = conf.device.is_native, conf.parallel.target is Weights.replicated
+        whole = list_tables(target.model)  # as on the XLA route
+        if is_native:
+            whole = [] if is_whole and not draft.reads_target_head else find_head_layers(target)
+        shard_target(target, tensor, replicated=whole, splits_experts=is_whole and is_native)
     return target, draft

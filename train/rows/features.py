@@ -31,12 +31,16 @@ class TargetFeatures:
         self._pass = build_target_pass(target, compiled=compiled)
         self.cached: TargetOutput | None = None
 
-    def look_up(self, row_numbers: list[int]) -> TargetOutput | None:
-        """Return these rows' features, on the host, or None if the target must compute them."""
+    @property
+    def are_kept(self) -> bool:
+        """Return whether the features of all rows are stored or in memory."""
+        return self.store is not None or self.cached is not None
+
+    def look_up(self, row_numbers: list[int]) -> TargetOutput:
+        """Return the kept features of these rows, on the host."""
         if self.store is not None:
             return self.store.read_target_output(self.rows.pieces(row_numbers), self.rows.length)
-        if self.cached is None:
-            return None
+        assert self.cached is not None
         return self.cached.map_tensors(lambda tensor: tensor[row_numbers])
 
     @torch.no_grad()

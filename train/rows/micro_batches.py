@@ -17,10 +17,12 @@ from models.parallel.dtensor import full_params
 from models.targets.language_model import TargetOutput
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
+from train.rows.deal import deal_rows
 from train.rows.features import TargetFeatures
 from train.rows.on_policy import OnPolicy
 
 Item = TypeVar("Item")
+Visit = tuple[int, bool]  # the number of a row, and whether it is used as the draft has written it
 
 
 @dataclass(kw_only=True)
@@ -29,13 +31,15 @@ class MicroBatch:
 
     batch: Batch
     target_output: TargetOutput | None  # on the host; None: computed in the step
+    target_passes: list[Batch | None]  # of the step, which a tensor group runs together; None is that of `batch`
     extras: Extras  # on the host
     term_weights: Tensor | None
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Move all but what is large, which the step moves when it needs it."""
         term_weights = None if self.term_weights is None else self.term_weights.to(device)
-        return replace(self, batch=self.batch.to(device), term_weights=term_weights)
+        passes = [other and other.to(device) for other in self.target_passes]
+        return replace(self, batch=self.batch.to(device), target_passes=passes, term_weights=term_weights)
 
 
 class MicroBatchBuilder:
@@ -45,7 +49,9 @@ class MicroBatchBuilder:
         self.seed, self.parallel, self.draft, self.features = conf.seed, parallel, draft, features
         # The order is that of whole steps, so how a step is split changes nothing.
         self.order = RowOrder(seed=conf.data.seed, num_rows=len(features.rows), rows_per_step=conf.optim.rows_per_step)
-        self.size = conf.optim.micro_batch_rows(conf.optim.rows_per_step // parallel.num_data_ranks)
+        self.deal = deal_rows(conf, groups=parallel.num_data_ranks, tensor=parallel.conf.tensor)
+        self.part = parallel.tensor_rank // self.deal.copies
+        self.size = conf.optim.micro_batch_rows(self.deal.rows)
         language_model = draft.as_language_model() if conf.data.on_policy.share else None
         self.on_policy = (
             None
@@ -78,29 +84,42 @@ class MicroBatchBuilder:
     def build_step(self, step: int) -> list[MicroBatch]:
         """Return this process's micro-batches of a step, of equal sizes."""
         row_numbers = self.order.step_rows(step, self.parallel.data_rank, self.parallel.num_data_ranks)
-        drafted = [False] * len(row_numbers)  # the rows to use as the draft has written them
-        if self.on_policy is not None:
-            drafted = self.on_policy.select_rows(step)
+        drafted = [False] * len(row_numbers) if self.on_policy is None else self.on_policy.select_rows(step)
+        visits = [*zip(row_numbers, drafted, strict=True)]
+        parts = [visits[part :: self.deal.parts] for part in range(self.deal.parts)]
         return [
-            self._build_micro_batch(step, row_numbers[first : first + self.size], drafted[first : first + self.size])
-            for first in range(0, len(row_numbers), self.size)
+            self._build_micro_batch(step, [part[first : first + self.size] for part in parts])
+            for first in range(0, self.deal.rows, self.size)
         ]
 
-    def _build_micro_batch(self, step: int, row_numbers: list[int], drafted: list[bool]) -> MicroBatch:
-        if self.on_policy is not None and any(drafted):
-            batch, target_output = self.on_policy.build_batch(row_numbers, drafted), None
-        else:
-            batch = self.features.rows.batch(row_numbers)
-            target_output = self.features.look_up(row_numbers)
-            if target_output is not None and self.parallel.device.reads_pinned_memory:
+    def _build_micro_batch(self, step: int, parts: list[list[Visit]]) -> MicroBatch:
+        """Build the micro-batch of this process's part of the group, with the target's passes of all parts."""
+        own = parts[self.part]
+        batch, target_output = self._build_batch(own), None
+        if not self._needs_pass(own):
+            target_output = self.features.look_up([number for number, _ in own])
+            if self.parallel.device.reads_pinned_memory:
                 target_output = target_output.map_tensors(Tensor.pin_memory)
-        generators = [np.random.default_rng([self.seed, step, number]) for number in row_numbers]
+        generators = [np.random.default_rng([self.seed, step, number]) for number, _ in own]
         return MicroBatch(
             batch=batch,
             target_output=target_output,
+            target_passes=[
+                None if part is own else self._build_batch(part) for part in parts if self._needs_pass(part)
+            ],
             term_weights=self.draft.term_weights(batch),
             extras=self.draft.prepare_batch(batch, step=step, generators=generators),
         )
+
+    def _needs_pass(self, visits: list[Visit]) -> bool:
+        """Return whether the step runs the target over these rows."""
+        return any(is_drafted for _, is_drafted in visits) or not self.features.are_kept
+
+    def _build_batch(self, visits: list[Visit]) -> Batch:
+        row_numbers, drafted = map(list, zip(*visits, strict=True))
+        if self.on_policy is not None and any(drafted):
+            return self.on_policy.build_batch(row_numbers, drafted)
+        return self.features.rows.batch(row_numbers)
 
 
 def build_ahead(build: Callable[[int], Item], steps: range) -> Generator[Item]:

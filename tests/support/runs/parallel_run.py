@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from data.config import DataConf, OnPolicyConf
 from infer.config import EvaluationConf
+from models.batch import Batch
 from models.checkpoints.fingerprints import hash_tensors
 from models.device.opening import open_device
 from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
@@ -23,6 +26,7 @@ from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params, full_tensor
 from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
+from models.targets.language_model import TargetOutput
 from tests.support.models.tiny import chain, tiny_tokenizer
 from tests.support.runs.toy_run import VOCAB, build_toy_model, toy_conf, toy_rows
 from train.config.optim import OptimName
@@ -43,10 +47,10 @@ DRAFTS = {
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 
 
-def save_target(folder: Path, *, tied: bool = False) -> None:
-    """Save a target of four attention heads over two key-value heads, which two processes can share."""
+def save_target(folder: Path, *, tied: bool = False, **changes: int) -> None:
+    """Save a target of four attention heads over two key-value heads, which two processes can share, or changed."""
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
-    model = build_toy_model(**shape, tie_word_embeddings=tied, initializer_range=0.2)
+    model = build_toy_model(**shape | changes, tie_word_embeddings=tied, initializer_range=0.2)
     model.save_pretrained(folder)
     tiny_tokenizer(VOCAB).save_pretrained(folder)
 
@@ -61,11 +65,17 @@ def run(
     folder: str,
     parallel: dict[str, Any],
     draft: str = "eagle3",
+    drafted_share: float = 0.0,
     after: str | None = None,
     stop: int | None = None,
+    counts_products: bool = False,
     **optim: Any,
 ) -> None:
-    """Train from the state of the run `after` on, up to the state of step `stop`."""
+    """Train from the state of the run `after` on, up to the state of step `stop`.
+
+    `drafted_share`: of rows whose answers the draft writes; the features of the others are kept in memory.
+    `counts_products`: count the operations of matrix products of the draft and the losses. They then read all tokens.
+    """
     torch.set_num_threads(1)
     if "name" in optim:
         optim["name"] = OptimName(optim["name"])
@@ -73,6 +83,7 @@ def run(
     conf = toy_conf(
         target=TargetConf(path=str(target)),
         draft=DRAFTS[draft],
+        data=DataConf(seed=1, on_policy=OnPolicyConf(share=drafted_share, interval=2), keep_features=drafted_share > 0),
         parallel=ParallelConf(**layout),
         optim={"steps": 4, "rows_per_step": 8, "micro_batch_size": 1, **optim},
     )
@@ -106,8 +117,12 @@ def run(
             raise Stopped
 
     state.save = stopping
+    products = None
     with suppress(Stopped):
-        loop.run()
+        if counts_products:
+            products = count_draft_products(loop)
+        else:
+            loop.run()
     ids = torch.tensor(PROMPTS[:1])
     logits = own.model(input_ids=ids).logits
     with full_params(learner):
@@ -116,12 +131,29 @@ def run(
         "heard": any(spread.gather(spread.accelerator.process_index == 1)),
         "fingerprint": own.fingerprint,
         "draft": weights,
+        "products": products,
         "draft_held": count_held(learner),
         "target_held": count_held(own.model),
         "logits": full_tensor(logits).flatten().tolist(),
         "progress": asdict(state.progress),
     }
     (run_dir / f"rank-{spread.accelerator.process_index}.json").write_text(json.dumps(left))
+
+
+def count_draft_products(loop: Trainer) -> int:
+    """Run the loop; return the operations of its matrix products, without those of the target's passes."""
+    compute_features, of_target = loop.features.compute_features, FlopCounterMode(display=False)
+
+    def counted(batch: Batch) -> TargetOutput:
+        with of_target:
+            return compute_features(batch)
+
+    loop.features.compute_features = counted
+    loop.target.head.joins_ranks = True  # else a single process would leave prompts out
+    loop.evaluate = lambda _: {"delivered_per_round": 1.0}  # decoding is not counted
+    with FlopCounterMode(display=False) as of_all:
+        loop.run()
+    return of_all.get_total_flops() - of_target.get_total_flops()
 
 
 def count_held(module: nn.Module) -> int:

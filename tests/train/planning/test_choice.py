@@ -28,8 +28,8 @@ RUN = (
     [
         (0.06, 1, Weights.replicated, False),
         (0.04, 1, Weights.sharded, False),
-        (0.03, 4, Weights.sharded, False),
-        (0.02, 8, Weights.sharded, True),
+        (0.03, 2, Weights.sharded, False),
+        (0.02, 2, Weights.sharded, True),
     ],
 )
 def test_the_layout_that_costs_least_is_taken(tmp_path, gib_per_core, tensor, draft, recompute):
