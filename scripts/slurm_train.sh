@@ -9,7 +9,7 @@
 #SBATCH --output=%x-%j.log
 # Multi-node distillation under Slurm (AWS ParallelCluster); the same command runs on one node or many:
 #     sbatch --nodes=4 scripts/slurm_train.sh device=neuron draft=qwen3-32b-eagle3 \
-#         parallel.tensor=8 parallel.draft=sharded optim.rows_per_step=32 output_dir=/fsx/outputs/train \
+#         parallel.tensor=8 parallel.draft=sharded optim.rows_per_step=256 output_dir=/fsx/outputs/train \
 #         data=jsonl data.path=/fsx/answers.jsonl
 # ENVIRONMENT=.venv-neuron   environment from scripts/setup_trn2.sh or scripts/setup_trn1.sh, in a shared folder
 # PROCESSES=64               per node: its logical cores (trn2.48xlarge 64, trn1.32xlarge 32)

@@ -151,6 +151,9 @@ class Trainer:
             rows, rows_per_step = len(self.rows), conf.optim.rows_per_step
             visited = f"{steps:,} steps x {rows_per_step:,} rows = {steps * rows_per_step:,} of {rows:,} rows"
             log.info("%s (%.3g epochs)", visited, steps * rows_per_step / rows)
+            if not (deal := self.builder.deal).is_even:
+                rows = self.parallel.accelerator.num_processes
+                log.info("%d processes learn each row; optim.rows_per_step=%d gives each its own", deal.copies, rows)
             self._restart_clock()
             while progress.step < steps:
                 self._take_step()

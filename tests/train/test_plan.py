@@ -266,7 +266,7 @@ def test_every_layout_trains_on_all_rows_with_the_cores_of_the_machine(folder):
     layouts = list_layouts(run, GENEROUS, model_outline(CPU))
     assert [layout.tensor for layout in layouts] == [1, 2, 4, 8]
     for layout in layouts:
-        assert layout.data * layout.parts * layout.rows * layout.micros == 6
+        assert layout.data * layout.deal.parts * layout.rows * layout.micros == 6
         assert layout.processes <= 8
 
 

@@ -4,7 +4,7 @@
 
 The target's layers may be split over the `tensor` processes of a group by the model's own plan, and sharded over the
 data ranks (FSDP2); the draft is replicated (DDP) or sharded over all processes (FSDP2). A tensor group runs the target
-over its rows together, and its members learn them in equal parts (train/rows/deal.py). One reduction over all
+over its rows together, and its members learn them in equal parts (train/distributed/deal.py). One reduction over all
 processes gives every copy of the draft the same gradient, to the last bit.
 """
 

@@ -11,7 +11,7 @@ from data.config import DataSource
 from models.device.graph_budget import Graph
 from models.parallel.torchrun import get_world_size
 from train.config.run import TrainConf, Weights
-from train.rows.deal import deal_rows
+from train.distributed.deal import deal_rows
 
 
 def compiles_features(conf: TrainConf) -> bool:

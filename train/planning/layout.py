@@ -11,6 +11,7 @@ from models.meta_model import MetaTarget
 from models.parallel.tensor_parallel import check_heads, plan_shards
 from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.build import HEADS_REMEDY
+from train.distributed.deal import RowDeal, deal_rows
 from train.planning.trace import (
     DRAFT_PASS,
     EVALUATION,
@@ -23,7 +24,6 @@ from train.planning.trace import (
     TARGET_PASS,
     TRAINED,
 )
-from train.rows.deal import deal_rows
 
 WEIGHT_PASSES = 3  # a step reads weight and gradient and writes the weight
 MOMENT_PASSES = 2  # and reads and writes each moment
@@ -35,7 +35,7 @@ class ProcessLayout:
 
     tensor: int
     data: int
-    parts: int  # of a group, each with rows of its own: see `RowDeal`
+    deal: RowDeal  # of the rows of a group
     rows: int  # of a micro-batch
     micros: int  # of a step
     blocks: int  # layers of the target; a sharded target gathers two at a time
@@ -46,11 +46,6 @@ class ProcessLayout:
     @property
     def processes(self) -> int:
         return self.tensor * self.data
-
-    @property
-    def copies(self) -> int:
-        """Return the number of processes that learn the same rows."""
-        return self.tensor // self.parts
 
     @property
     def gathers_draft(self) -> bool:
@@ -118,7 +113,7 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
     return ProcessLayout(
         tensor=tensor,
         data=data,
-        parts=deal.parts,
+        deal=deal,
         rows=micro_rows,
         micros=deal.rows // micro_rows,
         blocks=blocks,
@@ -173,7 +168,7 @@ def estimate_step_time(
     # With a feature store there is no target pass.
     passes = {name: layout.micros for name in (TARGET_PASS, DRAFT_PASS) if name in traced}
     if TARGET_PASS in passes:
-        passes[TARGET_PASS] *= layout.parts
+        passes[TARGET_PASS] *= layout.deal.parts
     arithmetic = sum(
         count * flops / core_flops(machine, dtype)
         for name, count in passes.items()

@@ -38,13 +38,12 @@ def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
 def describe_launch(plan: MachinePlan) -> str:
     """Describe the processes to start, and the rows that would leave no core idle and none that repeats another."""
     layout, cores = plan.best.layout, plan.machine.total_cores
-    idle, is_native = cores - layout.processes, plan.conf.device.is_native
-    advice = ""
+    idle, advice = cores - layout.processes, ""
     if idle:
-        rows = cores if is_native else cores // layout.tensor
+        rows = cores if plan.conf.device.is_native else cores // layout.tensor
         advice = f"; {idle} cores have no rows: {rows} rows per step would use all"
-    elif layout.copies > 1 and is_native:
-        advice = f"; {layout.copies} cores learn the same rows: {cores} rows per step would give each its own"
+    elif not layout.deal.is_even:
+        advice = f"; {layout.deal.copies} cores learn the same rows: {cores} rows per step would give each its own"
     return f"{layout.processes} processes, parallel.tensor={layout.tensor}{advice}"
 
 

@@ -16,8 +16,8 @@ from models.drafts.base import Draft, Extras
 from models.parallel.dtensor import full_params
 from models.targets.language_model import TargetOutput
 from train.config.run import TrainConf
+from train.distributed.deal import deal_rows
 from train.distributed.parallel import Parallel
-from train.rows.deal import deal_rows
 from train.rows.features import TargetFeatures
 from train.rows.on_policy import OnPolicy
 

@@ -25,10 +25,10 @@ from models.parallel.processes import leave_processes
 from models.targets.loading import freeze_model
 from tests.support.data.packed import packed_of
 from tests.support.models.tiny import CPU
-from tests.support.reports.planned import HALF, VOCAB, config, model_outline
+from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config, model_outline
 from train.config.run import TrainConf
 from train.distributed.build import build_parallel
-from train.planning.layout import ProcessLayout, core_memory
+from train.planning.layout import build_layout, core_memory
 from train.planning.trace import EVALUATION, TARGET, fullest_batch, trace_run
 from train.run.log import MetricLogger
 from train.run.state import RunState, flatten_config
@@ -114,9 +114,7 @@ def compare_with_plan(folder: Path, processes: int, case: str) -> tuple[int, int
     held = count_held_bytes(loop)
     # The least of several, because the profiler misses some of what gloo's threads free.
     measured = held + min(measure_peak_bytes(loop._take_step) for _ in range(3))
-    layout = ProcessLayout(
-        tensor=1, data=processes, parts=1, rows=2, micros=int(micro_batches), blocks=4, draft=conf.parallel.draft
-    )
+    layout = build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, tensor=1)
     target = model_outline(device)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=0)
     phases = trace_run(layout.split_rows(conf), target, draft, prompt_tokens=PROMPT, gathers_draft=layout.gathers_draft)

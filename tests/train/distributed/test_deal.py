@@ -8,6 +8,7 @@ from tests.support.runs import launch_script
 from tests.support.runs.parallel_run import run, save_target
 from tests.system.test_parallel import read_losses, read_ranks
 
+pytestmark = pytest.mark.system
 PROCESSES = 4
 RUNS = {
     "two rows each": {"rows_per_step": 8},

@@ -18,6 +18,7 @@ class RowDeal:
     parts: int  # of a group
     copies: int  # members of a part
     rows: int  # of a part
+    is_even: bool  # more rows would give no process more of its own
 
 
 def deal_rows(conf: TrainConf, *, groups: int, tensor: int) -> RowDeal:
@@ -28,9 +29,9 @@ def deal_rows(conf: TrainConf, *, groups: int, tensor: int) -> RowDeal:
 
     >>> conf = TrainConf(run_name="", optim=OptimConf(rows_per_step=8))
     >>> [deal_rows(conf, groups=groups, tensor=8) for groups in (1, 2)]
-    [RowDeal(parts=8, copies=1, rows=1), RowDeal(parts=4, copies=2, rows=1)]
+    [RowDeal(parts=8, copies=1, rows=1, is_even=True), RowDeal(parts=4, copies=2, rows=1, is_even=False)]
     """
     rows = conf.optim.rows_per_step // groups
     is_dealt = conf.device.is_native and conf.parallel.target is Weights.replicated
     parts = gcd(rows, tensor) if is_dealt else 1
-    return RowDeal(parts=parts, copies=tensor // parts, rows=rows // parts)
+    return RowDeal(parts=parts, copies=tensor // parts, rows=rows // parts, is_even=parts == tensor or not is_dealt)
