@@ -19,10 +19,11 @@ from models.targets.target import Target
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.planning.device_fit import FittedRun
-from train.quick_eval import build_quick_eval
+from train.quick_eval import build_quick_eval, build_stored_eval
 from train.rows.held_out import resolve_evaluation
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary, write_prompt_hashes
+from train.rows.stored_target import build_run_target
 from train.run.folder import check_disk_space, open_run, report_full_disk
 from train.run.log import MetricLogger
 from train.run.model_card import write_model_card
@@ -37,7 +38,7 @@ def distill_draft(fitted: FittedRun) -> None:
     conf, parallel = fitted.conf, fitted.parallel
     memory_watch = MemoryWatch(parallel.device)
     run = open_run(conf, parallel)
-    target = parallel.build_target(conf.target)
+    target = build_run_target(conf, parallel)
     with report_full_disk(run.folder):
         first_checkpoint = None
         if run.progress.step == 0 and (first_stage := conf.first_stage()) is not None:
@@ -47,7 +48,13 @@ def distill_draft(fitted: FittedRun) -> None:
         metric_logger = train_draft(conf, parallel, run, target, first_checkpoint)
         parallel.free_training_memory()
         report_memory(fitted.planned_bytes, memory_watch)
-        if parallel.runs_target:
+        if not conf.measure:
+            log.info(
+                "measure=false: nothing was decoded, so tokens per round, speed and whether answers stay the target's "
+                "are unknown; where the target fits, measure them by\n    python -m infer.eval checkpoint=%s",
+                run.folder / "checkpoint",
+            )
+        elif parallel.runs_target:
             report = measure_draft(conf, target, run.folder, parallel)
             if parallel.is_main:
                 publish_report(conf, report, run.folder, metric_logger)
@@ -100,24 +107,28 @@ def train_draft(
     if run.progress.step and run.progress.step == run.progress.steps:
         log.info("%s is trained already", run.folder)
         return metric_logger
-    rows, held_out, store = load_training_rows(conf, target, draft, parallel)
-    run.record_rows(rows.content_hash())
+    data = load_training_rows(conf, target, draft, parallel)
+    run.record_rows(data.rows.content_hash())
     if parallel.is_main:
-        write_held_out(held_out, run.folder)
-        write_prompt_hashes(rows, target.tokenizer, run.folder)
-    choose_vocabulary(draft, target, rows, run.folder if parallel.is_main else None)
-    tree, selection_prompts = conf.tree.build(), [row["ids"] for row in held_out.selection]
-    warn_tree_depth(tree, draft, "the draft")
+        write_held_out(data.held_out, run.folder)
+        write_prompt_hashes(data.rows, target.tokenizer, run.folder)
+    choose_vocabulary(draft, target, data.rows, run.folder if parallel.is_main else None)
+    if conf.measure or data.store is None or data.selection is None:
+        tree, prompts = conf.tree.build(), [row["ids"] for row in data.held_out.selection]
+        warn_tree_depth(tree, draft, "the draft")
+        evaluate = build_quick_eval(target, prompts, tree, conf.evaluation, batch=conf.held_out.batch)
+    else:
+        evaluate = build_stored_eval(target, data.selection, data.store)
     Trainer(
         conf=conf,
         parallel=parallel,
         target=target,
         draft=draft,
-        rows=rows,
-        store=store,
+        rows=data.rows,
+        store=data.store,
         state=run,
         log=metric_logger,
-        evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation, batch=conf.held_out.batch),
+        evaluate=evaluate,
     ).run()
     return metric_logger
 

@@ -21,6 +21,7 @@ from train.distributed.parallel import Parallel
 from train.rows.held_out import has_external_prompts, resolve_evaluation
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary
+from train.rows.stored_target import build_run_target
 from train.run.log import MetricLogger
 from train.run.state import RunState, flatten_config
 from train.trainer import Trainer
@@ -41,14 +42,15 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
     if not parallel.device.has_static_shapes:
         log.info("graphs: none to compile, because compiling is off on this device")
         return
-    target = parallel.build_target(conf.target)
+    target = build_run_target(conf, parallel)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if conf.data.source is not DataSource.captured and has_external_prompts(conf):
         rows = draw_rows(conf.optim.rows_per_step, conf.data.row_length, target.vocab_size, overlap=conf.data.overlap)
         store = None
     else:  # some graphs depend on the lengths of the held-out prompts
-        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
-        write_held_out(held_out, folder)
+        data = load_training_rows(conf, target, draft, parallel)
+        rows, store = data.rows, data.store
+        write_held_out(data.held_out, folder)
     choose_vocabulary(draft, target, rows, folder=None)
     state = RunState(folder, flatten_config(conf))
     Trainer(
@@ -63,7 +65,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         evaluate=lambda _: {},
     ).warmup()
     with full_params(draft):
-        if parallel.runs_target:
+        if parallel.runs_target and conf.measure:
             # Saved and loaded as at the end of a run: some methods merge their adapters into the
             # target when they are saved, and graphs depend on the modules.
             draft.save(folder / "checkpoint", target)

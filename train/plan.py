@@ -17,8 +17,8 @@ from train.config.run import TrainPlanConf
 def main(conf: TrainPlanConf) -> None:
     has_store = conf.data.path is not None and Path(conf.data.path).is_dir()
     if conf.data.source is DataSource.captured and not has_store:
-        print_line("data.path: no feature store there, so the plan includes the target's passes")
-        conf = replace(conf, data=replace(conf.data, source=DataSource.prepared))
+        print_line("data.path: no feature store there, so the plan is that of one by the defaults of data.capture")
+        conf = replace(conf, data=replace(conf.data, path=None))
     conf.check_settings()
     from train.planning.choice import plan_run
     from train.planning.remedies import suggest_overrides

@@ -10,11 +10,13 @@ from operator import mul
 
 import torch
 
+from data.features.reader import FeatureStore
 from data.features.target_pass import build_target_pass
+from data.packing.documents import Packed
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from models.batch import Batch
-from models.drafts.base import Draft
+from models.drafts.base import Draft, Loss
 from models.targets.target import Target
 from models.trees.tree import Tree
 
@@ -44,8 +46,7 @@ def measure_loss_metrics(
     device = target.device
     if device.lazy:
         return {}
-    run_target = build_target_pass(target, compiled=False)
-    sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2))
+    run_target, losses = build_target_pass(target, compiled=False), []
     for prompt, answer in zip(prompts, answers, strict=True):
         position, end = torch.arange(length), len(prompt) + len(answer)
         ids = torch.tensor(prompt + answer + [0] * (length - end))
@@ -57,10 +58,39 @@ def measure_loss_metrics(
             # Decoding drafts no prompt token and not the first of the answer, whatever is trained.
             context_mask=(position <= len(prompt))[None],
         ).to(device.torch_device)
-        loss = draft.loss(batch, run_target(target, draft.needs.layers, batch))
+        losses.append(draft.loss(batch, run_target(target, draft.needs.layers, batch)))
+    return average_metrics(losses)
+
+
+def average_metrics(losses: list[Loss]) -> dict[str, float]:
+    """Return the averages of the losses' metrics over their tokens."""
+    sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2))
+    for loss in losses:
         for name, pair in loss.metrics.items():
             sums[name] += pair.cpu()
     return {name: float(total / count.clamp_min(1)) for name, (total, count) in sums.items()}
+
+
+def build_stored_eval(target: Target, rows: Packed, store: FeatureStore) -> Callable[[Draft], dict[str, float]]:
+    """Return a function that compares a draft with the target on rows of a feature store, and decodes nothing.
+
+    It returns the acceptance length of a chain that reads the text, or a language model's share of right tokens.
+    """
+    device = target.device.torch_device
+
+    @torch.no_grad()
+    def evaluate(draft: Draft) -> dict[str, float]:
+        losses = [
+            draft.loss(
+                rows.batch([row]).to(device), store.read_target_output(rows.pieces([row]), rows.length).to(device)
+            )
+            for row in range(len(rows))
+        ]
+        metrics = average_metrics(losses)
+        tau = chain_acceptance_length(metrics)
+        return {"hit": metrics["hit"]} if tau is None else {"teacher_forced_tau": tau}
+
+    return evaluate
 
 
 def build_quick_eval(

@@ -78,7 +78,7 @@ class Trainer:
     rows: Packed
     state: RunState
     log: MetricLogger
-    evaluate: Callable[[Draft], dict[str, float]]  # must return delivered_per_round
+    evaluate: Callable[[Draft], dict[str, float]]  # the first figure chooses the checkpoint
     store: FeatureStore | None = None  # holds the rows' features; None: the target computes them
     clock_start: float = 0.0  # of the steps since the last log line
     clock_start_step: int = 0
@@ -317,23 +317,24 @@ class Trainer:
         with full_params(self.draft):
             if self.parallel.runs_target:
                 values = self.evaluate(self.draft)
-                self._save_if_best(values["delivered_per_round"])
+                self._save_if_best(*next(iter(values.items())))
         self.parallel.barrier()
         self._restart_clock()
         return {f"eval/{name}": value for name, value in values.items()}
 
-    def _save_if_best(self, delivered: float) -> None:
+    def _save_if_best(self, name: str, figure: float) -> None:
         progress = self.state.progress
         # Medusa-2 changes the target too. One that collapses to repetition is the easiest to draft
         # for, so tokens per round cannot choose: its last draft is kept.
         is_adapted = self.draft.get_adapted_target(self.target) is not None
-        if progress.best is None or delivered > progress.best or is_adapted:
-            progress.best, progress.best_step = delivered, progress.step
+        if progress.best is None or figure > progress.best or is_adapted:
+            progress.best, progress.best_step = figure, progress.step
             self.draft.save(self.state.folder / "checkpoint", self.target, writes=self.parallel.is_main)
         log.info(
-            "step %d  delivered tokens per round %.3f, best %.3f at step %s",
+            "step %d  %s %.3f, best %.3f at step %s",
             progress.step,
-            delivered,
+            name.replace("_", " "),
+            figure,
             progress.best,
             progress.best_step,
         )

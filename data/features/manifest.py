@@ -53,6 +53,7 @@ class Manifest:
     spec: StoreSpec
     target: str  # the target's name or path at the time of the capture
     target_sha256: str = ""  # known once the target is loaded
+    tables_sha256: str = ""  # of its embeddings and head; "" in older stores
     method: str  # the draft's method
     command: str  # resumes the capture, and captures damaged shards again
     categories: list[str]
@@ -90,7 +91,8 @@ class Manifest:
             f"run_name: must name a new store or the same capture, got {folder}, which "
             f"has {', '.join(differences[:3])}; choose another run_name",
         )
-        return replace(self, files=recorded.files, target_sha256=recorded.target_sha256)
+        hashes = {"target_sha256": recorded.target_sha256, "tables_sha256": recorded.tables_sha256}
+        return replace(self, files=recorded.files, **hashes)
 
     def check_serves(
         self,
@@ -130,6 +132,18 @@ class Manifest:
             missing is None,
             f"data.path: must hold what the draft reads, {missing} in {folder}, captured for "
             f"{self.method}; capture again for this draft under another run_name",
+        )
+
+    def check_tables(self, folder: Path, tables_hash: str) -> None:
+        """Raise UserError unless embeddings and head are those of the captured target."""
+        require(
+            self.tables_sha256 == tables_hash,
+            f"data.path: must be a store of this target, got {folder} of {self.target}, "
+            + (
+                "whose embeddings and head are others; capture again under another run_name"
+                if self.tables_sha256
+                else "which does not record their hash; capture it again, or set measure=true"
+            ),
         )
 
     def check_undamaged(self, folder: Path, *, checksums: bool) -> None:

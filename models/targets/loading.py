@@ -17,7 +17,7 @@ from models.parallel.local_shards import compute_on_local_shards
 from models.parallel.processes import connect_processes
 from models.parallel.tensor_parallel import has_expert_plan
 from models.targets.config import ModelSource, TargetConf
-from models.targets.pretrained import load_model, load_tokenizer, read_model_config
+from models.targets.pretrained import load_model, load_tables, load_tokenizer, read_model_config
 from models.targets.target import Target
 
 
@@ -34,6 +34,25 @@ def load_target(
     target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
     if not load_part:  # after the checks, which a lazy device would compile
         model.to(device.torch_device)
+    return target
+
+
+def load_target_tables(conf: TargetConf, device: Device, *, fingerprint: str) -> Target:
+    """Load the target without its layers, for a run that reads their outputs from a store and decodes nothing.
+
+    `fingerprint` is that of all weights, which the store tells.
+    """
+    model, tokenizer = load_tables(conf, device.dtype), load_tokenizer(conf)
+    target = Target(
+        model,
+        tokenizer,
+        name=conf.path or conf.name,
+        device=device,
+        hash_model=lambda _: fingerprint,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+    )
+    target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
+    model.to(device.torch_device)
     return target
 
 

@@ -209,14 +209,21 @@ def check_modeling(config: Any, *, name: str, trust_remote_code: bool = False) -
 
 def build_thin_model(config: Any, *, trust_remote_code: bool = False) -> Any:
     """Build the model on `meta`, with its first layer alone."""
-    thin = copy.deepcopy(config)
-    text = thin.get_text_config()
-    text.num_hidden_layers = 1
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:1]
     with torch.device("meta"):
         # Fused experts multiply in no other precision on this device.
-        return AutoModelForCausalLM.from_config(thin, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
+        return AutoModelForCausalLM.from_config(
+            cut_layers(config, 1), dtype=torch.bfloat16, trust_remote_code=trust_remote_code
+        )
+
+
+def cut_layers(config: Any, layers: int) -> Any:
+    """Return the config of the model's first layers."""
+    thin = copy.deepcopy(config)
+    text = thin.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    return thin
 
 
 @torch.no_grad()

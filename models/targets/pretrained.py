@@ -13,7 +13,7 @@ from models.io.errors import UserError, require
 from models.targets import architectures
 from models.targets.config import ModelSource
 from models.targets.load_errors import CONFIG_FILE, TOKENIZER_FILE, check_hub, report_load_errors
-from models.targets.modeling import build_thin_model, check_modeling
+from models.targets.modeling import build_thin_model, check_modeling, cut_layers
 from models.targets.stored_weights import check_load_report, check_stored_weights, quiet_loading
 
 SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
@@ -74,6 +74,26 @@ def load_model(source: ModelSource, dtype: torch.dtype, **layout: Any) -> Any:
             **layout,
         )
     check_load_report(source, report)
+    return model
+
+
+def load_tables(source: ModelSource, dtype: torch.dtype) -> Any:
+    """Load the model's embeddings, final norm and head; its config is that of all layers, of which it has none."""
+    config = read_model_config(source)
+    check_pretrained(source)
+    with quiet_loading(keeps_progress=True):
+        model, report = _from_pretrained(
+            source,
+            AutoModelForCausalLM,
+            file="weights",
+            config=cut_layers(config, 0),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            dtype=dtype,
+            **architectures.dequantize_kwargs(config),
+        )
+    check_load_report(source, report | {"unexpected_keys": []})  # those of the layers
+    model.config = config
     return model
 
 

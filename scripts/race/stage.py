@@ -46,7 +46,7 @@ def export_documents(run: Run) -> None:
     parallel = build_run_parallel(conf, trackers=[])
     target = parallel.build_target(conf.target)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
-    rows, _, _ = load_training_rows(conf, target, draft, parallel)
+    rows = load_training_rows(conf, target, draft, parallel).rows
     folder = run.race.documents(run.seed)
     write_documents(split_documents(rows), folder, target=target, layers=draft.needs.layers)
 

@@ -99,6 +99,7 @@ class TrainConf:
     held_out: HeldOutConf = field(default_factory=HeldOutConf)
     interval: IntervalConf = field(default_factory=IntervalConf)
     tree: TreeConf = field(default_factory=TreeConf)
+    measure: bool = True  # decode prompts: to choose the checkpoint, for the report; false needs no layer of the target
     tune: bool = True  # the report also measures the decoding that is fastest here, beside `tree`
     evaluation: EvaluationConf = field(
         default_factory=EvaluationConf
@@ -174,11 +175,30 @@ class TrainConf:
             f"optim.recompute: must be false with device={self.device.name.name}, whose compiler undoes it, got true; "
             "lower data.row_length",
         )
+        self._check_measure()
         depth, deepest = self.tree.build().depth, self.draft.max_proposal_depth
         require(
             depth <= deepest,
             f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
             f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}",
+        )
+
+    def _check_measure(self) -> None:
+        if self.measure:
+            return
+        require(
+            self.data.source is DataSource.captured,
+            f"measure: must be true for data.source={self.data.source.value}, got false; capture the target's features "
+            "by data.capture, and train from the store with data=captured",
+        )
+        require(
+            not self.parallel.splits_target,
+            f"parallel: must leave the target whole with measure=false, which loads none of its layers, got "
+            f"tensor={self.parallel.tensor}, target={self.parallel.target.name}; leave these out",
+        )
+        require(
+            not self.draft.is_language_model or self.draft.pretrained is not None,
+            "measure: must be true for a draft that is cut from its target, got false; give a pretrained draft",
         )
 
     def _check_overlap(self) -> None:

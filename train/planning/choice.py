@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from data.features import compatibility
 from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype
 from models.targets.precision import resolve_machine
 from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
 from train.planning.layout import list_layouts
-from train.planning.run_plan import MachinePlan, build_models, plan_layouts
+from train.planning.run_plan import MachinePlan, build_models, plan_layouts, read_store
 
 
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
@@ -23,7 +22,7 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     if conf.parallel.auto:
         conf = choose_layout(conf, machine, dtype, most_sharing=machine.total_cores)
     target, draft = build_models(conf, dtype)
-    store = compatibility.read_store_manifest(conf.data, target, draft)
+    store = read_store(conf, target, draft)
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.spec.tokens))
     return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))

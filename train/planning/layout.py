@@ -77,8 +77,8 @@ def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> l
         check_tensor_size(conf.parallel, machine, target)
         return [build_layout(conf, machine, target.num_layers, conf.parallel.tensor)]
     layouts = []
-    # A target that is trained is whole on every process.
-    largest = 1 if conf.draft.trains_target else machine.total_cores
+    # A target that is trained is whole on every process, and one without layers has nothing to share.
+    largest = 1 if conf.draft.trains_target or not conf.measure else machine.total_cores
     for tensor in (2**power for power in range(largest.bit_length())):
         try:
             check_tensor_size(replace(conf.parallel, tensor=tensor), machine, target)

@@ -1,10 +1,11 @@
 """Find overrides with which a run fits, by tracing it with each of them."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from data.config import DataSource
 from models.device.memory_trace import LOGITS
 from models.io.errors import UserError
 from train.config.run import ParallelConf, TrainPlanConf, Weights
@@ -17,12 +18,18 @@ MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be t
 MAX_LOGIT_CHUNKS = 16  # most parts that a chunk of logits is split into, before rows shrink
 MIN_ROW_LENGTH = 128  # tokens of a row
 ROW_LENGTH = "data.row_length"
+Candidate = tuple[TrainPlanConf, LayoutOption, dict[str, Any]]  # and the overrides that lead to it
 
 
 def suggest_overrides(plan: MachinePlan) -> list[str]:
     """Return the overrides of the first layout that fits with full rows, else of that with the longest, else []."""
+    change = _find_change(plan, _list_candidates(plan)) or _find_change(plan, _list_stored(plan))
+    return [f"{key}={str(value).lower()}" for key, value in change.items()]
+
+
+def _find_change(plan: MachinePlan, candidates: Iterable[Candidate]) -> dict[str, Any]:
     longest: dict[str, Any] = {}
-    for conf, option, layout_overrides in _list_candidates(plan):
+    for conf, option, layout_overrides in candidates:
         if not _can_train(conf):
             continue
         overrides = _fit_layout(plan, conf, option, longer_than=longest.get(ROW_LENGTH, 0))
@@ -30,7 +37,7 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
             longest = layout_overrides | overrides
             if ROW_LENGTH not in overrides:
                 break
-    return [f"{key}={str(value).lower()}" for key, value in longest.items()]
+    return longest
 
 
 def _can_train(conf: TrainPlanConf) -> bool:
@@ -41,7 +48,7 @@ def _can_train(conf: TrainPlanConf) -> bool:
     return True
 
 
-def _list_candidates(plan: MachinePlan) -> Iterator[tuple[TrainPlanConf, LayoutOption, dict[str, Any]]]:
+def _list_candidates(plan: MachinePlan) -> Iterator[Candidate]:
     """Yield configurations, layouts and the overrides to them: the plan's, sharded drafts, draft and target sharded."""
     conf, smallest = plan.conf, plan.options[0]
     for option in plan.options:
@@ -65,6 +72,22 @@ def _list_candidates(plan: MachinePlan) -> Iterator[tuple[TrainPlanConf, LayoutO
     conf = replace(conf, parallel=replace(parallel, target=Weights.sharded))
     layout = build_layout(conf, plan.machine, smallest.layout.blocks, 1)
     yield conf, build_option(conf, plan.dtype, layout), change
+
+
+def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
+    """Yield layouts of the run from a feature store without the target's layers, for which another machine captures."""
+    conf = plan.conf
+    if not conf.measure or conf.draft.trains_target or (conf.draft.is_language_model and conf.draft.pretrained is None):
+        return
+    change = {"data": "captured", "measure": False}
+    if conf.parallel.tensor > 1:
+        change["parallel.tensor"] = 1
+    data = replace(conf.data, source=DataSource.captured, path=None)
+    for draft in [*([Weights.sharded] * (plan.machine.total_cores > 1)), Weights.replicated]:
+        stored = replace(conf, data=data, measure=False, parallel=ParallelConf(draft=draft))
+        layout = build_layout(stored, plan.machine, plan.options[0].layout.blocks, 1)
+        is_sharded = {"parallel.draft": "sharded"} if draft is Weights.sharded else {}
+        yield stored, build_option(stored, plan.dtype, layout), change | is_sharded
 
 
 def _fit_layout(

@@ -5,8 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
+from torch import nn
 
+from data.config import CaptureConf, DataSource
 from data.features import compatibility
+from data.features.manifest import Manifest
+from data.features.schema import FeatureSchema, build_schema
 from models.device.config import MachineConf
 from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
@@ -69,7 +73,7 @@ class MachinePlan:
     def sizes(self) -> ModelSizes:
         """Return the sizes of the models, which do not depend on the layout."""
         target, draft = build_models(self.conf, self.dtype)
-        store = compatibility.read_store_manifest(self.conf.data, target, draft)
+        store = read_store(self.conf, target, draft)
         # 1: the final hidden state
         computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
         return ModelSizes(
@@ -119,7 +123,8 @@ class MachinePlan:
     def _trace_rows(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
         layout = option.layout
         target, draft = build_models(conf, self.dtype, layout.tensor)
-        store = compatibility.read_store_manifest(conf.data, target, draft)
+        store = read_store(conf, target, draft)
+        schema = store.spec.schema if store is not None else default_schema(conf, target, draft)
         phases = trace_run(
             layout.split_rows(conf),
             target,
@@ -128,7 +133,7 @@ class MachinePlan:
             scores_in_memory=self.machine.scores_in_memory,
             gathers_draft=layout.gathers_draft,
             prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
-            stored_schema=store and store.spec.schema,
+            stored_schema=schema,
         )
         row_bytes = conf.data.row_length * target.hidden_size * self.dtype.itemsize
         step_time = estimate_step_time(phases, layout, self.machine, row_bytes=row_bytes)
@@ -162,10 +167,25 @@ def count_graphs(plan: MachinePlan) -> int:
     return len(list_graphs(replace(layout.split_rows(conf), parallel=parallel)))
 
 
+def read_store(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> Manifest | None:
+    """Return the manifest of the run's store, or None if there is none yet."""
+    return None if conf.data.path is None else compatibility.read_store_manifest(conf.data, target, draft)
+
+
+def default_schema(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> FeatureSchema | None:
+    """Return the schema of a store that `data.capture` would write for the run, if it trains from one."""
+    if conf.data.source is not DataSource.captured:
+        return None
+    capture = CaptureConf(draft=conf.draft, data=conf.data, run_name="")
+    return build_schema(capture, draft.needs, hidden_size=target.hidden_size, vocab_size=target.vocab_size)
+
+
 def build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tuple[MetaTarget, Draft]:
     """Build target and draft as one core holds them if `tensor` cores share the target."""
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    if not conf.measure:
+        target.decoder.layers = nn.ModuleList()
     if tensor > 1:
         is_native, is_whole = conf.device.is_native, conf.parallel.target is Weights.replicated
         whole = list_tables(target.model)  # as on the XLA route

@@ -80,7 +80,9 @@ def trace_run(
                     group["foreach"] = accelerator
                 optimizer.step()
         draft.zero_grad()
-        phases += [optimizer_phase, _trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens)]
+        phases.append(optimizer_phase)
+        if conf.measure:
+            phases.append(_trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens))
         del optimizers  # keeps their state alive until here
     return {phase.name: phase for phase in phases}
 

@@ -4,9 +4,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Int
-
 from data.config import DEMO, DataSource
 from data.eval_prompts.held_out_files import HeldOutPrompts, format_data_name, rows_from_documents, rows_from_prepared
 from data.eval_prompts.hold_out import HeldOutSplit, split_held_out
@@ -20,13 +17,11 @@ from train.config.run import TrainConf
 log = logging.getLogger(__name__)
 
 
-def hold_out(
-    conf: TrainConf, target: Target, documents: Documents
-) -> tuple[Int[np.ndarray, " training"], HeldOutPrompts]:
-    """Return the numbers of the documents to train on, and the held-out prompts; raise UserError for too few."""
+def hold_out(conf: TrainConf, target: Target, documents: Documents) -> tuple[HeldOutSplit, HeldOutPrompts]:
+    """Return the split of the documents, and the held-out prompts; raise UserError for too few."""
     if conf.data.source is DataSource.demo:
         split = split_held_out(documents, selection=conf.held_out.selection, final=0, row_length=conf.data.row_length)
-        return split.training, HeldOutPrompts(selection=rows_from_documents(documents, split.selection, "the demo"))
+        return split, HeldOutPrompts(selection=rows_from_documents(documents, split.selection, "the demo"))
     max_tokens = _max_prompt_tokens(conf, target)
     prepared = rows_from_prepared(conf.data, target.tokenizer, conf.held_out.report, max_tokens, target.vocab_size)
     split = split_held_out(
@@ -44,9 +39,7 @@ def hold_out(
     )
     final = prepared + rows_from_documents(documents, split.final, data_name)
     _log_held_out(conf, split, len(final), max_tokens)
-    return split.training, HeldOutPrompts(
-        selection=rows_from_documents(documents, split.selection, data_name), final=final
-    )
+    return split, HeldOutPrompts(selection=rows_from_documents(documents, split.selection, data_name), final=final)
 
 
 def has_external_prompts(conf: TrainConf) -> bool:

@@ -4,8 +4,11 @@ import hashlib
 import json
 import logging
 import tempfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from data.chat.tokenization import iter_demo_documents
 from data.config import DataSource, DemoAnswerSource
@@ -27,14 +30,18 @@ from train.rows.held_out import hold_out
 log = logging.getLogger(__name__)
 
 
-def load_training_rows(
-    conf: TrainConf, target: Target, draft: Draft, parallel: Parallel
-) -> tuple[Packed, HeldOutPrompts, FeatureStore | None]:
-    """Return the rows to train on, the held-out prompts, and the store of the rows' features.
+@dataclass(kw_only=True)
+class TrainingRows:
+    """The rows to train on, and what the run is measured by."""
 
-    The store is None if the target computes the features. Raise UserError if the data cannot be
-    read, or leaves too few prompts to hold out.
-    """
+    rows: Packed
+    held_out: HeldOutPrompts
+    selection: Packed | None  # documents whose prompts choose the checkpoint, where they are stored
+    store: FeatureStore | None  # of the features; None: the target computes them
+
+
+def load_training_rows(conf: TrainConf, target: Target, draft: Draft, parallel: Parallel) -> TrainingRows:
+    """Return the rows to train on; raise UserError for data that cannot be read or leaves too few prompts."""
     store = None
     with parallel.main_first():
         if conf.data.source is DataSource.captured:
@@ -60,12 +67,12 @@ def load_training_rows(
             )
         else:
             documents = read_cached_documents(conf.data, target.tokenizer, target.vocab_size, conf.output_dir)
-        numbers, held_out = hold_out(conf, target, documents)
-    packed, report = pack_documents(
-        documents, conf.data.row_length, overlap=conf.data.overlap, document_numbers=numbers
-    )
+        split, held_out = hold_out(conf, target, documents)
+    pack = partial(pack_documents, documents, conf.data.row_length, overlap=conf.data.overlap)
+    packed, report = pack(document_numbers=split.training)
     log.info("data: %s", report)
-    return packed, held_out, store
+    selection = None if store is None else pack(document_numbers=np.array(split.selection))[0]
+    return TrainingRows(rows=packed, held_out=held_out, selection=selection, store=store)
 
 
 def _answer_with_target(

@@ -60,7 +60,7 @@ class RunProgress:
     tokens: int = 0  # of the visited rows
     answer_tokens: int = 0  # of these, tokens of answers
     rows_hash: str | None = None  # of the training rows
-    best: float | None = None  # delivered tokens per round of the checkpoint
+    best: float | None = None  # of the checkpoint, the figure that chose it
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
 

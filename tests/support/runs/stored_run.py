@@ -23,6 +23,7 @@ from train.config.optim import OptimConf
 from train.config.run import HeldOutConf, IntervalConf, TrainConf
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary
+from train.rows.stored_target import build_run_target
 from train.run.folder import open_run
 from train.run.log import MetricLogger
 from train.trainer import Trainer
@@ -67,9 +68,10 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     torch.set_num_threads(1)
     parallel = build_run_parallel(conf, trackers=[])
     state = open_run(conf, parallel)
-    target = parallel.build_target(conf.target)
+    target = build_run_target(conf, parallel)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
-    rows, _, store = load_training_rows(conf, target, draft, parallel)
+    data = load_training_rows(conf, target, draft, parallel)
+    rows, store = data.rows, data.store
     choose_vocabulary(draft, target, rows, state.folder)
     Trainer(
         conf=conf,

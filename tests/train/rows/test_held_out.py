@@ -254,8 +254,8 @@ def write_prepared(folder: Path, *, held: int) -> Path:
 def run_hold_out(folder: Path, data: Path, *overrides: str):
     settings = build_conf(folder, "data=prepared", f"data.path={data}", "data.row_length=256", *overrides)
     target = load_target(settings.target, CPU)
-    learned, held = hold_out(settings, target, read_documents(settings.data, target.tokenizer))
-    return learned, held, target.tokenizer
+    split, held = hold_out(settings, target, read_documents(settings.data, target.tokenizer))
+    return split.training, held, target.tokenizer
 
 
 def test_prompts_that_data_prepare_held_out_evaluate_the_draft(folder, tmp_path):

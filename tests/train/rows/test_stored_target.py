@@ -1,0 +1,133 @@
+"""A run from a feature store needs none of the target's layers, and learns what it learns with them."""
+
+import logging
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from conf.entry import compose
+from data.config import Dtype
+from data.features.manifest import read_manifest
+from models.checkpoints.saved_states import find_newest_state, read_progress_file
+from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
+from models.drafts.registry import load_draft
+from models.io.errors import UserError
+from models.targets.loading import load_target, load_target_tables
+from tests.support.data import captured
+from tests.support.models.tiny import CPU, LAYERS
+from tests.support.reports.planned import GENEROUS
+from tests.support.runs.stored_run import BF16, documents, learned, losses, training
+from tests.support.runs.toy_run import metrics
+from train.checks import build_run_parallel
+from train.config.run import ParallelConf, TrainPlanConf
+from train.distillation import distill_draft
+from train.planning.choice import plan_run
+from train.planning.device_fit import FittedRun
+from train.planning.remedies import suggest_overrides
+from train.rows.stored_target import build_run_target
+
+METHODS = {
+    "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=40),
+    "eagle1": Eagle1Conf(feature_noise=0.0),
+    "medusa": MedusaConf(heads=4),
+    "hydra": HydraConf(heads=4),
+}
+EAGLE3 = METHODS["eagle3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """Save a target and its documents."""
+    return documents(captured.written(tmp_path_factory.mktemp("stored"), target))
+
+
+@pytest.fixture(scope="module")
+def store(folder):
+    conf = captured.conf(folder, draft=EAGLE3, precision=BF16, dtype=Dtype.bf16, run_name="eagle3")
+    return captured.captured(conf)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_step_has_the_loss_that_it_has_beside_the_whole_target(folder, method):
+    capture = captured.conf(folder, draft=METHODS[method], precision=BF16, dtype=Dtype.bf16, run_name=f"{method} own")
+    conf = training(folder, METHODS[method], name=f"{method} whole", store=captured.captured(capture))
+    learned(conf)
+    learned(replace(conf, run_name=f"{method} tables", measure=False))
+    expected = losses(folder, f"{method} whole")
+    assert len(set(expected)) == len(expected) == 6
+    assert losses(folder, f"{method} tables") == expected
+
+
+def test_a_run_without_layers_ends_in_a_checkpoint_and_says_what_it_did_not_measure(folder, store, caplog):
+    conf = replace(training(folder, EAGLE3, name="alone", store=store), measure=False)
+    with caplog.at_level(logging.INFO):
+        distill_draft(FittedRun(conf=conf, parallel=build_run_parallel(conf, trackers=[]), planned_bytes=None))
+    run_folder = folder / "train" / "alone"
+    assert "measure=false: nothing was decoded, so tokens per round, speed and whether" in caplog.text
+    assert f"python -m infer.eval checkpoint={run_folder / 'checkpoint'}" in caplog.text
+    assert not (run_folder / "report.html").exists()
+    agreement = [line["eval/teacher_forced_tau"] for line in metrics(run_folder) if "eval/teacher_forced_tau" in line]
+    assert len(agreement) == 2
+    assert read_progress_file(find_newest_state(run_folder))["progress"]["best"] == max(agreement)
+    load_draft(run_folder / "checkpoint", load_target(conf.target, CPU))
+
+
+def test_a_language_model_is_chosen_by_its_share_of_right_tokens(folder):
+    draft = CausalLMConf(name="tiny", path=str(folder / "target"))
+    capture = captured.conf(folder, draft=draft, precision=BF16, dtype=Dtype.bf16, run_name="draft model")
+    conf = replace(training(folder, draft, name="model", store=captured.captured(capture)), measure=False)
+    distill_draft(FittedRun(conf=conf, parallel=build_run_parallel(conf, trackers=[]), planned_bytes=None))
+    assert 0 <= next(line["eval/hit"] for line in metrics(folder / "train" / "model") if "eval/hit" in line) <= 1
+
+
+def test_no_layer_is_loaded(folder, store):
+    conf = training(folder, EAGLE3, name="tables", store=store)
+    tables = load_target_tables(conf.target, CPU, fingerprint=read_manifest(store).target_sha256)
+    whole = load_target(conf.target, CPU)
+    assert {name for name, _ in tables.model.named_parameters()} == {
+        name for name, _ in whole.model.named_parameters() if ".layers." not in name
+    }
+    assert (tables.num_layers, tables.hidden_size, tables.eos_ids) == (
+        whole.num_layers,
+        whole.hidden_size,
+        whole.eos_ids,
+    )
+    assert tables.tokenizer_fingerprint == whole.tokenizer_fingerprint
+
+
+def test_a_store_of_another_head_is_refused(folder, store, tmp_path):
+    conf = replace(training(folder, EAGLE3, name="other", store=store), measure=False)
+    parallel = build_run_parallel(conf, trackers=[])
+    for recorded, line in (("of another", "whose embeddings and head are others"), ("", "does not record their hash")):
+        copy = shutil.copytree(store, tmp_path / (recorded or "older"))
+        replace(read_manifest(store), tables_sha256=recorded).write(copy)
+        with pytest.raises(UserError, match=rf"^data\.path: must be a store of this target, got .*{line}"):
+            build_run_target(replace(conf, data=replace(conf.data, path=str(copy))), parallel)
+
+
+def test_settings_that_need_the_layers_are_refused(folder, store):
+    conf = replace(training(folder, EAGLE3, name="refused", store=store), measure=False)
+    live = training(folder, EAGLE3, name="refused")
+    pruned = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5])
+    for wrong, line in (
+        (replace(live, measure=False), r"^measure: must be true for data\.source=jsonl, got false; capture"),
+        (replace(conf, parallel=ParallelConf(tensor=2)), r"^parallel: must leave the target whole with measure=false"),
+        (replace(conf, draft=pruned), r"^measure: must be true for a draft that is cut from its target, got false"),
+    ):
+        with pytest.raises(UserError, match=line):
+            wrong.check_settings()
+    conf.check_settings()
+
+
+def test_a_target_that_fits_nowhere_is_planned_as_a_store(folder):
+    small = ["optim.rows_per_step=1", "loss.logits_chunk=8"]
+    words = [*small, f"target.path={folder / 'target'}", "draft=demo-medusa", "optim=adamw", "data.row_length=64"]
+    conf = compose("train_plan", TrainPlanConf, [*words, "held_out.batch=1"])
+    stored = compose("train_plan", TrainPlanConf, [*words, "data=captured", "measure=false"])
+    peaks = [plan_run(replace(each, machine=GENEROUS)).best.peak_bytes for each in (conf, stored)]
+    assert peaks[1] < peaks[0]
+    tight = replace(GENEROUS, chips=1, cores=1, memory_gib=sum(peaks) / 2 / 0.9 / 2**30)
+    plan = plan_run(replace(conf, machine=tight))
+    assert not plan.fits(plan.best)
+    assert suggest_overrides(plan)[:2] == ["data=captured", "measure=false"]
