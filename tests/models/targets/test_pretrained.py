@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from models.checkpoints.fingerprints import tables_fingerprint
 from models.drafts.options import CausalLMConf
 from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
 from models.losses.config import LossConf
 from models.targets.config import ModelSource, TargetConf
 from models.targets.loading import load_target
-from models.targets.pretrained import check_pretrained, load_model, load_tokenizer, read_eos_ids
+from models.targets.pretrained import check_pretrained, load_model, load_tables, load_tokenizer, read_eos_ids
 from tests.support.commands.own_target import save_target
 from tests.support.models.family_models import FAMILIES, family_model
 from tests.support.models.tiny import CPU, new_draft, tiny_target
@@ -278,3 +279,20 @@ def test_a_draft_of_no_architecture_is_refused_with_the_known_architectures(arch
     edit_json(tmp_path / CONFIG, architectures=architectures)
     with pytest.raises(UserError, match="checkpoint: architecture must be one of"):
         load_draft(tmp_path, target)
+
+
+# --- embeddings and head alone ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_and_head_are_read_without_the_layers(tmp_path, family, is_tied):
+    model = family_model(family)
+    if is_tied:
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    model.save_pretrained(tmp_path)
+    tables = load_tables(TargetConf(path=str(tmp_path)), torch.float32)
+    assert tables_fingerprint(tables) == tables_fingerprint(model)
+    assert not any(".layers." in name for name, _ in tables.named_parameters())
+    assert tables.config.num_hidden_layers == model.config.num_hidden_layers
