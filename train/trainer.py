@@ -220,8 +220,8 @@ class Trainer:
             batch, target_output = micro_batch.batch, self._get_target_output(micro_batch)
             extras = {name: t.to(accelerator.device) for name, t in micro_batch.extras.items()}
             is_last = index == len(micro_batches) - 1
-            is_split = self.builder.deal.parts > 1
-            with nullcontext() if is_last else accelerator.no_sync(self.loss_module), own_rows(is_split):
+            is_dealt = self.builder.deal.parts > 1
+            with nullcontext() if is_last else accelerator.no_sync(self.loss_module), own_rows(is_dealt):
                 loss = self.loss_module(batch, target_output, extras | step_extras)
                 accelerator.backward(loss.total)
             is_token = batch.document_ids >= 0  # the rest is padding
