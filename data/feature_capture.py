@@ -18,7 +18,7 @@ from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
 from data.preview import preview_data
-from models.checkpoints.fingerprints import tables_fingerprint, tokenizer_fingerprint
+from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
 from models.io.console import IS_MAIN_PROCESS, track_progress
@@ -156,7 +156,7 @@ def write_missing_files(
         f"run_name: must name a new store or one of this target, got {folder}, whose target has "
         "other weights; choose another run_name",
     )
-    hashes = {"target_sha256": target.fingerprint, "tables_sha256": tables_fingerprint(target.model)}
+    hashes = {"target_sha256": target.fingerprint, "tables_sha256": target.tables_fingerprint}
     manifest = replace(manifest, **hashes)
     if DOCUMENTS_FILE in missing:
         write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())

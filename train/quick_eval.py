@@ -1,4 +1,4 @@
-"""Evaluation during training: a few prompts, decoded with the tree that will be served.
+"""Evaluation during training: a few prompts, decoded with the tree that will be served, or rows of a store.
 
 The draft's loss on the decoded answers gives the acceptance length of a chain that reads the text, as in training.
 """

@@ -52,8 +52,20 @@ def find_newest_run(root: Path = Path("outputs/train")) -> Path:
 
 def list_finished_checkpoints(root: Path = Path("outputs/train")) -> list[Path]:
     """Return the checkpoints of the finished training runs, the newest first."""
-    reports = sorted(root.glob("*/report.json"), key=lambda report: -report.stat().st_mtime)
-    return [report.parent / "checkpoint" for report in reports]
+    last_files = [file for run in root.glob("*") if (file := find_last_file(run)) is not None]
+    last_files.sort(key=lambda file: -file.stat().st_mtime)
+    return [root / file.relative_to(root).parts[0] / "checkpoint" for file in last_files]
+
+
+def find_last_file(run: Path) -> Path | None:
+    """Return what a finished training wrote last: its report, or with measure=false its last state; None before."""
+    report, state = run / "report.json", find_newest_state(run)
+    if report.exists() or state is None:
+        return report if report.exists() else None
+    saved = read_progress_file(state)
+    if saved["config"].get("measure", True) or saved["progress"]["step"] < saved["progress"]["steps"]:
+        return None
+    return state
 
 
 def find_tracked_run(directories: list[Path]) -> TrackedRun | None:
@@ -63,7 +75,7 @@ def find_tracked_run(directories: list[Path]) -> TrackedRun | None:
     """
     run = directories[0].resolve().parent
     state = find_newest_state(run)
-    if len(directories) > 1 or state is None or not (run / "report.json").exists():
+    if len(directories) > 1 or state is None or find_last_file(run) is None:
         return None
     saved = read_progress_file(state)
     if (tracker := saved["progress"].get("tracker")) is None:

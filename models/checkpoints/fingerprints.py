@@ -33,24 +33,23 @@ def target_fingerprint(model) -> str:
     """
     config = model.config.get_text_config().to_dict()
     digest = _hash_json({key: config.get(key) for key in _FINGERPRINT_KEYS})
-    _hash_samples(digest, dict(model.named_parameters()))
-    return digest.hexdigest()
-
-
-def tables_fingerprint(model: Any) -> str:
-    """Return a hash of the model's embeddings and head, as `target_fingerprint` hashes all weights; collective."""
-    tables = {"embeddings": model.get_input_embeddings().weight, "head": model.get_output_embeddings().weight}
-    digest = hashlib.sha256()
-    _hash_samples(digest, tables)
-    return digest.hexdigest()
-
-
-def _hash_samples(digest: Any, weights: Mapping[str, Tensor]) -> None:
-    for name, weight in weights.items():
+    for name, weight in model.named_parameters():
         flat = full_tensor(weight.detach()).flatten()
         sample = flat[:: max(1, len(flat) // 64)][:64].contiguous().to("cpu", torch.bfloat16)
         digest.update(f"{name} {list(weight.shape)}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def tables_fingerprint(model: Any) -> str:
+    """Return a hash of the shape and 64 rows of embeddings and head, rounded to bf16; collective if it is sharded."""
+    digest = hashlib.sha256()
+    for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+        weight = full_tensor(table.weight.detach())
+        rows = weight[:: max(1, len(weight) // 64)][:64].contiguous().to("cpu", torch.bfloat16)
+        digest.update(str(list(weight.shape)).encode())
+        digest.update(rows.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:

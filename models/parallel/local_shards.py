@@ -73,12 +73,14 @@ class LocalLayer:
     def sum(self, part: Tensor) -> Tensor:
         """Return the sum over the ranks, of this rank's own rows where they differ."""
         if _has_own_rows:
-            return collectives.reduce_scatter_tensor(part, "sum", 0, self.group)
+            return collectives.reduce_scatter_single(part, "sum", 0, self.group)
         return collectives.all_reduce(part, "sum", self.group)
 
     def join(self, part: Float[Tensor, "*rows part"]) -> Float[Tensor, "*rows features"]:
         """Return the features of all ranks, of this rank's own rows where they differ."""
-        part = nn.functional.pad(part, (0, self.part_size - part.shape[-1])).contiguous()
+        part = part.contiguous()
+        if self.part_size * self.ranks > self.size:
+            part = nn.functional.pad(part, (0, self.part_size - part.shape[-1]))
         if _has_own_rows:
             joined = collectives.all_to_all_single(part, None, None, self.group)
         else:

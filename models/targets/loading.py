@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from models.checkpoints.checkpoint import find_non_finite
-from models.checkpoints.fingerprints import target_fingerprint, tokenizer_fingerprint
+from models.checkpoints.fingerprints import tables_fingerprint, target_fingerprint, tokenizer_fingerprint
 from models.checkpoints.tokenizer_files import find_tokenizer_folder
 from models.device.device import Device
 from models.io.errors import UserError, require
@@ -51,6 +51,7 @@ def load_target_tables(conf: TargetConf, device: Device, *, fingerprint: str) ->
         hash_model=lambda _: fingerprint,
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
     )
+    target.tables_fingerprint = tables_fingerprint(model)
     target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
     model.to(device.torch_device)
     return target
@@ -128,6 +129,7 @@ def freeze_model(model: Any, tokenizer: Any, *, name: str, device: Device) -> Ta
         hash_model=target_fingerprint,
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer) if tokenizer else "",
     )
+    target.tables_fingerprint = tables_fingerprint(model)
     check_logits(target)
     return target
 

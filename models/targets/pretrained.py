@@ -80,6 +80,11 @@ def load_model(source: ModelSource, dtype: torch.dtype, **layout: Any) -> Any:
 def load_tables(source: ModelSource, dtype: torch.dtype) -> Any:
     """Load the model's embeddings, final norm and head; its config is that of all layers, of which it has none."""
     config = read_model_config(source)
+    require(
+        not _find_rank_files(source),
+        f"{source.location_key}: must be a model in one piece with measure=false, got the files of several ranks in "
+        f"{source.location!r}; give the model that they were made of",
+    )
     check_pretrained(source)
     with quiet_loading(keeps_progress=True):
         model, report = _from_pretrained(

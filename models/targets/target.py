@@ -20,6 +20,7 @@ class Target(LanguageModel):
 
     processes = 1  # that hold its weights together
     gathers_weights = False  # of a layer, for each pass
+    tables_fingerprint = ""  # of embeddings and head, as of all weights
     tokenizer_folder: Path | None = None  # of the tokenizer's own files; None: made in memory
 
     def __init__(

@@ -175,7 +175,7 @@ class TrainConf:
             f"optim.recompute: must be false with device={self.device.name.name}, whose compiler undoes it, got true; "
             "lower data.row_length",
         )
-        self._check_measure()
+        self.check_measure()
         depth, deepest = self.tree.build().depth, self.draft.max_proposal_depth
         require(
             depth <= deepest,
@@ -183,7 +183,8 @@ class TrainConf:
             f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}",
         )
 
-    def _check_measure(self) -> None:
+    def check_measure(self) -> None:
+        """Raise UserError if the run needs the target's layers, but `measure` leaves them out."""
         if self.measure:
             return
         require(
@@ -196,9 +197,14 @@ class TrainConf:
             f"parallel: must leave the target whole with measure=false, which loads none of its layers, got "
             f"tensor={self.parallel.tensor}, target={self.parallel.target.name}; leave these out",
         )
+        is_cut = self.draft.is_language_model and self.draft.pretrained is None
         require(
-            not self.draft.is_language_model or self.draft.pretrained is not None,
-            "measure: must be true for a draft that is cut from its target, got false; give a pretrained draft",
+            not is_cut and not self.draft.trains_target,
+            "measure: must be true for a draft that is cut from its target or adapts it, got false; take another draft",
+        )
+        require(
+            self.device.is_native,
+            f"measure: must be true with device={self.device.name.name}, got false; capture and train on another route",
         )
 
     def _check_overlap(self) -> None:

@@ -43,6 +43,7 @@ def _find_change(plan: MachinePlan, candidates: Iterable[Candidate]) -> dict[str
 def _can_train(conf: TrainPlanConf) -> bool:
     try:
         check_layout(conf)
+        conf.check_measure()
     except UserError:
         return False
     return True
@@ -77,14 +78,22 @@ def _list_candidates(plan: MachinePlan) -> Iterator[Candidate]:
 def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
     """Yield layouts of the run from a feature store without the target's layers, for which another machine captures."""
     conf = plan.conf
-    if not conf.measure or conf.draft.trains_target or (conf.draft.is_language_model and conf.draft.pretrained is None):
+    if not conf.measure or conf.data.on_policy.share:
         return
-    change = {"data": "captured", "measure": False}
-    if conf.parallel.tensor > 1:
-        change["parallel.tensor"] = 1
-    data = replace(conf.data, source=DataSource.captured, path=None)
+    change = {"data": "captured", "measure": False} | {
+        key: value
+        for key, value, is_changed in (
+            ("data.keep_features", False, conf.data.keep_features),
+            ("loss.on_prompts", False, conf.loss.on_prompts),
+            ("parallel.tensor", 1, conf.parallel.tensor > 1),
+            ("parallel.target", "replicated", conf.parallel.target is Weights.sharded),
+        )
+        if is_changed
+    }
+    data = replace(conf.data, source=DataSource.captured, path=None, keep_features=False)
     for draft in [*([Weights.sharded] * (plan.machine.total_cores > 1)), Weights.replicated]:
-        stored = replace(conf, data=data, measure=False, parallel=ParallelConf(draft=draft))
+        loss = replace(conf.loss, on_prompts=False)
+        stored = replace(conf, data=data, loss=loss, measure=False, parallel=ParallelConf(draft=draft))
         layout = build_layout(stored, plan.machine, plan.options[0].layout.blocks, 1)
         is_sharded = {"parallel.draft": "sharded"} if draft is Weights.sharded else {}
         yield stored, build_option(stored, plan.dtype, layout), change | is_sharded

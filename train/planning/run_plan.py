@@ -163,7 +163,7 @@ def plan_layouts(
 def count_graphs(plan: MachinePlan) -> int:
     """Count the graphs that a process of the proposed layout compiles before the evaluation."""
     conf, layout = plan.conf, plan.best.layout
-    parallel = ParallelConf(target=Weights.sharded if layout.tensor > 1 else layout.target)
+    parallel = ParallelConf(target=layout.target)  # the rows are those of a process already
     return len(list_graphs(replace(layout.split_rows(conf), parallel=parallel)))
 
 

@@ -5,6 +5,7 @@ import math
 from infer.report.number_format import Table, choose_console, format_millions, to_rich_table
 from models.device.machine_specs import core_flops
 from models.io.console import CONSOLE, print_line
+from train.config.run import Weights
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GATHERED, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
@@ -40,7 +41,8 @@ def describe_launch(plan: MachinePlan) -> str:
     layout, cores = plan.best.layout, plan.machine.total_cores
     idle, advice = cores - layout.processes, ""
     if idle:
-        rows = cores if plan.conf.device.is_native else cores // layout.tensor
+        is_dealt = plan.conf.device.is_native and layout.target is Weights.replicated
+        rows = cores if is_dealt else cores // layout.tensor
         advice = f"; {idle} cores have no rows: {rows} rows per step would use all"
     elif not layout.deal.is_even:
         advice = f"; {layout.deal.copies} cores learn the same rows: {cores} rows per step would give each its own"

@@ -83,6 +83,13 @@ def trace_run(
         phases.append(optimizer_phase)
         if conf.measure:
             phases.append(_trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens))
+        elif stored_schema is not None:
+            with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
+                row = fullest_batch(1, conf.data.row_length)
+                draft.loss(
+                    row, fake_stored_output(stored_schema, draft.needs, row.input_ids.shape, target.device.dtype)
+                )
+            phases.append(phase)
         del optimizers  # keeps their state alive until here
     return {phase.name: phase for phase in phases}
 

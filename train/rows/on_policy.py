@@ -23,7 +23,7 @@ BATCH_FIELDS = ("input_ids", "answer_mask", "document_ids", "positions")  # of r
 
 @dataclass(kw_only=True)
 class OnPolicy:
-    """On-policy rows of one process, as its draft has written them."""
+    """On-policy rows of a tensor group, each member of which writes all of them."""
 
     conf: OnPolicyConf
     rows: Packed
@@ -34,7 +34,7 @@ class OnPolicy:
     written: dict[int, Batch] = field(default_factory=dict)  # by row number
 
     def select_rows(self, step: int) -> list[bool]:
-        """Return for each of this process's visits in a step whether it uses a row of the draft."""
+        """Return for each of the group's visits in a step whether it uses a row of the draft."""
         # Drawn for the whole step, so that they do not depend on the number of processes.
         draws = np.random.default_rng([self.order.seed, 1, step]).random(self.order.rows_per_step)
         return (draws < self.conf.share)[self.rank :: self.world_size].tolist()

@@ -47,6 +47,7 @@ CHANGEABLE_PREFIXES = (
     *("held_out.batch", "device.name"),
     *("device.threads", "device.cache_dir", "device.visible_cores", "device.num_cores", "device.memory_gib"),
 )
+LATER_KEYS = {"measure": True}  # what keys stood for in states that were saved before there were these keys
 STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run/folder.py checks whether they may differ
 
 
@@ -125,7 +126,7 @@ class RunState:
         )
         saved_config = saved["config"]
         for key in sorted(saved_config.keys() | self.config.keys(), key=lambda key: (key != "draft.method", key)):
-            before, now = saved_config.get(key), self.config.get(key)
+            before, now = saved_config.get(key, LATER_KEYS.get(key)), self.config.get(key)
             require(
                 before == now or key.startswith(CHANGEABLE_PREFIXES) or key in STEP_KEYS,
                 f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false",

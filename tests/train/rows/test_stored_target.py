@@ -113,11 +113,21 @@ def test_settings_that_need_the_layers_are_refused(folder, store):
     for wrong, line in (
         (replace(live, measure=False), r"^measure: must be true for data\.source=jsonl, got false; capture"),
         (replace(conf, parallel=ParallelConf(tensor=2)), r"^parallel: must leave the target whole with measure=false"),
-        (replace(conf, draft=pruned), r"^measure: must be true for a draft that is cut from its target, got false"),
+        (replace(conf, draft=pruned), r"^measure: must be true for a draft that is cut from its target or adapts"),
     ):
         with pytest.raises(UserError, match=line):
             wrong.check_settings()
     conf.check_settings()
+
+
+def test_a_store_of_another_name_is_told(folder, store, tmp_path, caplog):
+    moved = shutil.copytree(folder / "target", tmp_path / "moved")
+    conf = replace(training(folder, EAGLE3, name="moved", store=store), measure=False)
+    parallel = build_run_parallel(conf, trackers=[])
+    build_run_target(conf, parallel)
+    assert "is not checked" not in caplog.text
+    build_run_target(replace(conf, target=replace(conf.target, path=str(moved))), parallel)
+    assert f"the store is of {folder / 'target'}; whether {moved} has the same layers is not checked" in caplog.text
 
 
 def test_a_target_that_fits_nowhere_is_planned_as_a_store(folder):
@@ -125,9 +135,11 @@ def test_a_target_that_fits_nowhere_is_planned_as_a_store(folder):
     words = [*small, f"target.path={folder / 'target'}", "draft=demo-medusa", "optim=adamw", "data.row_length=64"]
     conf = compose("train_plan", TrainPlanConf, [*words, "held_out.batch=1"])
     stored = compose("train_plan", TrainPlanConf, [*words, "data=captured", "measure=false"])
-    peaks = [plan_run(replace(each, machine=GENEROUS)).best.peak_bytes for each in (conf, stored)]
+    single = replace(GENEROUS, chips=1, cores=1)
+    peaks = [plan_run(replace(each, machine=single)).best.peak_bytes for each in (conf, stored)]
     assert peaks[1] < peaks[0]
-    tight = replace(GENEROUS, chips=1, cores=1, memory_gib=sum(peaks) / 2 / 0.9 / 2**30)
+    tight = replace(single, memory_gib=sum(peaks) / 2 / 0.9 / 2**30)
     plan = plan_run(replace(conf, machine=tight))
     assert not plan.fits(plan.best)
-    assert suggest_overrides(plan)[:2] == ["data=captured", "measure=false"]
+    changes = suggest_overrides(plan)
+    assert changes == ["data=captured", "measure=false", "data.keep_features=false"]
