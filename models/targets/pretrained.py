@@ -61,18 +61,7 @@ def load_model(source: ModelSource, dtype: torch.dtype, **layout: Any) -> Any:
     config = read_model_config(source)
     if rank_files := _find_rank_files(source):
         return load_rank_files(rank_files, build_meta_model(source), dtype=dtype, **layout)
-    check_pretrained(source)
-    with quiet_loading(keeps_progress=True):
-        model, report = _from_pretrained(
-            source,
-            AutoModelForCausalLM,
-            file="weights",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            dtype=dtype,
-            **architectures.dequantize_kwargs(config),
-            **layout,
-        )
+    model, report = _load_weights(source, config, dtype, **layout)
     check_load_report(source, report)
     return model
 
@@ -85,21 +74,27 @@ def load_tables(source: ModelSource, dtype: torch.dtype) -> Any:
         f"{source.location_key}: must be a model in one piece with measure=false, got the files of several ranks in "
         f"{source.location!r}; give the model that they were made of",
     )
+    model, report = _load_weights(source, cut_layers(config, 0), dtype)
+    check_load_report(source, report | {"unexpected_keys": []})  # those of the layers
+    model.config = config
+    return model
+
+
+def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype, **layout: Any) -> tuple[Any, dict[str, Any]]:
+    """Load a model of this config, and transformers' report of the tensors that it missed or did not know."""
     check_pretrained(source)
     with quiet_loading(keeps_progress=True):
-        model, report = _from_pretrained(
+        return _from_pretrained(
             source,
             AutoModelForCausalLM,
             file="weights",
-            config=cut_layers(config, 0),
+            config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             dtype=dtype,
             **architectures.dequantize_kwargs(config),
+            **layout,
         )
-    check_load_report(source, report | {"unexpected_keys": []})  # those of the layers
-    model.config = config
-    return model
 
 
 def _find_rank_files(source: ModelSource) -> list[Path]:

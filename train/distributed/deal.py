@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from math import gcd
 
-from train.config.optim import OptimConf  # noqa: F401  # of the example
 from train.config.run import TrainConf, Weights
 
 
@@ -27,6 +26,7 @@ def deal_rows(conf: TrainConf, *, groups: int, tensor: int) -> RowDeal:
     Members repeat each other where a graph of PyTorch/XLA holds a whole step, which must be the same on all of them,
     and where the target is sharded, too, since its embeddings and head then read the same rows.
 
+    >>> from train.config.optim import OptimConf
     >>> conf = TrainConf(run_name="", optim=OptimConf(rows_per_step=8))
     >>> [deal_rows(conf, groups=groups, tensor=8) for groups in (1, 2)]
     [RowDeal(parts=8, copies=1, rows=1, is_even=True), RowDeal(parts=4, copies=2, rows=1, is_even=False)]

@@ -91,12 +91,14 @@ def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
         if is_changed
     }
     data = replace(conf.data, source=DataSource.captured, path=None, keep_features=False)
-    for draft in [*([Weights.sharded] * (plan.machine.total_cores > 1)), Weights.replicated]:
-        loss = replace(conf.loss, on_prompts=False)
+    loss = replace(conf.loss, on_prompts=False)
+    layouts = [(Weights.replicated, change)]
+    if plan.machine.total_cores > 1:  # first, because it leaves more rows to a pass
+        layouts.insert(0, (Weights.sharded, change | {"parallel.draft": "sharded"}))
+    for draft, overrides in layouts:
         stored = replace(conf, data=data, loss=loss, measure=False, parallel=ParallelConf(draft=draft))
         layout = build_layout(stored, plan.machine, plan.options[0].layout.blocks, 1)
-        is_sharded = {"parallel.draft": "sharded"} if draft is Weights.sharded else {}
-        yield stored, build_option(stored, plan.dtype, layout), change | is_sharded
+        yield stored, build_option(stored, plan.dtype, layout), overrides
 
 
 def _fit_layout(

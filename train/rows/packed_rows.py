@@ -36,7 +36,7 @@ class TrainingRows:
 
     rows: Packed
     held_out: HeldOutPrompts
-    selection: Packed | None  # documents whose prompts choose the checkpoint, where they are stored
+    selection: Packed  # documents whose prompts choose the checkpoint
     store: FeatureStore | None  # of the features; None: the target computes them
 
 
@@ -71,7 +71,7 @@ def load_training_rows(conf: TrainConf, target: Target, draft: Draft, parallel: 
     pack = partial(pack_documents, documents, conf.data.row_length, overlap=conf.data.overlap)
     packed, report = pack(document_numbers=split.training)
     log.info("data: %s", report)
-    selection = None if store is None else pack(document_numbers=np.array(split.selection))[0]
+    selection, _ = pack(document_numbers=np.array(split.selection))
     return TrainingRows(rows=packed, held_out=held_out, selection=selection, store=store)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from data.config import DataConf, DataSource
 from models.device.config import DeviceConf, DeviceName, Precision
-from models.drafts.options import DraftConf, Eagle3Conf
+from models.drafts.options import CausalLMConf, DraftConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf, LossName
 from models.parallel.processes import leave_processes
@@ -29,6 +29,15 @@ from train.run.log import MetricLogger
 from train.trainer import Trainer
 
 BF16 = "bfloat16"
+METHODS = {
+    "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=40),
+    "eagle1": Eagle1Conf(feature_noise=0.0),
+    "medusa": MedusaConf(heads=4),
+    "hydra": HydraConf(heads=4, prefix=False),
+    "hydra++": HydraConf(heads=4),
+    "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
+}
+EAGLE3, MEDUSA = METHODS["eagle3"], METHODS["medusa"]
 
 
 def documents(folder: Path) -> Path:

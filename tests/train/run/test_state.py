@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from data.config import DataConf, OnPolicyConf
+from models.checkpoints.saved_states import PROGRESS_FILE
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
 from tests.support.models.tiny import CPU
@@ -51,6 +52,20 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(started, tmp_path_fa
     _, expected = toy_run(unbroken, conf)
     assert progress == expected
     assert_equal(weights(folder), weights(unbroken))
+
+
+def test_a_state_from_before_a_key_goes_on(tmp_path):
+    conf = toy_conf()
+    run_toy_until(tmp_path, conf, stop=8)
+    state = RunState(tmp_path, flatten_config(conf))
+    progress = state.newest_state() / PROGRESS_FILE
+    saved = json.loads(progress.read_text())
+    del saved["config"]["measure"]
+    progress.write_text(json.dumps(saved))
+    state.load_progress()
+    assert state.progress.step == 8
+    with pytest.raises(UserError, match=r"^measure: the run was started with True, got False"):
+        RunState(tmp_path, flatten_config(replace(conf, measure=False))).load_progress()
 
 
 @pytest.mark.system
