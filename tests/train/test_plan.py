@@ -31,7 +31,8 @@ from train.plan import main
 from train.planning.choice import plan_run
 from train.planning.layout import list_layouts
 from train.planning.remedies import suggest_overrides
-from train.planning.tables import planned_steps, time_table
+from train.planning.run_plan import count_graphs
+from train.planning.tables import describe_launch, planned_steps, time_table
 from train.planning.trace import (
     DRAFT_PASS,
     EVALUATION,
@@ -268,6 +269,17 @@ def test_every_layout_trains_on_all_rows_with_the_cores_of_the_machine(folder):
     for layout in layouts:
         assert layout.data * layout.deal.parts * layout.rows * layout.micros == 6
         assert layout.processes <= 8
+
+
+def test_rows_that_cores_repeat_are_told(folder):
+    words = ("parallel.tensor=2", "optim.micro_batch_size=1", "optim.compile_loss=true")
+    repeated, own = (
+        plan_run(build_plan_conf(folder, *words, f"optim.rows_per_step={rows}", machine=GENEROUS)) for rows in (4, 8)
+    )
+    advice = "8 processes, parallel.tensor=2; 2 cores learn the same rows: 8 rows per step would give each its own"
+    assert describe_launch(repeated) == advice
+    assert describe_launch(own) == "8 processes, parallel.tensor=2"
+    assert count_graphs(own) == 2  # the loss and the target's pass
 
 
 def test_the_command_prints_a_plan(folder, capsys, monkeypatch):
