@@ -20,7 +20,6 @@ from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.planning.device_fit import FittedRun
 from train.quick_eval import build_quick_eval, build_stored_eval
-from train.rows.features import TargetFeatures
 from train.rows.held_out import resolve_evaluation
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary, write_prompt_hashes
@@ -114,13 +113,12 @@ def train_draft(
         write_held_out(data.held_out, run.folder)
         write_prompt_hashes(data.rows, target.tokenizer, run.folder)
     choose_vocabulary(draft, target, data.rows, run.folder if parallel.is_main else None)
-    if conf.measure:
+    if conf.measure or data.store is None:
         tree, prompts = conf.tree.build(), [row["ids"] for row in data.held_out.selection]
         warn_tree_depth(tree, draft, "the draft")
         evaluate = build_quick_eval(target, prompts, tree, conf.evaluation, batch=conf.held_out.batch)
     else:
-        held_out = TargetFeatures(target, data.selection, draft.needs.layers, store=data.store)
-        evaluate = build_stored_eval(target, held_out)
+        evaluate = build_stored_eval(target, data.selection, data.store)
     Trainer(
         conf=conf,
         parallel=parallel,

@@ -10,14 +10,15 @@ from operator import mul
 
 import torch
 
+from data.features.reader import FeatureStore
 from data.features.target_pass import build_target_pass
+from data.packing.documents import Packed
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from models.batch import Batch
 from models.drafts.base import Draft, Loss
 from models.targets.target import Target
 from models.trees.tree import Tree
-from train.rows.features import TargetFeatures
 
 
 def chain_acceptance_length(metrics: dict[str, float]) -> float | None:
@@ -70,7 +71,7 @@ def average_metrics(losses: list[Loss]) -> dict[str, float]:
     return {name: float(total / count.clamp_min(1)) for name, (total, count) in sums.items()}
 
 
-def build_stored_eval(target: Target, held_out: TargetFeatures) -> Callable[[Draft], dict[str, float]]:
+def build_stored_eval(target: Target, rows: Packed, store: FeatureStore) -> Callable[[Draft], dict[str, float]]:
     """Return a function that compares a draft with the target on rows of a feature store, and decodes nothing.
 
     It returns the acceptance length of a chain that reads the text, or a language model's share of right tokens.
@@ -81,8 +82,10 @@ def build_stored_eval(target: Target, held_out: TargetFeatures) -> Callable[[Dra
     def evaluate(draft: Draft) -> dict[str, float]:
         metrics = average_metrics(
             [
-                draft.loss(held_out.rows.batch([row]).to(device), held_out.look_up([row]).to(device))
-                for row in range(len(held_out.rows))
+                draft.loss(
+                    rows.batch([row]).to(device), store.read_target_output(rows.pieces([row]), rows.length).to(device)
+                )
+                for row in range(len(rows))
             ]
         )
         tau = chain_acceptance_length(metrics)
