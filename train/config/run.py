@@ -11,44 +11,62 @@ from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.io.tracking import TrackerConf
-from models.io.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
+from models.io.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values
 from models.losses.config import LossConf, LossName
-from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
-from train.config.optim import OptimConf
+from train.config.optim import AUTO, OptimConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
 FIRST_STAGE_FOLDER = "first_stage"  # in the folder of the run that starts from it
+AUTO_OR_PROCESSES = Rule(
+    "must be at least 1, or auto",
+    lambda tensor: tensor == AUTO or (type(tensor) is int and tensor >= 1),
+    "auto leaves it to the plan",
+)
 
 
 class Weights(Enum):
-    """The placement of weights: a full copy on each data rank, or a part."""
+    """The placement of weights: a full copy on each process, a part, or what the plan chooses."""
 
     replicated = "replicated"
     sharded = "sharded"
+    auto = "auto"
 
 
 @dataclass(kw_only=True)
-class ParallelConf(TensorConf):
-    """The placement of target and draft on the processes."""
+class ParallelConf:
+    """The placement of target and draft on the processes.
 
-    target: Weights = Weights.replicated  # over the data ranks
-    draft: Weights = Weights.replicated  # over all processes
-    auto: bool = False  # the plan chooses tensor and draft, and turns on optim.recompute where nothing else fits
+    A run on several processes lets its plan choose what is auto. Elsewhere auto is one process and replicated.
+    """
+
+    tensor: int | str = AUTO  # processes that share each of the target's layers
+    target: Weights = Weights.auto  # over the data ranks
+    draft: Weights = Weights.auto  # over all processes
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            not (self.auto and self.splits_weights),
-            "parallel.auto: chooses the layout, got "
-            f"tensor={self.tensor}, target={self.target.name}, draft={self.draft.name}; leave them or auto out",
-        )
+        check_values(self, "parallel", tensor=AUTO_OR_PROCESSES)
+
+    @property
+    def tensor_size(self) -> int:
+        """Return the processes that share each of the target's layers."""
+        return 1 if isinstance(self.tensor, str) else self.tensor
+
+    def settle(self) -> "ParallelConf":
+        """Return the placement with one process and replicated for auto."""
+        target, draft = (Weights.replicated if way is Weights.auto else way for way in (self.target, self.draft))
+        return ParallelConf(tensor=self.tensor_size, target=target, draft=draft)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the plan may choose anything."""
+        return isinstance(self.tensor, str) or Weights.auto in (self.target, self.draft)
 
     @property
     def splits_target(self) -> bool:
         """Return True if several processes hold one copy of the target."""
-        return self.tensor > 1 or self.target is Weights.sharded
+        return self.tensor_size > 1 or self.target is Weights.sharded
 
     @property
     def splits_weights(self) -> bool:

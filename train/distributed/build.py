@@ -12,6 +12,7 @@ from models.parallel import torchrun
 from models.parallel.processes import connect_processes
 from models.parallel.tensor_parallel import check_heads, check_native_split, check_torch, plan_shards
 from models.targets.pretrained import build_meta_model, read_model_config
+from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.parallel import Parallel
 from train.distributed.xla import XlaParallel, check_xla_layout, import_neuronx_distributed
@@ -24,25 +25,26 @@ def check_parallel(conf: TrainConf) -> None:
     torchrun.check_launch()
     parallel, processes = conf.parallel, torchrun.get_world_size()
     require(
-        processes % parallel.tensor == 0,
+        processes % parallel.tensor_size == 0,
         f"parallel.tensor: must divide the {processes} processes, got {parallel.tensor}; launch a multiple of it",
     )
-    rows, data_ranks = conf.optim.rows_per_step, processes // parallel.tensor
+    rows, data_ranks = conf.optim.rows_per_step, processes // parallel.tensor_size
+    may_share = parallel.tensor == AUTO and conf.device.is_native and not conf.draft.trains_target
     require(
-        rows % data_ranks == 0 or parallel.auto,
+        rows % data_ranks == 0 or may_share,
         f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
         f"got {rows}; give {data_ranks} rows or a multiple of that",
     )
     check_layout(conf)
     if conf.device.name is DeviceName.xla:
-        if parallel.tensor > 1:
-            plan_shards(build_meta_model(conf.target), parallel.tensor)
+        if parallel.tensor_size > 1:
+            plan_shards(build_meta_model(conf.target), parallel.tensor_size)
         return
     check_torch(splits_weights=parallel.splits_weights)
-    if parallel.tensor > 1 and parallel.target is Weights.replicated:
-        check_native_split(build_meta_model(conf.target), parallel.tensor, remedy=HEADS_REMEDY)
-    elif parallel.tensor > 1:
-        check_heads(parallel.tensor, read_model_config(conf.target).get_text_config(), remedy=HEADS_REMEDY)
+    if parallel.tensor_size > 1 and parallel.target is not Weights.sharded:
+        check_native_split(build_meta_model(conf.target), parallel.tensor_size, remedy=HEADS_REMEDY)
+    elif parallel.tensor_size > 1:
+        check_heads(parallel.tensor_size, read_model_config(conf.target).get_text_config(), remedy=HEADS_REMEDY)
 
 
 def check_layout(conf: TrainConf) -> None:
@@ -50,13 +52,10 @@ def check_layout(conf: TrainConf) -> None:
     parallel = conf.parallel
     require(
         not (conf.draft.trains_target and parallel.splits_weights),
-        "parallel: must be at its defaults for a draft that adapts its target, got "
+        "parallel: must split no weights for a draft that adapts its target, got "
         f"tensor={parallel.tensor}, target={parallel.target.name}, draft={parallel.draft.name}; choose another draft",
     )
     if conf.device.name is DeviceName.xla:
-        require(
-            not parallel.auto, "parallel.auto: must be false with device=xla, got true; choose a layout with train.plan"
-        )
         check_xla_layout(parallel, conf.optim.name.value)
 
 
@@ -65,8 +64,8 @@ def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -
     parallel_class = Parallel
     if device.name == "xla":
         parallel_class = XlaParallel
-        if conf.tensor > 1:
-            import_neuronx_distributed(conf.tensor)  # early, before anything is loaded
+        if conf.tensor_size > 1:
+            import_neuronx_distributed(conf.tensor_size)  # early, before anything is loaded
     return parallel_class(conf=conf, device=device, accelerator=build_accelerator(device, trackers=trackers))
 
 

@@ -32,6 +32,6 @@ def deal_rows(conf: TrainConf, *, groups: int, tensor: int) -> RowDeal:
     [RowDeal(parts=8, copies=1, rows=1, is_even=True), RowDeal(parts=4, copies=2, rows=1, is_even=False)]
     """
     rows = conf.optim.rows_per_step // groups
-    is_dealt = conf.device.is_native and conf.parallel.target is Weights.replicated
+    is_dealt = conf.device.is_native and conf.parallel.target is not Weights.sharded
     parts = gcd(rows, tensor) if is_dealt else 1
     return RowDeal(parts=parts, copies=tensor // parts, rows=rows // parts, is_even=parts == tensor or not is_dealt)

@@ -49,17 +49,17 @@ class Parallel:
     @property
     def num_data_ranks(self) -> int:
         """Return the number of tensor groups, which read different rows."""
-        return self.accelerator.num_processes // self.conf.tensor
+        return self.accelerator.num_processes // self.conf.tensor_size
 
     @property
     def data_rank(self) -> int:
         """Return the index of this process's tensor group."""
-        return self.accelerator.process_index // self.conf.tensor
+        return self.accelerator.process_index // self.conf.tensor_size
 
     @property
     def tensor_rank(self) -> int:
         """Return the index of this process in its tensor group."""
-        return self.accelerator.process_index % self.conf.tensor
+        return self.accelerator.process_index % self.conf.tensor_size
 
     @property
     def runs_target(self) -> bool:
@@ -73,7 +73,7 @@ class Parallel:
     @property
     def compiles_loss(self) -> bool:
         """Return True unless the loss gathers a sharded target's head, which cannot be compiled."""
-        return self.is_single_process or self.conf.target is Weights.replicated
+        return self.is_single_process or self.conf.target is not Weights.sharded
 
     def barrier(self) -> None:
         """Wait for all processes, on the host: the device's queue goes on."""
@@ -111,7 +111,7 @@ class Parallel:
         return load_split_target(
             conf,
             self.device,
-            tensor=self.conf.tensor,
+            tensor=self.conf.tensor_size,
             replicas=1 if is_sharded else self.num_data_ranks,
             shards=self.num_data_ranks if is_sharded else 1,
         )
@@ -120,7 +120,7 @@ class Parallel:
 
     def prepare(self, loss_module: nn.Module) -> nn.Module:
         """Return the module, set up to average gradients; it may shard parameters, so build optimizers afterwards."""
-        if self.conf.draft is Weights.replicated or self.is_single_process:
+        if self.conf.draft is not Weights.sharded or self.is_single_process:
             prepared = self.accelerator.prepare(loss_module)
             if isinstance(prepared, DistributedDataParallel):
                 settle_buckets(prepared)

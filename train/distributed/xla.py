@@ -55,22 +55,22 @@ class XlaParallel(Parallel):
         target = load_target(conf, self.device, load_part=lambda source: load_model(source, self.device.dtype))
         parallelize_model(target.model, self._parallel_layers(), replicated=list_tables(target.model))
         target.model.to(self.device.torch_device)
-        target.processes = self.conf.tensor
+        target.processes = self.conf.tensor_size
         return target
 
     def _parallel_layers(self) -> ParallelLayers:
         """Return the layer classes of neuronx-distributed, with this process's tensor group."""
-        layers, engine = import_neuronx_distributed(self.conf.tensor)
+        layers, engine = import_neuronx_distributed(self.conf.tensor_size)
         if not engine.model_parallel_is_initialized():
-            engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor)
+            engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor_size)
         require(
             # On Trn2, a group may be a ring of processes such as 0..15 and 48..63.
             engine.get_data_parallel_rank() == self.data_rank,
             "parallel.tensor: neuronx-distributed must group neighboring processes, got different "
-            f"groups for {self.conf.tensor} on this instance; change parallel.tensor",
+            f"groups for {self.conf.tensor_size} on this instance; change parallel.tensor",
         )
         return ParallelLayers(
-            ranks=self.conf.tensor,
+            ranks=self.conf.tensor_size,
             rank=engine.get_tensor_model_parallel_rank(),
             column=layers.ColumnParallelLinear,
             row=layers.RowParallelLinear,
@@ -122,11 +122,11 @@ class XlaParallel(Parallel):
 def check_xla_layout(conf: ParallelConf, optimizer: str) -> None:
     """Raise UserError for layouts that neuronx-distributed and ZeRO-1 do not support."""
     require(
-        conf.target is Weights.replicated,
+        conf.target is not Weights.sharded,
         "parallel.target: must be replicated with device=xla, got sharded; split its layers by parallel.tensor",
     )
     require(
-        conf.draft is Weights.replicated or optimizer == "adamw",
+        conf.draft is not Weights.sharded or optimizer == "adamw",
         f"optim.name: must be adamw with device=xla and parallel.draft=sharded, got "
         f"{optimizer}, which needs whole matrices; set parallel.draft=replicated",
     )

@@ -1,55 +1,96 @@
-"""Plan a run, and choose its layout where `parallel=auto` leaves that to the plan."""
+"""Plan a run, and choose what its `parallel` leaves to the plan."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from enum import Enum
+from operator import attrgetter
 
 import torch
 
 from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype
 from models.targets.precision import resolve_machine
-from train.config.run import ParallelConf, TrainPlanConf, Weights
+from train.config.optim import AUTO
+from train.config.run import TrainPlanConf, Weights
 from train.distributed.build import check_layout
-from train.planning.layout import list_layouts
+from train.planning.layout import ProcessLayout, list_layouts
+from train.planning.remedies import apply_overrides, find_overrides
 from train.planning.run_plan import MachinePlan, build_models, plan_layouts, read_store
+
+# What a run may leave to its plan beside parallel.tensor: it changes how the run computes, not what it learns.
+CHOSEN_KEYS = ("parallel.target", "parallel.draft", "optim.recompute", "loss.logits_chunk", "held_out.batch")
 
 
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
-    """Return a plan with all layouts of a run; raise UserError for what no layout can do."""
+    """Return the plan of a run; raise UserError for what no layout can do."""
     check_layout(conf)
     machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     check_dtype(machine, dtype)
     conf.data.check_row_length(machine.length_multiple, on=machine.name)
-    if conf.parallel.auto:
-        conf = choose_layout(conf, machine, dtype, most_sharing=machine.total_cores)
     target, draft = build_models(conf, dtype)
     store = read_store(conf, target, draft)
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.spec.tokens))
+    if conf.parallel.is_open and conf.device.is_native and machine.total_cores > 1:
+        return choose_layout(conf, machine, dtype, most_sharing=machine.total_cores)
     return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
 
 
-def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype, *, most_sharing: int) -> TrainPlanConf:
-    """Return the run in the first layout that fits; if none does, in that of `parallel=replicated`.
+def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype, *, most_sharing: int) -> MachinePlan:
+    """Return the plan of the first layout that fits, with what was chosen; if none does, that of the run as it is.
 
     Layouts use all cores, and come in the order of what they cost: first whole drafts, then gathered ones, each with
-    few cores that share the target before many, at most `most_sharing`; last those whose layers run again in the
-    backward pass.
+    few cores that share the target before many, at most `most_sharing`; then those whose layers run again in the
+    backward pass, then a sharded target, which no graph holds. Last, less is computed at once.
     """
-    whole = replace(conf, parallel=ParallelConf())
-    target, _ = build_models(whole, dtype)
-    layouts = [
-        layout
-        for layout in list_layouts(whole, machine, target)
-        if layout.processes == machine.total_cores and layout.tensor <= most_sharing
-    ]
-    drafts = [Weights.replicated] if conf.draft.trains_target or machine.total_cores == 1 else list(Weights)
-    can_recompute = conf.draft.has_layers and not conf.optim.recompute
-    for recompute in [conf.optim.recompute, *([True] * can_recompute)]:
-        for draft in drafts:
-            for layout in layouts:
-                parallel = ParallelConf(tensor=layout.tensor, draft=draft)
-                candidate = replace(whole, parallel=parallel, optim=replace(conf.optim, recompute=recompute))
-                plan = plan_layouts(candidate, machine, dtype, [replace(layout, draft=draft)])
-                if plan.fits(plan.best):
-                    return candidate
-    return whole
+    target, _ = build_models(conf, dtype)
+
+    def list_candidate_layouts(candidate: TrainPlanConf) -> list[ProcessLayout]:
+        return [
+            layout
+            for layout in list_layouts(candidate, machine, target)
+            if layout.processes == machine.total_cores
+            and layout.tensor <= most_sharing
+            and candidate.parallel.tensor in (AUTO, layout.tensor)
+        ]
+
+    for candidate in _list_candidates(conf):
+        if layouts := list_candidate_layouts(candidate):
+            plan = plan_layouts(candidate, machine, dtype, layouts)
+            if plan.fits(plan.best):
+                return _record_choice(plan, conf)
+    plan = plan_layouts(conf, machine, dtype, list_candidate_layouts(conf) or list_layouts(conf, machine, target))
+    if plan.fits(plan.best):  # with fewer cores than there are
+        return plan
+    change = find_overrides(plan)
+    is_open = {"parallel.tensor": conf.parallel.tensor == AUTO, "parallel.draft": conf.parallel.draft is Weights.auto}
+    if change and all(is_open.get(key, key in CHOSEN_KEYS) for key in change):
+        candidate = apply_overrides(conf, change)
+        smaller = plan_layouts(candidate, machine, dtype, list_candidate_layouts(candidate))
+        return _record_choice(smaller, conf)
+    return plan
+
+
+def _list_candidates(conf: TrainPlanConf) -> Iterator[TrainPlanConf]:
+    """Yield the run with each placement of weights that it leaves open, the cheapest first."""
+    whole, can_shard = conf.parallel.settle(), not conf.draft.trains_target
+    placements = [replace(whole, tensor=conf.parallel.tensor)]
+    if conf.parallel.draft is Weights.auto and can_shard:
+        placements.append(replace(placements[0], draft=Weights.sharded))
+    recomputes = sorted({conf.optim.recompute, conf.draft.has_layers})
+    ways = [(placement, recompute) for recompute in recomputes for placement in placements]
+    if conf.parallel.target is Weights.auto and whole.tensor == 1 and can_shard and conf.measure:
+        sharded = replace(placements[-1], tensor=1, target=Weights.sharded)
+        ways += [(sharded, recompute) for recompute in recomputes]
+    for placement, recompute in ways:
+        yield replace(conf, parallel=placement, optim=replace(conf.optim, recompute=recompute))
+
+
+def _record_choice(plan: MachinePlan, asked: TrainPlanConf) -> MachinePlan:
+    """Return a plan that fits with its layout in the run, and what was chosen as overrides."""
+    chosen = replace(plan.conf, parallel=replace(plan.conf.parallel.settle(), tensor=plan.best.layout.tensor))
+    asked = replace(asked, parallel=asked.parallel.settle())
+    values = {key: attrgetter(key)(chosen) for key in CHOSEN_KEYS}
+    texts = {key: value.name if isinstance(value, Enum) else str(value).lower() for key, value in values.items()}
+    choices = [f"{key}={text}" for key, text in texts.items() if values[key] != attrgetter(key)(asked)]
+    return replace(plan, conf=chosen, choices=choices)

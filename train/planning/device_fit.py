@@ -33,12 +33,10 @@ class FittedRun:
 
 
 def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
-    """Return the run with its micro-batch size, which a continued run keeps where it fits, and its planned memory.
+    """Return the run with what it leaves to its plan, and its planned memory.
 
-    Raise UserError, with overrides that fit, if nothing fits.
+    A continued run keeps its micro-batch size where it fits. Raise UserError, with overrides that fit, if nothing fits.
     """
-    if conf.parallel.auto:
-        conf, parallel = choose_run_layout(conf, parallel)
     saved_rows = read_saved_rows(conf)
     is_auto = conf.optim.micro_batch_size == AUTO
     core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
@@ -50,14 +48,24 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
         return FittedRun(
             conf=set_micro_batch_size(conf, saved_rows or 1) if is_auto else conf, parallel=parallel, planned_bytes=None
         )
+    core_bytes = min(parallel.gather(core_bytes))  # so that all choose alike
     wanted = conf
     if is_auto and saved_rows is not None:
         conf = set_micro_batch_size(conf, saved_rows)
-    core_bytes = min(parallel.gather(core_bytes))  # so that all choose the same rows
     plan = plan_on_device(conf, parallel, core_bytes)
     if conf is not wanted and not plan.fits(plan.best):
         conf = wanted
         plan = plan_on_device(conf, parallel, core_bytes)
+    if conf.parallel.is_open and conf.device.is_native and not parallel.is_single_process:
+        if not (plan.fits(plan.best) and plan.best.layout.processes == plan.machine.total_cores):
+            plan = choose_layout(
+                as_plan_conf(wanted, plan.machine),
+                plan.machine,
+                plan.dtype,
+                most_sharing=torchrun.get_local_world_size(),
+            )
+        if plan.fits(plan.best):
+            conf, parallel = take_layout(conf, parallel, plan)
     if not plan.fits(plan.best):
         raise UserError(describe_misfit(plan))
     rows = plan.best.layout.rows
@@ -71,26 +79,15 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     return FittedRun(conf=conf, parallel=parallel, planned_bytes=plan.best.peak_bytes)
 
 
-def choose_run_layout(conf: TrainConf, parallel: Parallel) -> tuple[TrainConf, Parallel]:
-    """Return the run, and its processes, in the layout that its plan chooses for the devices at hand."""
-    core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
-    if core_bytes is None:
-        raise UserError(
-            "parallel.auto: needs the memory of the device, which does not tell it; set device.memory_gib or a layout"
-        )
-    machine = describe_machine(parallel, min(parallel.gather(core_bytes)))
-    chosen = choose_layout(
-        as_plan_conf(conf, machine), machine, parallel.device.dtype, most_sharing=torchrun.get_local_world_size()
-    )
-    conf = replace(conf, parallel=chosen.parallel, optim=chosen.optim)
+def take_layout(conf: TrainConf, parallel: Parallel, plan: MachinePlan) -> tuple[TrainConf, Parallel]:
+    """Return the run, and its processes, in the layout of a plan that fits; raise UserError if they cannot train."""
+    chosen = plan.conf
+    placement = chosen.parallel.settle()
+    conf = replace(conf, parallel=placement, optim=chosen.optim, loss=chosen.loss, held_out=chosen.held_out)
     check_parallel(conf)
-    log.info(
-        "parallel: auto takes parallel.tensor=%d parallel.draft=%s optim.recompute=%s, the first layout that fits",
-        conf.parallel.tensor,
-        conf.parallel.draft.name,
-        str(conf.optim.recompute).lower(),
-    )
-    return conf, replace(parallel, conf=conf.parallel)
+    keys = " ".join([f"parallel.tensor={placement.tensor}", *plan.choices])
+    log.info("parallel: auto takes %s, the first layout that fits %d processes", keys, plan.machine.total_cores)
+    return conf, replace(parallel, conf=placement)
 
 
 def read_saved_rows(conf: TrainConf) -> int | None:
@@ -106,7 +103,7 @@ def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> Ma
     device, machine = parallel.device, describe_machine(parallel, core_bytes)
     plan_conf = as_plan_conf(conf, machine)
     target = build_meta_target(conf.target, device.dtype)
-    layout = build_layout(plan_conf, machine, target.num_layers, conf.parallel.tensor)
+    layout = build_layout(plan_conf, machine, target.num_layers, conf.parallel.tensor_size)
     return plan_layouts(plan_conf, machine, device.dtype, [layout])
 
 

@@ -16,12 +16,12 @@ from train.distributed.deal import deal_rows
 
 def compiles_features(conf: TrainConf) -> bool:
     """Return whether the target's pass is one graph: hooks that gather sharded weights break it."""
-    return conf.optim.compile_loss and conf.parallel.target is Weights.replicated
+    return conf.optim.compile_loss and conf.parallel.target is not Weights.sharded
 
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     """Return the graphs that train/trainer.py calls on each process; `lazy` is Device.lazy."""
-    tensor = conf.parallel.tensor
+    tensor = conf.parallel.tensor_size
     deal = deal_rows(conf, groups=get_world_size() // tensor, tensor=tensor)
     micro_batch_size = conf.optim.micro_batch_rows(deal.rows)
     if lazy:

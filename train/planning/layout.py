@@ -73,9 +73,9 @@ def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> l
 
     Raise UserError if that many cores cannot share it.
     """
-    if conf.parallel.tensor > 1:
+    if conf.parallel.tensor_size > 1:
         check_tensor_size(conf.parallel, machine, target)
-        return [build_layout(conf, machine, target.num_layers, conf.parallel.tensor)]
+        return [build_layout(conf, machine, target.num_layers, conf.parallel.tensor_size)]
     layouts = []
     # A target that is trained is whole on every process, and one without layers has nothing to share.
     largest = 1 if conf.draft.trains_target or not conf.measure else machine.total_cores
@@ -90,7 +90,7 @@ def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> l
 
 def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: MetaTarget) -> None:
     """Raise UserError if `parallel.tensor` cores cannot hold the target together."""
-    tensor = parallel.tensor
+    tensor = parallel.tensor_size
     if tensor == 1:
         return  # one core holds any target, also one that cannot be split
     require(
@@ -100,7 +100,7 @@ def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: Meta
     )
     if not machine.repeats_heads:
         check_heads(tensor, target.config, remedy=HEADS_REMEDY)
-    experts = parallel.target is Weights.replicated and not machine.repeats_heads
+    experts = parallel.target is not Weights.sharded and not machine.repeats_heads
     plan_shards(target.model, tensor, splits_experts=experts)
 
 
@@ -109,7 +109,7 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
     rows, groups = conf.optim.rows_per_step, machine.total_cores // tensor
     data = max(n for n in range(1, groups + 1) if rows % n == 0)
     deal = deal_rows(conf, groups=data, tensor=tensor)
-    micro_rows = conf.optim.micro_batch_rows(deal.rows)
+    micro_rows, placement = conf.optim.micro_batch_rows(deal.rows), conf.parallel.settle()
     return ProcessLayout(
         tensor=tensor,
         data=data,
@@ -117,8 +117,8 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
         rows=micro_rows,
         micros=deal.rows // micro_rows,
         blocks=blocks,
-        target=conf.parallel.target,
-        draft=conf.parallel.draft,
+        target=placement.target,
+        draft=placement.draft,
         is_native=conf.device.is_native,
     )
 

@@ -22,9 +22,13 @@ Candidate = tuple[TrainPlanConf, LayoutOption, dict[str, Any]]  # and the overri
 
 
 def suggest_overrides(plan: MachinePlan) -> list[str]:
-    """Return the overrides of the first layout that fits with full rows, else of that with the longest, else []."""
-    change = _find_change(plan, _list_candidates(plan)) or _find_change(plan, _list_stored(plan))
-    return [f"{key}={str(value).lower()}" for key, value in change.items()]
+    """Return the overrides with which a run fits, as typed."""
+    return [f"{key}={str(value).lower()}" for key, value in find_overrides(plan).items()]
+
+
+def find_overrides(plan: MachinePlan) -> dict[str, Any]:
+    """Return the overrides of the first layout that fits with full rows, else of that with the longest, else {}."""
+    return _find_change(plan, _list_candidates(plan)) or _find_change(plan, _list_stored(plan))
 
 
 def _find_change(plan: MachinePlan, candidates: Iterable[Candidate]) -> dict[str, Any]:
@@ -53,9 +57,9 @@ def _list_candidates(plan: MachinePlan) -> Iterator[Candidate]:
     """Yield configurations, layouts and the overrides to them: the plan's, sharded drafts, draft and target sharded."""
     conf, smallest = plan.conf, plan.options[0]
     for option in plan.options:
-        is_changed = option.layout.tensor != conf.parallel.tensor
+        is_changed = option.layout.tensor != conf.parallel.tensor_size
         yield conf, option, {"parallel.tensor": option.layout.tensor} if is_changed else {}
-    is_shared = conf.parallel != ParallelConf(tensor=conf.parallel.tensor)
+    is_shared = Weights.sharded in (conf.parallel.target, conf.parallel.draft)
     if is_shared or conf.draft.trains_target or plan.machine.total_cores == 1:
         return
     parallel = replace(conf.parallel, draft=Weights.sharded)
@@ -63,7 +67,7 @@ def _list_candidates(plan: MachinePlan) -> Iterator[Candidate]:
         change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
         sharded = replace(option.layout, draft=Weights.sharded)
         yield replace(conf, parallel=parallel), build_option(conf, plan.dtype, sharded), change
-    if conf.parallel.tensor > 1:
+    if conf.parallel.tensor_size > 1:
         return
     rows = max(conf.optim.rows_per_step, plan.machine.total_cores)
     change = {"parallel": "sharded", "optim.micro_batch_size": 1}
@@ -85,7 +89,7 @@ def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
         for key, value, is_changed in (
             ("data.keep_features", False, conf.data.keep_features),
             ("loss.on_prompts", False, conf.loss.on_prompts),
-            ("parallel.tensor", 1, conf.parallel.tensor > 1),
+            ("parallel.tensor", 1, conf.parallel.tensor_size > 1),
             ("parallel.target", "replicated", conf.parallel.target is Weights.sharded),
         )
         if is_changed
@@ -161,9 +165,11 @@ def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:
     return held + missing, parts.total() - held
 
 
-def apply_overrides(conf: TrainPlanConf, change: dict[str, int]) -> TrainPlanConf:
+def apply_overrides(conf: TrainPlanConf, change: dict[str, Any]) -> TrainPlanConf:
     for key, value in change.items():
         group, _, name = key.rpartition(".")
+        if key == "parallel.draft":
+            value = Weights[value]
         section = replace(getattr(conf, group), **{name: value}) if group else value
         conf = replace(conf, **{group or name: section})
     return conf

@@ -68,6 +68,7 @@ class MachinePlan:
     machine: MachineConf
     dtype: torch.dtype
     options: list[LayoutOption]
+    choices: list[str] = field(default_factory=list)  # overrides that the run left to its plan, beside parallel.tensor
 
     @cached_property
     def sizes(self) -> ModelSizes:
@@ -187,7 +188,7 @@ def build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tu
     if not conf.measure:
         target.decoder.layers = nn.ModuleList()
     if tensor > 1:
-        is_native, is_whole = conf.device.is_native, conf.parallel.target is Weights.replicated
+        is_native, is_whole = conf.device.is_native, conf.parallel.target is not Weights.sharded
         whole = list_tables(target.model)  # as on the XLA route
         if is_native:
             whole = [] if is_whole and not draft.reads_target_head else find_head_layers(target)

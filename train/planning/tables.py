@@ -41,12 +41,13 @@ def describe_launch(plan: MachinePlan) -> str:
     layout, cores = plan.best.layout, plan.machine.total_cores
     idle, advice = cores - layout.processes, ""
     if idle:
-        is_dealt = plan.conf.device.is_native and layout.target is Weights.replicated
+        is_dealt = plan.conf.device.is_native and layout.target is not Weights.sharded
         rows = cores if is_dealt else cores // layout.tensor
         advice = f"; {idle} cores have no rows: {rows} rows per step would use all"
     elif not layout.deal.is_even:
         advice = f"; {layout.deal.copies} cores learn the same rows: {cores} rows per step would give each its own"
-    return f"{layout.processes} processes, parallel.tensor={layout.tensor}{advice}"
+    keys = " ".join([f"parallel.tensor={layout.tensor}", *plan.choices])
+    return f"{layout.processes} processes, {keys}{advice}"
 
 
 def size_table(plan: MachinePlan) -> Table:

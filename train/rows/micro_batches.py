@@ -49,7 +49,7 @@ class MicroBatchBuilder:
         self.seed, self.parallel, self.draft, self.features = conf.seed, parallel, draft, features
         # The order is that of whole steps, so how a step is split changes nothing.
         self.order = RowOrder(seed=conf.data.seed, num_rows=len(features.rows), rows_per_step=conf.optim.rows_per_step)
-        self.deal = deal_rows(conf, groups=parallel.num_data_ranks, tensor=parallel.conf.tensor)
+        self.deal = deal_rows(conf, groups=parallel.num_data_ranks, tensor=parallel.conf.tensor_size)
         self.part = parallel.tensor_rank // self.deal.copies
         self.size = conf.optim.micro_batch_rows(self.deal.rows)
         language_model = draft.as_language_model() if conf.data.on_policy.share else None

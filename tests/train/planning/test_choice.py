@@ -1,4 +1,4 @@
-"""`parallel=auto` takes the layout that its plan chooses, and leaves every other key as it is."""
+"""A run takes the layout that its plan chooses, and keeps every key of it that is set."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,6 @@ from tests.support.models.tiny import sampled_texts
 from tests.support.reports.planned import GENEROUS, config
 from tests.support.runs import run_python
 from train.config.run import ParallelConf, TrainPlanConf, Weights
-from train.distributed.build import check_layout
 from train.planning.choice import plan_run
 
 TIGHT_GIB = 0.00404  # between what processes need that share the draft and what they need if each has its own
@@ -21,6 +20,10 @@ RUN = (
     "draft=demo-lm draft.layers=[0,3] optim=adamw optim.rows_per_step=8 optim.micro_batch_size=1 loss.logits_chunk=8 "
     "data.row_length=512 held_out.batch=1 device=cpu tree=chain tree.depth=3"
 ).split()
+
+
+def eight_cores(gib_per_core: float) -> MachineConf:
+    return replace(GENEROUS, chips=1, cores=8, memory_gib=8 * gib_per_core)
 
 
 @pytest.mark.parametrize(
@@ -34,30 +37,60 @@ RUN = (
 )
 def test_the_layout_that_costs_least_is_taken(tmp_path, gib_per_core, tensor, draft, recompute):
     config().save_pretrained(tmp_path)
-    conf = compose("train_plan", TrainPlanConf, [*RUN, f"target.path={tmp_path}", "parallel=auto"])
-    machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 8, "memory_gib": 8 * gib_per_core})
+    conf = compose("train_plan", TrainPlanConf, [*RUN, f"target.path={tmp_path}"])
+    machine = eight_cores(gib_per_core)
     plan = plan_run(replace(conf, machine=machine))
     assert plan.fits(plan.best)
-    assert plan.conf.parallel == ParallelConf(tensor=tensor, draft=draft)
+    assert plan.conf.parallel == ParallelConf(tensor=tensor, target=Weights.replicated, draft=draft)
     assert plan.conf.optim == replace(conf.optim, recompute=recompute)
     assert replace(plan.conf, parallel=conf.parallel, optim=conf.optim) == replace(conf, machine=machine)
 
 
+@pytest.mark.parametrize(
+    ("gib_per_core", "words", "chosen"),
+    [
+        (0.06, "parallel.tensor=2", {"tensor": 2}),
+        (0.06, "parallel.draft=sharded", {"draft": Weights.sharded}),
+        (0.06, "parallel.tensor=4 parallel.draft=sharded", {"tensor": 4, "draft": Weights.sharded}),
+        (0.06, "parallel.target=sharded", {"target": Weights.sharded}),
+        (0.04, "parallel.draft=replicated", {"tensor": 2}),
+    ],
+)
+def test_what_is_set_by_hand_is_kept(tmp_path, gib_per_core, words, chosen):
+    config().save_pretrained(tmp_path)
+    conf = compose("train_plan", TrainPlanConf, [*RUN, f"target.path={tmp_path}", *words.split()])
+    plan = plan_run(replace(conf, machine=eight_cores(gib_per_core)))
+    assert plan.fits(plan.best)
+    assert plan.conf.parallel == ParallelConf(**vars(ParallelConf().settle()) | chosen)
+
+
+def test_smaller_chunks_come_last_and_never_against_what_is_set_by_hand(tmp_path):
+    config().save_pretrained(tmp_path)
+    words = "draft=demo-medusa optim.rows_per_step=4 data.row_length=256 tree=chain tree.depth=3 device=cpu".split()
+    tight = replace(GENEROUS, memory_gib=GENEROUS.cores * 0.05)
+    fits = {}
+    for layout in ("auto", "replicated"):
+        conf = compose("train_plan", TrainPlanConf, [*words, f"target.path={tmp_path}", f"parallel={layout}"])
+        plan = plan_run(replace(conf, machine=tight))
+        fits[layout] = plan.fits(plan.best)
+        assert plan.conf.optim == conf.optim
+        assert (plan.conf.loss.logits_chunk < conf.loss.logits_chunk) == fits[layout]
+    assert fits == {"auto": True, "replicated": False}
+
+
 def test_a_run_that_no_layout_fits_is_planned_as_if_none_was_chosen(tmp_path):
     config().save_pretrained(tmp_path)
-    conf = compose("train_plan", TrainPlanConf, [*RUN, f"target.path={tmp_path}", "parallel=auto"])
+    conf = compose("train_plan", TrainPlanConf, [*RUN, f"target.path={tmp_path}"])
     machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.02})
     plan = plan_run(replace(conf, machine=machine))
     assert not plan.fits(plan.best)
     assert plan.conf.parallel == ParallelConf()
 
 
-def test_auto_and_a_layout_exclude_each_other():
-    with pytest.raises(UserError, match=r"^parallel\.auto: chooses the layout, got tensor=2, target=replicated, "):
-        ParallelConf(auto=True, tensor=2)
-    conf = compose("train_plan", TrainPlanConf, ["device=xla", "parallel=auto", "optim=adamw"])
-    with pytest.raises(UserError, match=r"^parallel\.auto: must be false with device=xla"):
-        check_layout(conf)
+@pytest.mark.parametrize("tensor", [0, "all"])
+def test_a_number_of_processes_is_positive_or_auto(tensor):
+    with pytest.raises(UserError, match=rf"^parallel\.tensor: must be at least 1, or auto, got {tensor}; "):
+        ParallelConf(tensor=tensor)
 
 
 @pytest.mark.system
@@ -70,7 +103,7 @@ def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path):
         "data=jsonl data.path=rows.jsonl data.row_length=64 target.path=target draft.ttt_steps=2 draft.vocab_size=null "
         "optim=adamw optim.steps=2 optim.rows_per_step=2 optim.micro_batch_size=1 device=cpu device.compile=false "
         "held_out.selection=2 held_out.report=2 evaluation.max_new_tokens=4 evaluation.batch_sizes=[] tree=chain "
-        "tree.depth=2 device.precision=float32 parallel=auto run_name=auto"
+        "tree.depth=2 device.precision=float32 run_name=auto"
     ).split()
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "train")
 
@@ -81,10 +114,9 @@ def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path):
         return printed, yaml.safe_load((tmp_path / "outputs/train/auto/config.yaml").read_text())
 
     printed, conf = train(1.0)
-    line = "parallel: auto takes parallel.tensor={tensor} parallel.draft={draft} optim.recompute=false"
-    assert line.format(tensor=1, draft="replicated") in printed
-    assert conf["parallel"] == {"tensor": 1, "target": "replicated", "draft": "replicated", "auto": False}
+    assert "parallel: auto takes parallel.tensor=1, the first layout that fits 2 processes" in printed
+    assert conf["parallel"] == {"tensor": 1, "target": "replicated", "draft": "replicated"}
     printed, conf = train(TIGHT_GIB)
-    assert line.format(tensor=1, draft="sharded") in printed
+    assert "parallel: auto takes parallel.tensor=1 parallel.draft=sharded, the first layout that fits" in printed
     assert conf["parallel"]["draft"] == "sharded"
     assert conf["optim"]["micro_batch_size"] == 1
