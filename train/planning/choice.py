@@ -49,9 +49,7 @@ def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype,
         return [
             layout
             for layout in list_layouts(candidate, machine, target)
-            if layout.processes == machine.total_cores
-            and layout.tensor <= most_sharing
-            and candidate.parallel.tensor in (AUTO, layout.tensor)
+            if layout.processes == machine.total_cores and layout.tensor <= most_sharing
         ]
 
     for candidate in _list_candidates(conf):

@@ -9,6 +9,7 @@ from models.device.memory_trace import ACTIVATIONS, TracedPhase
 from models.io.errors import UserError, require
 from models.meta_model import MetaTarget
 from models.parallel.tensor_parallel import check_heads, plan_shards
+from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.build import HEADS_REMEDY
 from train.distributed.deal import RowDeal, deal_rows
@@ -73,7 +74,7 @@ def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> l
 
     Raise UserError if that many cores cannot share it.
     """
-    if conf.parallel.tensor_size > 1:
+    if conf.parallel.tensor != AUTO:
         check_tensor_size(conf.parallel, machine, target)
         return [build_layout(conf, machine, target.num_layers, conf.parallel.tensor_size)]
     layouts = []
