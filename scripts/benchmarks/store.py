@@ -95,7 +95,9 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
     A plain target pass is timed before each shard.
     """
     plan = plan_capture(conf, build_meta_target(conf.target, target.device.dtype), target.tokenizer)
-    manifest = build_manifest(plan, conf, target.device, target.tokenizer_fingerprint, command="")
+    manifest = build_manifest(
+        plan, conf, computed_in=target.device.dtype, tokenizer_hash=target.tokenizer_fingerprint, command=""
+    )
     manifest = replace(manifest, target_sha256=target.fingerprint)
     folder = Path(conf.output_dir) / conf.run_name
     folder.mkdir(parents=True)
