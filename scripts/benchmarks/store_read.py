@@ -85,7 +85,7 @@ def measure(draft: DraftConf, needs: Needs, dtype: Dtype, teacher: TeacherKind, 
         folder = Path(temporary)
         spec = write_random_store(conf, needs, hidden, folder).spec
         size = sum(file.stat().st_size for file in folder.iterdir()) / spec.tokens
-        store = FeatureStore.open(
+        store = FeatureStore(
             folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16, checksums=False
         )
         rows, _ = pack_documents(store.documents, LENGTH, overlap=None)

@@ -157,7 +157,7 @@ def test_a_store_is_memory_mapped(tmp_path):
     settings = CaptureConf(draft=Eagle3Conf(), run_name="random")
     size = store_read.write_random_store(settings, EAGLE3, 1024, tmp_path).total_bytes
     before = psutil.Process().memory_info()
-    store = FeatureStore.open(
+    store = FeatureStore(
         tmp_path, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16, checksums=False
     )
     assert psutil.Process().memory_info().rss - before.rss < size / 10
