@@ -194,10 +194,7 @@ def _find_unknown_keys(conf: Any, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def config_to_yaml(conf: Any) -> str:
-    """Return the config as YAML, as a run stores it.
-
-    `read_config` finds the draft's class by the added key `draft.method`.
-    """
+    """Return the config as YAML, as a run stores it, with `draft.method`, by which `read_config` finds its class."""
     return OmegaConf.to_yaml(OmegaConf.create(_to_plain(conf)))
 
 

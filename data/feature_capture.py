@@ -74,10 +74,7 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
 
 
 def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> CapturePlan:
-    """Read and pack the documents, return the plan of their shards and log its size.
-
-    Raise UserError if the draft's features cannot be stored.
-    """
+    """Return the plan of the documents' shards and log its size; raise UserError for features that cannot be stored."""
     needs = build_meta_draft(conf.draft, meta_target).needs
     schema = build_schema(conf, needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size)
     documents = read_cached_documents(conf.data, tokenizer, read_vocab_size(conf.target), conf.output_dir)

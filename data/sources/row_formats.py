@@ -168,10 +168,7 @@ def parse_prompt_messages(raw_messages: list[Any]) -> list[dict[str, Any]]:
 
 
 def has_content(message: dict[str, Any]) -> bool:
-    """Return False for an empty turn of the user or the assistant.
-
-    An empty answer may stand for one that is yet to be generated.
-    """
+    """Return False for an empty turn of the user or the assistant; an empty answer may be yet to be generated."""
     return message["role"] not in ("user", "assistant") or bool(
         message["content"].strip() or any(message.get(key) for key in ("tool_calls", *REASONING_KEYS))
     )

@@ -67,10 +67,7 @@ def require_row(holds: bool, reason: str, detail: str = "") -> None:
 
 
 def require_unicode(value: Any) -> None:
-    """Raise RowRejectedError for half of a surrogate pair anywhere in the value.
-
-    JSON can escape one, but neither tokenizers nor files take it.
-    """
+    """Raise RowRejectedError for half of a surrogate pair: JSON can escape it, but tokenizers and files take none."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
