@@ -91,14 +91,8 @@ def row_to_columns(row: PreparedRow) -> dict[str, Any]:
     """Convert a row to columns of the table; raise ValueError for NaN and infinities."""
     columns = vars(row)  # asdict would copy every message
     encoded = {name: _TO_JSON(columns[name]) for name in _JSON_COLUMNS if columns[name] is not None}
-    return (
-        columns
-        | encoded
-        | {
-            "documents": [vars(document) for document in row.documents],
-            "answers": [vars(answer) for answer in row.answers],
-        }
-    )
+    records = {name: [vars(record) for record in columns[name]] for name in ("documents", "answers")}
+    return columns | encoded | records
 
 
 def row_from_columns(columns: dict[str, Any]) -> PreparedRow:
