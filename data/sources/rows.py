@@ -7,6 +7,8 @@ from typing import Any
 
 from models.io.errors import require
 
+LABELS = ("category", "language", "conversation", "first_question")
+
 
 @dataclass(kw_only=True)
 class LabeledRow:
@@ -60,10 +62,10 @@ class RowRejectedError(Exception):
         self.detail = detail
 
 
-def require_row(holds: bool, reason: str, detail: str = "") -> None:
+def require_row(holds: bool, reason: str) -> None:
     """Raise RowRejectedError with `reason` unless the condition holds."""
     if not holds:
-        raise RowRejectedError(reason, detail)
+        raise RowRejectedError(reason)
 
 
 def require_unicode(value: Any) -> None:
