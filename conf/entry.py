@@ -6,7 +6,6 @@ This is the only module that imports Hydra. Every user error ends as one line,
 
 import argparse
 import dataclasses
-import enum
 import functools
 import os
 import re
@@ -42,7 +41,7 @@ from conf.error_lines import reword_message, unknown_key_message, unknown_option
 from conf.sequences import WRITERS, check_experiments, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
 from models.device.packages import guard_torch_autoload
-from models.drafts.options import METHODS, DraftConf
+from models.drafts.options import METHODS
 from models.io.errors import UserError
 from models.io.secrets import redact
 from models.io.validation import FOLDER_NAME, check_values
@@ -194,11 +193,11 @@ def _find_unknown_keys(conf: Any, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def config_to_yaml(conf: Any) -> str:
-    """Return the config as YAML, as a run stores it.
-
-    `read_config` finds the draft's class by the added key `draft.method`.
-    """
-    return OmegaConf.to_yaml(OmegaConf.create(_to_plain(conf)))
+    """Return the config as YAML, as a run stores it, with `draft.method`, by which `read_config` finds its class."""
+    plain: Any = OmegaConf.to_container(OmegaConf.structured(conf), enum_to_str=True)
+    if hasattr(conf, "draft"):
+        plain["draft"] = {"method": conf.draft.method, **plain["draft"]}
+    return OmegaConf.to_yaml(OmegaConf.create(plain))
 
 
 def read_config(path: Path, schema: type[Conf]) -> Conf:
@@ -209,17 +208,6 @@ def read_config(path: Path, schema: type[Conf]) -> Conf:
         cfg.draft = OmegaConf.structured(METHODS[saved["draft"].pop("method")])
     cfg.merge_with(saved)
     return validate_config(cfg)
-
-
-def _to_plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        method = {"method": value.method} if isinstance(value, DraftConf) else {}
-        return method | {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {key: _to_plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_to_plain(item) for item in value]
-    return value.name if isinstance(value, enum.Enum) else value
 
 
 def _run_name() -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import safetensors.torch
+import torch
 import xxhash
 from torch import Tensor
 
@@ -55,8 +56,10 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     tokenizer = load_tokenizer(conf.target)
     plan = plan_capture(conf, meta_target, tokenizer)
     folder = Path(conf.output_dir) / conf.run_name
-    manifest = build_manifest(plan, conf, device, tokenizer_fingerprint(tokenizer), command)
-    manifest = manifest.resume(folder)
+    tokenizer_hash = tokenizer_fingerprint(tokenizer)
+    manifest = build_manifest(
+        plan, conf, computed_in=device.dtype, tokenizer_hash=tokenizer_hash, command=command
+    ).resume(folder)
     missing = list_missing_files(manifest, folder, checksums=conf.checksums)
     if missing:
         with report_disk_errors(folder):
@@ -71,40 +74,33 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
 
 
 def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> CapturePlan:
-    """Read and pack the documents, return the plan of their shards and log its size.
-
-    Raise UserError if the draft's features cannot be stored.
-    """
+    """Return the plan of the documents' shards and log its size; raise UserError for features that cannot be stored."""
     needs = build_meta_draft(conf.draft, meta_target).needs
     schema = build_schema(conf, needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size)
     documents = read_cached_documents(conf.data, tokenizer, read_vocab_size(conf.target), conf.output_dir)
-    plan, report = CapturePlan.from_documents(
-        documents,
-        schema,
-        length=conf.data.row_length,
-        overlap=conf.data.overlap,
-        batch=conf.batch,
-        shard_mb=conf.shard_mb,
-    )
+    plan, report = CapturePlan.from_documents(documents, schema, conf)
     log.info("data: %s", report)
-    tokens, supervised = plan.shard_token_counts.sum(0).tolist()
+    tokens, supervised = plan.token_counts
+    num_bytes = schema.num_bytes(tokens, supervised)
     log.info(
         "store: %.4g GB in %d shards, %.0f bytes per token; %.0f%% of the tokens are supervised",
-        plan.feature_bytes / GB,
+        num_bytes / GB,
         len(plan.shard_token_counts),
-        plan.feature_bytes / tokens,
+        num_bytes / tokens,
         100 * supervised / tokens,
     )
     return plan
 
 
-def build_manifest(plan: CapturePlan, conf: CaptureConf, device: Device, tokenizer_hash: str, command: str) -> Manifest:
+def build_manifest(
+    plan: CapturePlan, conf: CaptureConf, *, computed_in: torch.dtype, tokenizer_hash: str, command: str
+) -> Manifest:
     """Return the manifest of a capture that has written no file."""
     documents = plan.packed.documents
-    tokens, supervised = plan.shard_token_counts.sum(0).tolist()
+    tokens, supervised = plan.token_counts
     spec = StoreSpec(
         tokenizer_sha256=tokenizer_hash,
-        computed_in=str(device.dtype).removeprefix("torch."),
+        computed_in=str(computed_in).removeprefix("torch."),
         schema=plan.schema,
         length=conf.data.row_length,
         overlap=conf.data.overlap,

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -148,7 +147,7 @@ def write_files(conf: PrepareConf, served: ServedModel | None, splits: dict[str,
     """
     held_out_file = folder / HELD_OUT_FILE
     if conf.worker == 0 and not held_out_file.exists():
-        write_counted_rows(held_out_file, iter_rows(splits[HELD_OUT]), AnswersReport())
+        write_prepared_rows(held_out_file, iter_rows(splits[HELD_OUT]), vars(AnswersReport()))
     file = train_file(folder, conf.worker, conf.workers)
     if file.exists():
         return
@@ -160,7 +159,7 @@ def write_files(conf: PrepareConf, served: ServedModel | None, splits: dict[str,
     if conf.answers.source is not AnswerSource.none and len(part):
         backend, tokenizer = build_answer_backend(conf, served)
         rows = answer_rows(rows, backend, tokenizer, conf.answers, journal, report=report, total=len(part))
-    write_counted_rows(file, rows, report)
+    write_prepared_rows(file, rows, vars(report))
     journal.unlink(missing_ok=True)
     log.info("%s: %s", file, "; ".join(report.summary_lines()) or f"{len(part):,} rows")
 
@@ -170,18 +169,6 @@ def iter_rows(table: Dataset) -> Iterator[PreparedRow]:
     arrow: Any = table.with_format("arrow")
     for batch in arrow.iter(batch_size=TABLE_BATCH_ROWS):
         yield from map(row_from_columns, batch.to_pylist())
-
-
-def write_counted_rows(file: Path, rows: Iterable[PreparedRow], report: AnswersReport) -> None:
-    """Write rows to a file whose footer has their counts by source and license, and the report."""
-    licenses: dict[str, Counter[str]] = defaultdict(Counter)
-
-    def count_licenses() -> Iterator[PreparedRow]:
-        for row in rows:
-            licenses[row.source][row.license] += 1
-            yield row
-
-    write_prepared_rows(file, count_licenses(), lambda: {"licenses": licenses, **vars(report)})
 
 
 def build_answer_backend(conf: PrepareConf, served: ServedModel | None) -> tuple[AnswerBackend, Any]:

@@ -9,14 +9,14 @@ Only the target's tokenizer is loaded. The page outputs/show/RUN/sample.html sho
 
 from conf.entry import entry_point
 from data.config import ShowConf
-from data.sources.training_rows import check_data
+from data.sources.training_rows import check_reachable
 from models.io.console import setup_logging
 
 
 @entry_point("show", ShowConf)
 def main(conf: ShowConf) -> None:
     setup_logging()
-    check_data(conf.data)
+    check_reachable(conf.data, conf.target)
     from data.viewer.console import show_documents
 
     show_documents(conf)

@@ -27,7 +27,6 @@ MAY_NAME_HARDWARE = (
     "train/distributed/build.py",
     "train/distributed/xla.py",
 )
-KNOWS_MODELING = "models/targets/modeling.py"  # the only file that knows transformers' modeling files
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -76,7 +75,6 @@ def count_all() -> list[Count]:
     doubled = list_doubled_classes(modules) + list_doubled_classes(tests)
     crowded = list_crowded_rooms(modules + scripts + tests)
     unformatted = [m.path for m in modules + scripts + tests if UNFORMATTED in m.text]
-    modeling = [place for module in modules for place in list_modeling_imports(module)]
     vague = [place for module in modules + tests for place in list_vague_names(module)]
     return [
         Count("class names defined twice", len(doubled), 0, doubled),
@@ -86,7 +84,6 @@ def count_all() -> list[Count]:
         Count("files with other characters than ASCII", len(accented), 0, accented),
         Count("modules and folders without a subject", len(drawers), 0, drawers),
         Count(f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
-        Count(f"imports of modeling files outside {KNOWS_MODELING}", len(modeling), 0, modeling),
         Count(f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
         *count_prose(modules, of="the product"),
         *count_prose(tests, of="the tests"),
@@ -154,16 +151,6 @@ def list_hardware_names(module: Module) -> Iterator[str]:
     for number, line in enumerate(module.text.splitlines(), 1):
         if HARDWARE.search(line):
             yield f"{module.path}:{number}"
-
-
-def list_modeling_imports(module: Module) -> Iterator[str]:
-    """List the imports of transformers' modeling files."""
-    for node in ast.walk(module.tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        if module.path != KNOWS_MODELING and any(n.startswith("transformers.models") for n in names):
-            yield f"{module.path}:{getattr(node, 'lineno', 0)}"
 
 
 def list_vague_names(module: Module) -> Iterator[str]:

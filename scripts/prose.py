@@ -9,6 +9,7 @@ import itertools
 import re
 import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 
 PRIVATE_WORDS = ("found", "one", "made", "done", "place", "said", "wanted", "kept", "whole")
 WORD = re.compile(rf"(?<![A-Za-z0-9_/.=`<-])({'|'.join(PRIVATE_WORDS)})(?![A-Za-z0-9_/=(>-])", re.IGNORECASE)
@@ -33,37 +34,11 @@ PLAIN = {
 }
 PARTICIPLE = [(rf"{BE_OR_HAVE} $", r""), (r"", rf" {PREPOSITION}")]
 FRAGMENT = re.compile(r"(Of|What|Whether|How|Which|Where)\b")
-AUXILIARIES = set(
-    re.findall(
-        r"\w+", "is are was were has have had do does did can cannot could may might must need should will would"
-    )
+AUXILIARIES = re.findall(
+    r"\w+", "is are was were has have had do does did can cannot could may might must need should will would"
 )
 # Base forms of the verbs in this repository's docstrings; a new verb is added when a sentence counts as a fragment.
-VERBS = set(
-    re.findall(
-        r"\w+",
-        """
-    accept accumulate adapt add adopt advance agree allocate allow answer append apply arrange ask assert assign
-    attend average become begin believe belong block break bring broadcast build call capture cause change
-    charge check choose claim clear close collect come compare compile complete compose compute concatenate
-    configure contain continue convert copy correct cost count cover create cut damage decide declare decode
-    delete depend derive describe detect differ disable divide draw drop emit enable encode end enter escape
-    estimate evaluate exclude execute exit expect explain export fail fall feed fill find finish fit flip follow
-    forget fork form format free freeze gain generate get give go group grow hand hang hash hide hold ignore
-    imitate import include index inherit insert install join judge keep kill know lack launch lead learn leave
-    let limit list listen load lock log look loop lose lower make map mark match mean measure mend merge mirror
-    miss move name need note open overlap overwrite pack pad parse pass patch pause pay pick place plant play
-    plot point predict prefill prepare print project promise propose pull push put queue quit quote raise rank
-    reach read receive recompute record redraw refer refuse register reject release rely remain remove rename
-    render reorder repeat replace replay report request require reset resolve rest restart restore result resume
-    retry return reuse rewrite rise round run sample save say scale score scramble search see seed select send
-    serve set shard share shift show shuffle signal silence simulate sink skip sleep smear sort spell split
-    spoil spread stand start state stay stem stop store subtract sum tabulate take teach tell test think tie
-    time tokenize touch trace track train translate try tune turn undo unpack update upload use vary verify
-    visit vote wait wake want warm warn win work wrap write yield zero
-        """,
-    )
-)
+VERBS = set(Path(__file__).with_name("verbs.txt").read_text().split())
 BEFORE_PLURAL = {"they", "that", "which", "who"}
 RELATIVE = re.compile(r"\b(that|which|who|whose)\b")
 

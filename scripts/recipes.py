@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from models.io.pages import render_markdown_table
 from scripts.benchmarks.tables import replaced
 
 FOLDER = Path(__file__).parent.parent / "docs"
@@ -48,28 +49,22 @@ def render_all() -> dict[str, str]:
 
 def render_recipe(recipe: dict[str, Any], numbers: dict[str, int]) -> str:
     """Return the values of a recipe as Markdown."""
-    rows = [["key", "ours", "published", "remark"]]
+    columns, rows = ["key", "ours", "published", "remark"], []
     for value in recipe["values"]:
         published = format_value(value["published"]) + mark(value_sources(value, recipe), numbers)
         label = f"`{value['key']}`" if "key" in value else value["what"]
         remark = "; ".join(value[name] for name in ("why", "note") if name in value)
         rows.append([label, format_value(our_value(value)), published, remark])
     drafts = ", ".join(f"`draft={name}`" for name in recipe["drafts"])
-    return f"{drafts}.\n\n{render_rows(rows)}"
+    return f"{drafts}.\n\n{render_markdown_table(columns, rows, label_columns=len(columns))}"
 
 
 def render_cells(table: dict[str, Any], numbers: dict[str, int], ours: dict[str, Any]) -> str:
     """Return a table of cells as Markdown; `{key}` in a text becomes our value."""
     cells = [[cell if isinstance(cell, list) else [cell] for cell in row] for row in table["rows"]]
     texts = [[text + mark(names, numbers) for text, *names in row] for row in cells]
-    markdown = render_rows([table["columns"], *texts])
+    markdown = render_markdown_table(table["columns"], texts, label_columns=len(table["columns"]))
     return re.sub(r"\{(.+?)\}", lambda match: format_value(ours[match[1]]), markdown)
-
-
-def render_rows(rows: list[list[str]]) -> str:
-    """Return rows as a Markdown table, the first as its head."""
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
 
 
 def render_sources(groups: list[dict[str, Any]], numbers: dict[str, int]) -> str:

@@ -17,10 +17,7 @@ MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 
 
 def choose_questions(questions: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Return `count` questions of each group, with the group as their category.
-
-    Raise SystemExit for a group with fewer.
-    """
+    """Return `count` questions of each group, which is their category; raise SystemExit for a group with fewer."""
     groups = defaultdict(list)
     for question in questions:
         category = question["category"]

@@ -18,6 +18,7 @@ from data.config import DataConf, DemoConf, TurnSelection
 from data.demo.prompts import training_prompts
 from data.sources.row_formats import REASONING_KEYS
 from data.sources.rows import (
+    LABELS,
     Conversation,
     ParsedRow,
     PlainText,
@@ -95,8 +96,7 @@ def documents_from_row(
             chat = ChatTemplate(tokenizer=tokenizer, arguments=arguments)
             documents, rejected = documents_from_conversation(chat, messages, conf.turns)
             row.first_question = hash_first_question(messages)
-    names = ("category", "language", "conversation", "first_question")
-    labels = {name: getattr(row, name) for name in names}
+    labels = {name: getattr(row, name) for name in LABELS}
     usable = []
     for document in documents:
         try:

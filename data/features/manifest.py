@@ -103,10 +103,7 @@ class Manifest:
         target_hash: str | None = None,
         hidden_size: int | None = None,
     ) -> None:
-        """Raise UserError unless the store is finished, of this target, and holds all of `needs`.
-
-        A hash or size of None is not compared.
-        """
+        """Raise UserError unless the store is finished, of this target, and holds `needs`; None is not compared."""
         done, total = len(self.files.keys() & set(self.file_names)), len(self.file_names)
         require(
             done == total,

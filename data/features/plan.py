@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from data.config import CaptureConf
 from data.features.schema import FeatureSchema
 from data.packing.documents import Documents, Packed
 from data.packing.pack import BEGIN, DOCUMENT, END, PackReport, pack_documents
@@ -140,22 +141,16 @@ class CapturePlan:
 
     @classmethod
     def from_documents(
-        cls,
-        documents: Documents,
-        schema: FeatureSchema,
-        *,
-        length: int,
-        overlap: int | None,
-        batch: int,
-        shard_mb: float,
+        cls, documents: Documents, schema: FeatureSchema, conf: CaptureConf
     ) -> tuple["CapturePlan", PackReport]:
         """Return the plan and the report of packing documents into rows, in shards of full batches."""
-        if overlap is None:
+        length = conf.data.row_length
+        if conf.data.overlap is None:
             documents = truncate_documents(documents, length)
-        packed, report = pack_documents(documents, length, overlap=overlap)
+        packed, report = pack_documents(documents, length, overlap=conf.data.overlap)
         supervised_mask = find_supervised_tokens(documents)
-        batches_per_shard = int(shard_mb * MB / (schema.num_bytes(length, length) * batch))
-        rows_per_shard = batch * max(1, batches_per_shard)
+        batches_per_shard = int(conf.shard_mb * MB / (schema.num_bytes(length, length) * conf.batch))
+        rows_per_shard = conf.batch * max(1, batches_per_shard)
         index, counts = build_segment_index(packed, supervised_mask, rows_per_shard=rows_per_shard)
         return cls(
             packed=packed,
@@ -196,6 +191,7 @@ class CapturePlan:
         return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
 
     @property
-    def feature_bytes(self) -> int:
-        """Return the bytes of all features."""
-        return self.schema.num_bytes(*self.shard_token_counts.sum(0).tolist())
+    def token_counts(self) -> tuple[int, int]:
+        """Return the numbers of all and of supervised tokens."""
+        tokens, supervised = self.shard_token_counts.sum(0).tolist()
+        return tokens, supervised

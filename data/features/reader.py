@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data.config import TeacherKind
-from data.features.manifest import DOCUMENTS_FILE, Manifest, read_manifest, shard_name
+from data.features.manifest import DOCUMENTS_FILE, read_manifest, shard_name
 from data.features.plan import DOCUMENT_FIELDS, Segment, SegmentIndex, find_segments
 from data.features.schema import SCALE_SUFFIX, dequantize, widen_fp8
 from data.packing.documents import DocumentPiece, Documents
@@ -29,9 +29,25 @@ DOCUMENT_TENSORS = [*DOCUMENT_FIELDS, "supervised", *(f"segments.{name}" for nam
 
 
 class FeatureStore:
-    """A store's documents, and the target's features of their tokens."""
+    """The documents of a finished store of a target, and the features in `needs` of their tokens, read in `dtype`.
 
-    def __init__(self, folder: Path, manifest: Manifest, needs: Needs, dtype: torch.dtype):
+    Without `checksums` only sizes are compared. Raises UserError for an unfinished, damaged or unsuitable store.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        target_hash: str,
+        tokenizer_hash: str,
+        needs: Needs,
+        dtype: torch.dtype = torch.float32,
+        checksums: bool = True,
+    ):
+        folder = Path(path)
+        manifest = read_manifest(folder)
+        manifest.check_serves(folder, needs=needs, tokenizer_hash=tokenizer_hash, target_hash=target_hash)
+        manifest.check_undamaged(folder, checksums=checksums)
         self.manifest, self.needs, self.dtype = manifest, needs, dtype
         self.tensor_specs = {spec.name: spec for spec in manifest.spec.schema.tensor_specs}
         arrays: dict[str, Any] = {
@@ -44,27 +60,6 @@ class FeatureStore:
             self._map_tensors(folder, shard_name(number), list(self.tensor_specs))
             for number in range(manifest.spec.shards)
         ]
-
-    @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        *,
-        target_hash: str,
-        tokenizer_hash: str,
-        needs: Needs,
-        dtype: torch.dtype = torch.float32,
-        checksums: bool = True,
-    ) -> "FeatureStore":
-        """Open a finished store of this target that has the features in `needs`, to be read in `dtype`.
-
-        Without `checksums` only sizes are compared. Raises UserError for an unfinished, damaged or unsuitable store.
-        """
-        folder = Path(path)
-        manifest = read_manifest(folder)
-        manifest.check_serves(folder, needs=needs, tokenizer_hash=tokenizer_hash, target_hash=target_hash)
-        manifest.check_undamaged(folder, checksums=checksums)
-        return cls(folder, manifest, needs, dtype)
 
     def _map_tensors(self, folder: Path, file: str, names: list[str]) -> dict[str, Tensor]:
         """Return tensors of a file, mapped into memory without being read."""

@@ -71,10 +71,7 @@ class ShardBuilder:
         return [rows[first : first + self.batch] for first in range(0, len(rows), self.batch)]
 
     def build_shard(self, number: int, *, count_batch: Callable[[], object] = lambda: None) -> dict[str, Tensor]:
-        """Return the tensors of a shard; raise UserError for features that are not finite.
-
-        `count_batch` is called after each pass of the target.
-        """
+        """Return a shard's tensors; call `count_batch` after each pass. Raises UserError for features not finite."""
         specs = self.plan.schema.tensor_specs
         tokens, supervised = self.plan.shard_token_counts[number].tolist()
         shard = {

@@ -75,10 +75,7 @@ def filter_row(raw: dict[str, Any], name: str, source: SourceConf, rules: Filter
 
 
 def map_columns(raw: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    """Return the row with its columns renamed to our names.
-
-    If `columns` maps any content column, the row's other content columns are dropped.
-    """
+    """Return the row with our column names; a mapped content column drops all content columns that are not mapped."""
     if not columns:
         return raw
     content = set(columns).intersection(CONTENT_COLUMNS)

@@ -27,10 +27,7 @@ def train_file(folder: Path, worker: int, workers: int) -> Path:
 def write_prepare_report(
     folder: Path, files: list[Path], sources: dict[str, SourceReport], excluded: dict[str, int]
 ) -> None:
-    """Add the counts of all files; write the report and the held-out prompts.
-
-    The report is written last: it marks a finished folder.
-    """
+    """Add the counts of all files; write the held-out prompts and, last, the report: it marks a finished folder."""
     answers = _add_file_counts(sources, files)
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())
     content = {

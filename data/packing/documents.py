@@ -17,7 +17,7 @@ import torch
 import xxhash
 from jaxtyping import Bool, Int, UInt64
 
-from data.sources.rows import TokenizedDocument
+from data.sources.rows import LABELS, TokenizedDocument
 from models.batch import Batch
 
 
@@ -89,16 +89,8 @@ class Documents:
         """Return the first `count` documents, or all of them for None."""
         starts = self.starts[: None if count is None else count + 1]
         tokens = slice(int(starts[-1]))
-        return replace(
-            self,
-            ids=self.ids[tokens],
-            answer=self.answer[tokens],
-            starts=starts,
-            category=self.category[:count],
-            language=self.language[:count],
-            conversation=self.conversation[:count],
-            first_question=self.first_question[:count],
-        )
+        labels = {name: getattr(self, name)[:count] for name in LABELS}
+        return replace(self, ids=self.ids[tokens], answer=self.answer[tokens], starts=starts, **labels)
 
     def content_hash(self) -> str:
         """Return a hash of the token ids, the answer flags and the document starts."""

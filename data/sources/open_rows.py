@@ -97,10 +97,7 @@ def list_data_files(path: Path, word: str) -> list[Path]:
 
 
 def list_split_files(path: Path, name: str) -> list[Path]:
-    """List the data files of a split, as `list_data_files`.
-
-    The list is empty too for a directory of several splits without one of this name.
-    """
+    """List the files of a split as `list_data_files`; none also if a directory has other splits but not this one."""
     files = list_data_files(path, name)
     is_known = not path.is_dir() or any(_has_word(file, name) for file in files)
     return files if not files or is_known or len(_find_splits(path)) <= 1 else []

@@ -4,7 +4,8 @@ Messages, tools and the template's arguments are JSON: in columns of their own, 
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -90,14 +91,8 @@ def row_to_columns(row: PreparedRow) -> dict[str, Any]:
     """Convert a row to columns of the table; raise ValueError for NaN and infinities."""
     columns = vars(row)  # asdict would copy every message
     encoded = {name: _TO_JSON(columns[name]) for name in _JSON_COLUMNS if columns[name] is not None}
-    return (
-        columns
-        | encoded
-        | {
-            "documents": [vars(document) for document in row.documents],
-            "answers": [vars(answer) for answer in row.answers],
-        }
-    )
+    records = {name: [vars(record) for record in columns[name]] for name in ("documents", "answers")}
+    return columns | encoded | records
 
 
 def row_from_columns(columns: dict[str, Any]) -> PreparedRow:
@@ -144,12 +139,18 @@ def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, 
         yield batch
 
 
-def write_prepared_rows(path: Path, rows: Iterable[PreparedRow], build_metadata: Callable[[], dict[str, Any]]) -> None:
-    """Write a file of prepared rows atomically; its footer holds the result of `build_metadata`, called last."""
+def write_prepared_rows(path: Path, rows: Iterable[PreparedRow], counts: dict[str, Any]) -> None:
+    """Write a file of prepared rows atomically; its footer has their numbers by source and license, and `counts`.
+
+    Reading the rows may change `counts`: they are read after the last row.
+    """
+    licenses: dict[str, Counter[str]] = defaultdict(Counter)
     with atomic_path(path) as partial, parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table:
         for batch in batch_records(map(row_to_columns, rows)):
+            for columns in batch:
+                licenses[columns["source"]][columns["license"]] += 1
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
-        metadata = {"version": PREPARED_VERSION} | build_metadata()
+        metadata = {"version": PREPARED_VERSION, "licenses": licenses, **counts}
         table.add_key_value_metadata({METADATA_KEY.decode(): json.dumps(metadata)})
 
 

@@ -31,18 +31,11 @@ FORMAT_COLUMNS = {
 # Columns whose lists identify the format of a row.
 LIST_COLUMNS = tuple(name for name in FORMAT_COLUMNS.values() if name != "text")
 JSON_LIST = re.compile(r'\s*\[\s*[{"]')  # the start of a list of messages or turns, as JSON
-ROLE_NAMES = {
-    "system": "system",
-    "developer": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "function_response": "tool",
+ROLE_NAMES = {  # the role of a message by its name in the data
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "function_response"), "tool"),
 }
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # datasets and templates use all
 # Templates read these keys of a message; other keys of a dataset's messages are dropped.
@@ -168,10 +161,7 @@ def parse_prompt_messages(raw_messages: list[Any]) -> list[dict[str, Any]]:
 
 
 def has_content(message: dict[str, Any]) -> bool:
-    """Return False for an empty turn of the user or the assistant.
-
-    An empty answer may stand for one that is yet to be generated.
-    """
+    """Return False for an empty turn of the user or the assistant; an empty answer may be yet to be generated."""
     return message["role"] not in ("user", "assistant") or bool(
         message["content"].strip() or any(message.get(key) for key in ("tool_calls", *REASONING_KEYS))
     )

@@ -7,6 +7,8 @@ from typing import Any
 
 from models.io.errors import require
 
+LABELS = ("category", "language", "conversation", "first_question")
+
 
 @dataclass(kw_only=True)
 class LabeledRow:
@@ -60,17 +62,14 @@ class RowRejectedError(Exception):
         self.detail = detail
 
 
-def require_row(holds: bool, reason: str, detail: str = "") -> None:
+def require_row(holds: bool, reason: str) -> None:
     """Raise RowRejectedError with `reason` unless the condition holds."""
     if not holds:
-        raise RowRejectedError(reason, detail)
+        raise RowRejectedError(reason)
 
 
 def require_unicode(value: Any) -> None:
-    """Raise RowRejectedError for half of a surrogate pair anywhere in the value.
-
-    JSON can escape one, but neither tokenizers nor files take it.
-    """
+    """Raise RowRejectedError for half of a surrogate pair: JSON can escape it, but tokenizers and files take none."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:

@@ -50,13 +50,6 @@ def check_local_data(conf: DataConf) -> None:
         list_prepared_files(path, conf.split)
 
 
-def check_data(conf: DataConf) -> None:
-    """Check that the data can be opened by reading one row; raise UserError otherwise."""
-    check_local_data(conf)
-    if conf.source.reads_rows:
-        next(read_training_rows(conf, Counter()), None)
-
-
 def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
     """Check that data and models are there or on the hub, before PyTorch is imported; raise one UserError for all."""
     data = partial(check_data_exists, conf, opens_cache=False)  # opening it may take minutes

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from data.sources.rows import TokenizedDocument
 from data.vocabulary.draft_vocab import choose_kept_ids, token_coverage
-from models.io.errors import require
 
 UNNAMED_CATEGORY = "unnamed"  # category of documents without a category
 UNKNOWN_LANGUAGE = "und"  # ISO 639-3 for undetermined: code, numbers, a word or two
@@ -55,23 +54,16 @@ class TokenCounts:
 def count_answer_tokens(
     documents: Iterable[TokenizedDocument], vocab_size: int, tokenizer: PreTrainedTokenizerBase | None
 ) -> TokenCounts:
-    """Count the answer tokens of the documents.
+    """Count the answer tokens of the documents, whose ids are below `vocab_size`.
 
-    The language of an unlabeled document is detected from its answers; without a tokenizer it is
-    undetermined. Raises UserError for token ids outside the vocabulary.
+    The language of an unlabeled document is detected from its answers; without a tokenizer it is undetermined.
     """
     categories: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(vocab_size, np.int64))
     languages: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(vocab_size, np.int64))
     for document in documents:
         if not any(document.answer):
             continue
-        ids = np.asarray(document.ids)
-        require(
-            bool(ids.max() < vocab_size),
-            f"data: token ids must be below the target's vocabulary of {vocab_size}, "
-            f"got {ids.max()}; tokenize with the target's own tokenizer",
-        )
-        answer_ids = ids[np.asarray(document.answer)]
+        answer_ids = np.asarray(document.ids)[np.asarray(document.answer)]
         language = document.language or UNKNOWN_LANGUAGE
         if tokenizer is not None and not document.language:
             language = detect_language(

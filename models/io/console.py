@@ -33,10 +33,7 @@ PACKAGES = ("conf", "data", "infer", "models", "train")
 def build_aligned_table(
     columns: list[str], rows: list[list[str]], *, ruled: bool, label_columns: int = 1, no_wrap: bool = False
 ) -> Table:
-    """Build a table whose first `label_columns` columns are text and whose others are numbers.
-
-    `no_wrap` keeps each number on one line.
-    """
+    """Build a table of `label_columns` columns of text, then of numbers; `no_wrap` keeps each number on one line."""
     table = Table(
         box=box.SIMPLE_HEAD if ruled else None,
         pad_edge=False,

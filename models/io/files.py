@@ -15,25 +15,26 @@ PARTIAL_SUFFIX = ".partial"  # suffix of unfinished files and folders, which may
 
 
 @contextmanager
-def report_disk_errors(directory: Path, *, remedy: str = "free some space or choose another folder") -> Iterator[None]:
-    """Turn an OSError that the block raises into a one-line UserError about `directory`."""
+def report_disk_errors(
+    path: Path,
+    *,
+    rule: str = "output_dir: must be a writable folder",
+    remedy: str = "free some space or choose another folder",
+) -> Iterator[None]:
+    """Turn an OSError that the block raises into a one-line UserError about `path`."""
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"output_dir: must be a writable folder, got {directory} ({error.strerror}); {remedy}"
-        ) from error
+        raise UserError(f"{rule}, got {path} ({error.strerror}); {remedy}") from error
 
 
 @contextmanager
 def open_output_file(name: str) -> Iterator[Path]:
     """Create the folder of a command's `output` and yield its path; turn OSError into UserError."""
     file = Path(name)
-    try:
+    with report_disk_errors(file, rule="output: must be a writable file", remedy="choose another"):
         file.parent.mkdir(parents=True, exist_ok=True)
         yield file
-    except OSError as error:
-        raise UserError(f"output: must be a writable file, got {file} ({error.strerror}); choose another") from error
 
 
 @contextmanager

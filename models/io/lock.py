@@ -14,7 +14,6 @@ import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import IO
 
 from models.io.console import IS_MAIN_PROCESS
 from models.io.errors import UserError
@@ -77,7 +76,7 @@ def release_lock(folder: Path, name: str = LOCK_FILE) -> None:
         os.close(descriptor)
 
 
-def try_lock(file: IO | int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """Lock an open file and return True, or return False if another process holds its lock.
 
     If the file system has no locks, log a warning and treat the file as locked.
@@ -85,7 +84,7 @@ def try_lock(file: IO | int) -> bool:
     import fcntl  # missing on Windows, but there commands stop before they get here
 
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

@@ -35,10 +35,7 @@ class TrackerConf:
         return [] if self.wandb is Wandb.off else ["wandb"]
 
     def check_wandb(self) -> None:
-        """Raise UserError if wandb is missing or, for `online`, not logged in.
-
-        On a terminal wandb asks for the key.
-        """
+        """Raise UserError if wandb is missing or, for `online`, not logged in: on a terminal it asks for the key."""
         require(
             self.wandb is Wandb.off or find_spec("wandb") is not None,
             f"log.wandb: needs the wandb package, got {self.wandb.value}; "
@@ -92,10 +89,7 @@ class TrackedResults:
 def upload_results(
     conf: TrackerConf, folder: Path, results: TrackedResults, training: TrackedRun | None = None
 ) -> None:
-    """Send the results in `folder` to the run of the training, or to a new one of its name.
-
-    Raise UserError if W&B does not take them.
-    """
+    """Send the results to the training's run, or to a new one named as `folder`; raise UserError if W&B refuses."""
     if conf.wandb is Wandb.off:
         return
     import wandb

@@ -117,10 +117,7 @@ def _pass(form: str, inputs: dict[str, torch.Tensor], *, chunk: int) -> float:
 
 
 def peak_mib() -> float:
-    """Return the peak memory of this process in MiB.
-
-    On Linux a child process inherits ru_maxrss of its parent, so VmHWM is read instead.
-    """
+    """Return this process's peak memory in MiB; by VmHWM on Linux, where a child inherits its parent's ru_maxrss."""
     if STATUS.exists():
         lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) / 1024

@@ -11,7 +11,7 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -46,25 +46,19 @@ LENGTH, ANSWER, LOGGED = 256, 80, 2  # tokens of a row and of an answer; steps p
 STORES = (("demo", "bf16"), ("demo", "int8"), ("demo-medusa", "bf16"), ("demo-medusa", "int8"))
 
 
-@dataclass(kw_only=True)
-class Timed:
-    """Seconds of only the target pass, and of the whole capture, over the same rows."""
-
-    target_pass_s: float = 0.0
-    capture_s: float = 0.0
-
-
 def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> dict[str, str]:
     """Return one row of the table."""
     common = [f"draft={name}", f"data.row_length={LENGTH}", f"run_name={name}-{dtype}", "device=cpu"]
     common.append("device.compile=false")
     source = ["data=jsonl", f"data.path={folder}/documents.jsonl", f"output_dir={folder}/capture"]
     sizes = [f"dtype={dtype}", "batch=32", "shard_mb=4"]
-    timed, store_folder = captured(compose("capture", CaptureConf, [*common, *source, *sizes]), target)
+    target_pass_s, capture_s, store_folder = captured(
+        compose("capture", CaptureConf, [*common, *source, *sizes]), target
+    )
     source = ["data=captured", f"data.path={store_folder}", f"output_dir={folder}/train"]
     sizes = [f"optim.steps={steps}", f"interval.log={LOGGED}", "held_out.selection=1", "held_out.report=1"]
     train = compose("train", TrainConf, [*common, *source, *sizes])
-    store = FeatureStore.open(
+    store = FeatureStore(
         store_folder,
         target_hash=target.fingerprint,
         tokenizer_hash=target.tokenizer_fingerprint,
@@ -81,26 +75,28 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
         "bytes/token": f"{size:.0f}",
         "of 4 H": f"{size / (8 * target.hidden_size):.3f}",
         "supervised": f"{spec.supervised / spec.tokens:.0%}",
-        "capture tokens/s": f"{spec.tokens / timed.capture_s:,.0f}",
-        "pass alone": f"{spec.tokens / timed.target_pass_s:,.0f}",
+        "capture tokens/s": f"{spec.tokens / capture_s:,.0f}",
+        "pass alone": f"{spec.tokens / target_pass_s:,.0f}",
         "read tokens/s": f"{spec.tokens / read_s:,.0f}",
         "training tokens/s": f"{trained:,.0f}",
         "data wait": f"{wait:.2%}",
     }
 
 
-def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
-    """Capture as data/feature_capture.py does, and return the times and the folder of the store.
+def captured(conf: CaptureConf, target: Target) -> tuple[float, float, Path]:
+    """Return the seconds of a plain target pass before each shard and of the capture, and the store's folder.
 
-    A plain target pass is timed before each shard.
+    The capture is what data/feature_capture.py does.
     """
     plan = plan_capture(conf, build_meta_target(conf.target, target.device.dtype), target.tokenizer)
-    manifest = build_manifest(plan, conf, target.device, target.tokenizer_fingerprint, command="")
+    manifest = build_manifest(
+        plan, conf, computed_in=target.device.dtype, tokenizer_hash=target.tokenizer_fingerprint, command=""
+    )
     manifest = replace(manifest, target_sha256=target.fingerprint)
     folder = Path(conf.output_dir) / conf.run_name
     folder.mkdir(parents=True)
     write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())
-    builder, timed = ShardBuilder(target, plan, batch=conf.batch), Timed()
+    builder, target_pass_s, capture_s = ShardBuilder(target, plan, batch=conf.batch), 0.0, 0.0
     for number in range(len(plan.shard_token_counts)):
         began = time.perf_counter()
         for row_ids in torch.tensor(plan.shard_rows(number)).split(conf.batch):
@@ -108,9 +104,9 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
                 run_target(target, plan.schema.layers, plan.packed.batch(row_ids.tolist()))
         pass_ended = time.perf_counter()
         write_store_file(manifest, folder, shard_name(number), builder.build_shard(number))
-        timed.target_pass_s += pass_ended - began
-        timed.capture_s += time.perf_counter() - pass_ended
-    return timed, folder
+        target_pass_s += pass_ended - began
+        capture_s += time.perf_counter() - pass_ended
+    return target_pass_s, capture_s, folder
 
 
 def time_epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from data.config import Dtype, TeacherKind
-from data.feature_capture import write_store_file
-from data.features.manifest import DOCUMENTS_FILE, Manifest, StoreSpec, shard_name
+from data.config import CaptureConf, DataConf, Dtype, TeacherKind
+from data.feature_capture import build_manifest, write_store_file
+from data.features.manifest import DOCUMENTS_FILE, Manifest, shard_name
 from data.features.plan import CapturePlan
 from data.features.reader import FeatureStore
-from data.features.schema import FeatureSchema
+from data.features.schema import build_schema
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.rows import TokenizedDocument
@@ -27,20 +27,22 @@ from infer.report.tables import Table
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.drafts.base import Needs
+from models.drafts.options import CausalLMConf, DraftConf, Eagle3Conf, MedusaConf
 from scripts.benchmarks.store import PAGE, time_epoch
 from scripts.benchmarks.tables import machine, show, write
 
-LENGTH, DOCUMENTS_READ, EPOCHS, TOP_K, VOCAB = 2048, 40, 3, 64, 151_936
-EAGLE3 = Needs(layers=[2, 18, 33], hidden=False, context=True)
-MEDUSA = Needs(layers=[], hidden=True, context=False)
-LANGUAGE_MODEL = Needs(layers=[], hidden=False, context=False)
+DOCUMENTS_READ, EPOCHS, TOP_K, VOCAB = 40, 3, 64, 151_936
+LENGTH = DataConf().row_length
+EAGLE3 = Eagle3Conf(), Needs(layers=[2, 18, 33], hidden=False, context=True)
+MEDUSA = MedusaConf(), Needs(layers=[], hidden=True, context=False)
+LANGUAGE_MODEL = CausalLMConf(name="random"), Needs(layers=[], hidden=False, context=False)
 STORES = (
-    ("eagle3", EAGLE3, Dtype.bf16, TeacherKind.hidden),
-    ("eagle3", EAGLE3, Dtype.int8, TeacherKind.hidden),
-    ("eagle3", EAGLE3, Dtype.fp8, TeacherKind.hidden),
-    ("eagle3", EAGLE3, Dtype.int8, TeacherKind.topk),
-    ("medusa", MEDUSA, Dtype.int8, TeacherKind.hidden),
-    ("causal_lm", LANGUAGE_MODEL, Dtype.int8, TeacherKind.topk),
+    (*EAGLE3, Dtype.bf16, TeacherKind.hidden),
+    (*EAGLE3, Dtype.int8, TeacherKind.hidden),
+    (*EAGLE3, Dtype.fp8, TeacherKind.hidden),
+    (*EAGLE3, Dtype.int8, TeacherKind.topk),
+    (*MEDUSA, Dtype.int8, TeacherKind.hidden),
+    (*LANGUAGE_MODEL, Dtype.int8, TeacherKind.topk),
 )
 
 
@@ -55,40 +57,11 @@ def documents() -> Documents:
     return Documents.from_documents(documents)
 
 
-def write_random_store(needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden: int, folder: Path) -> Manifest:
+def write_random_store(conf: CaptureConf, needs: Needs, hidden: int, folder: Path) -> Manifest:
     """Write a complete store of random features into a folder, and return its manifest."""
-    schema = FeatureSchema(
-        layers=needs.layers,
-        hidden=needs.hidden,
-        context=needs.context,
-        dtype=dtype,
-        teacher=teacher,
-        top_k=TOP_K,
-        hidden_size=hidden,
-        vocab_size=VOCAB,
-    )
-    plan, _ = CapturePlan.from_documents(documents(), schema, length=LENGTH, overlap=None, batch=8, shard_mb=512.0)
-    tokens, supervised = plan.shard_token_counts.sum(0).tolist()
-    manifest = Manifest(
-        spec=StoreSpec(
-            tokenizer_sha256="",
-            computed_in="bfloat16",
-            schema=schema,
-            length=LENGTH,
-            overlap=None,
-            batch=8,
-            documents=DOCUMENTS_READ,
-            tokens=tokens,
-            supervised=supervised,
-            documents_xxh3="",
-            shards=len(plan.shard_token_counts),
-        ),
-        target="",
-        method="",
-        command="",
-        categories=[""],
-        languages=[""],
-    )
+    schema = build_schema(conf, needs, hidden_size=hidden, vocab_size=VOCAB)
+    plan, _ = CapturePlan.from_documents(documents(), schema, conf)
+    manifest = build_manifest(plan, conf, computed_in=torch.bfloat16, tokenizer_hash="", command="")
     write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())
     for number, (tokens, supervised) in enumerate(plan.shard_token_counts.tolist()):
         write_store_file(
@@ -105,13 +78,14 @@ def write_random_store(needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden:
     return manifest
 
 
-def measure(draft: str, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hidden: int) -> list[str]:
+def measure(draft: DraftConf, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hidden: int) -> list[str]:
     """Return one row of the table."""
+    conf = CaptureConf(draft=draft, dtype=dtype, teacher=teacher, top_k=TOP_K, run_name="random")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        spec = write_random_store(needs, dtype, teacher, hidden, folder).spec
+        spec = write_random_store(conf, needs, hidden, folder).spec
         size = sum(file.stat().st_size for file in folder.iterdir()) / spec.tokens
-        store = FeatureStore.open(
+        store = FeatureStore(
             folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16, checksums=False
         )
         rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
@@ -122,7 +96,7 @@ def measure(draft: str, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hid
             cpu_seconds.append(time.process_time() - cpu_began)
     kind = f"{TOP_K} likeliest" if teacher is TeacherKind.topk else "hidden state"
     return [
-        draft,
+        draft.method,
         dtype.value,
         kind,
         f"{size:,.0f}",

@@ -108,10 +108,7 @@ def open_data(file: str, output_dir: str, processes: str) -> None:
 
 
 def start_ranks(count: int, *arguments: str) -> tuple[list[dict[str, Any]], list[int], list[int]]:
-    """Start ranks and wait for them.
-
-    Return what each reports, its peak memory and that of each process that it started, in bytes.
-    """
+    """Start ranks and wait; return their reports, their peak bytes, and those of each process that they started."""
     command = [sys.executable, "-c", RANK, *arguments]
     ranks = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     peaks: Counter[int] = Counter()

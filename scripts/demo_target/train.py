@@ -103,10 +103,7 @@ def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def lr_scale(step: int, used_share: float) -> float:
-    """Return the factor of the learning rate: warm-up by steps, then constant, then decay.
-
-    The decay is linear over the last 30 % of the time.
-    """
+    """Return the factor of the learning rate: warm-up by steps, constant, linear decay in the last 30 % of the time."""
     return min(1.0, (step + 1) / WARM_UP_STEPS, max(0.0, (1 - used_share) / 0.3))
 
 

@@ -151,7 +151,13 @@ def with_draft(
     target: Target, model: nn.Module, folder: Path, draft: Draft, tree: Tree, prompts: list[Prompt], *, new_tokens: int
 ) -> Group:
     """Build the group of a draft: our chain and tree, and the engines that can serve it."""
-    ours = _ours(target, draft, tree, prompts, new_tokens=new_tokens)
+    chain = TreeConf(kind=TreeKind.chain, depth=min(DRAFTED, draft.max_depth)).build()
+    ours = [
+        decoding(
+            target, draft, shape, prompts=prompts, new_tokens=new_tokens, settings=[draft.method, name, str(shape.size)]
+        )
+        for name, shape in [("ours, chain", chain), ("ours, tree", tree)]
+    ]
     others = []
     if draft.as_language_model() is not None:  # transformers can assist with it too
         others = assisted(draft.method, model, models(folder, target.device)[precision(target)])
@@ -160,16 +166,6 @@ def with_draft(
         drafted = ours[0].settings[-1]
         serve = [f"--method={method}", f"--draft={folder}", f"--drafted={drafted}"]
     return Group(draft=draft.method, ours=ours, others=others, serve=serve)
-
-
-def _ours(target: Target, draft: Draft, tree: Tree, prompts: list[Prompt], *, new_tokens: int) -> list[Contender]:
-    chain = TreeConf(kind=TreeKind.chain, depth=min(DRAFTED, draft.max_depth)).build()
-    return [
-        decoding(
-            target, draft, shape, prompts=prompts, new_tokens=new_tokens, settings=[draft.method, name, str(shape.size)]
-        )
-        for name, shape in [("ours, chain", chain), ("ours, tree", tree)]
-    ]
 
 
 def assisted(draft: str, model: Any, assistant: Any) -> list[Contender]:
@@ -221,17 +217,8 @@ def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iter
 def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens: int) -> Table:
     """Build the table: tokens/s of every contender, and our speed with the same draft over it."""
     reference = groups[0].ours[0].answers
-    rows = [
-        [
-            *c.settings,
-            f"{c.tokens_per_s:.1f}",
-            *_ratios(group, c),
-            f"{sum(map(list.__eq__, c.answers, reference))} of {len(reference)}",
-            str(c.late_graphs),
-        ]
-        for group in groups
-        for c in [*group.ours, *group.others]
-    ]
+    contenders = [(group, contender) for group in groups for contender in [*group.ours, *group.others]]
+    rows = [contender.cells(*_ratios(group, contender), reference=reference) for group, contender in contenders]
     if version is None:
         rows.append(["all", MISSING, *["-"] * 6])
     return Table(

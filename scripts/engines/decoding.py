@@ -59,6 +59,12 @@ class Contender:
         self.late_graphs += graphs
         self.answers.append(answer)
 
+    def cells(self, *ratios: str, reference: list[list[int]]) -> list[str]:
+        """Return the row of a table: settings, speed, ratios, and how many answers are those of `reference`."""
+        same = sum(map(list.__eq__, self.answers, reference))
+        equal, graphs = f"{same} of {len(reference)}", str(self.late_graphs)
+        return [*self.settings, f"{self.tokens_per_s:.1f}", *ratios, equal, graphs]
+
 
 def race(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int, turns: int = 1) -> None:
     """Warm up every contender, then time all of them on each prompt before the next.
@@ -189,10 +195,7 @@ def _compiles_here() -> Any:
 
 
 def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
-    """Build contenders of prompt lookup with short and long proposals.
-
-    Prompt lookup supports only dynamic caches without compilation.
-    """
+    """Build contenders of prompt lookup by length of proposals; it supports only dynamic caches, not compiled."""
     return [
         Contender(
             settings=["prompt lookup", precision, str(count)], run=generate(model, prompt_lookup_num_tokens=count)
@@ -211,25 +214,13 @@ def speedup(ours: Contender, other: Contender, *, turns: int = 1) -> Estimate | 
 def table(ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int) -> Table:
     """Build the table: tokens/s, our speed over theirs, and the number of answers equal to ours."""
     best = max(others, key=lambda other: other.tokens_per_s)
-    rows = []
-    for contender in [ours, *others]:
-        same = sum(map(list.__eq__, contender.answers, ours.answers))
-        rows.append(
-            [
-                *contender.settings,
-                f"{contender.tokens_per_s:.1f}",
-                format_estimate(speedup(ours, contender)),
-                f"{same} of {len(ours.answers)}",
-                str(contender.late_graphs),
-            ]
-        )
     return Table(
         title=title,
         note=f"Ours is {format_estimate(speedup(ours, best))} times the fastest of the others "
         f"({', '.join(best.settings)}). {len(ours.answers)} prompts, {new_tokens} new tokens each, "
         "from ids to ids; brackets: 95 % interval over prompts; graphs: compiled while measuring.",
         columns=[*columns, "tokens/s", "ours / this", "same answers", "graphs"],
-        rows=rows,
+        rows=[c.cells(format_estimate(speedup(ours, c)), reference=ours.answers) for c in [ours, *others]],
         label_columns=len(columns),
     )
 

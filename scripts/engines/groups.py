@@ -209,10 +209,7 @@ def speed_table(runs: list[Run]) -> Table:
 
 
 def margin_table(runs: list[Run], ours: list[str]) -> Table:
-    """Build the table of the speed of `ours` over the fastest other contender of each category.
-
-    Our loop and our lookup are among the others.
-    """
+    """Build the table of `ours` over the fastest other of each category, our loop and our lookup included."""
     parts = split_by_category(runs)
     rows = []
     for category, part in parts.items():

@@ -24,6 +24,7 @@ from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.measure.replay import ReplayText
 from models.drafts.registry import load_draft
+from models.io.pages import render_markdown_table
 from scripts.processes import run_logged, run_side_by_side
 from scripts.studies.chain_rounds import (
     acceptance_length,
@@ -188,10 +189,7 @@ def count_rounds(setting: str, args: argparse.Namespace) -> list[ndarray]:
 
 def render_table(args: argparse.Namespace) -> str:
     """Return tau by seed and together, its difference to the first setting, and acceptance."""
-    lines = [
-        "| setting | tau by seed | tau | over the first, 95 % interval | accepted at 1-4 |",
-        "|---|---|---:|---|---|",
-    ]
+    columns, rows = ["setting", "tau by seed", "tau", "over the first, 95 % interval", "accepted at 1-4"], []
     first: ndarray | None = None
     for setting in args.settings:
         counts = count_rounds(setting, args)
@@ -201,10 +199,8 @@ def render_table(args: argparse.Namespace) -> str:
         total = np.sum(counts, axis=0)
         interval = "" if first is None else render_difference(total, first)
         first = total if first is None else first
-        lines.append(
-            f"| {setting} | {by_seed} | {acceptance_length(total):.2f} | {interval} | {render_shares(total)} |"
-        )
-    return "\n".join(lines)
+        rows.append([setting, by_seed, f"{acceptance_length(total):.2f}", interval, render_shares(total)])
+    return render_markdown_table(columns, rows)
 
 
 if __name__ == "__main__":

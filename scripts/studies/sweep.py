@@ -17,19 +17,13 @@ from pathlib import Path
 from infer.inputs.checkpoint_paths import run_names
 from infer.report.number_format import format_estimate
 from infer.results.intervals import Estimate
+from models.io.pages import render_markdown_table
 from scripts.benchmarks.tables import replaced
 from scripts.processes import run_logged, run_side_by_side
 
 DOC = Path(__file__).parents[2] / "docs" / "tuning.md"
 CLOSE = 0.95  # of the best tokens/s
-HEAD = """\
-| draft | batch | choice | predicted | measured | best of {count} | choice over best | within 5 % |
-|---|---|---|---|---|---|---|---|
-"""
-RIVALS = """\
-| draft | batch | choice over the best chain | over Medusa's 63 nodes |
-|---|---|---|---|
-"""
+RIVALS = ["draft", "batch", "choice over the best chain", "over Medusa's 63 nodes"]
 
 
 def main() -> None:
@@ -84,18 +78,18 @@ def tables(runs: list[dict]) -> str:
         over = best["best_over_it"]
         high = (over["ci95"] or [over["mean"]])[-1]
         verdict = "yes" if over["mean"] >= CLOSE else "not told apart" if high >= 1 else "no"
-        rows.append(
-            f"| {name} | {result['batch']} | {result['choice'] or 'none'} "
-            f"| {choice['predicted_speedup']:.2f} | {shown(choice['measured_speedup'])} "
-            f"| {best['name']} {best['measured_speedup']['mean']:.2f} | {shown(over)} | {verdict} |"
-        )
+        speeds = [f"{choice['predicted_speedup']:.2f}", shown(choice["measured_speedup"])]
+        best_speed = f"{best['name']} {best['measured_speedup']['mean']:.2f}"
+        start = [name, str(result["batch"])]
+        rows.append([*start, result["choice"] or "none", *speeds, best_speed, shown(over), verdict])
         user_tree = measured.get("given")
-        rivals.append(
-            f"| {name} | {result['batch']} | {shown(chain['best_over_it'])} ({chain['name']}) "
-            f"| {shown(user_tree['best_over_it']) if user_tree else 'too deep for the draft'} |"
-        )
-    head = HEAD.format(count=" or ".join(map(str, sorted(counts))))
-    return head + "\n".join(rows) + "\n\n" + RIVALS + "\n".join(rivals)
+        over_tree = shown(user_tree["best_over_it"]) if user_tree else "too deep for the draft"
+        rivals.append([*start, f"{shown(chain['best_over_it'])} ({chain['name']})", over_tree])
+    best_of = f"best of {' or '.join(map(str, sorted(counts)))}"
+    columns = ["draft", "batch", "choice", "predicted", "measured", best_of, "choice over best", "within 5 %"]
+    return "\n\n".join(
+        render_markdown_table(*table, label_columns=len(table[0])) for table in ((columns, rows), (RIVALS, rivals))
+    )
 
 
 def shown(estimate: dict) -> str:

@@ -152,7 +152,7 @@ def test_training_learns_recorded_spans_or_else_the_rows_own_answers(tmp_path):
         PreparedRow(id="3", text="Once", **labels_of_source),
         PreparedRow(id="4", messages=chat[:1], **labels_of_source),
     ]
-    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
+    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, {})
     assert list(read_prepared_rows(tmp_path)) == rows
     assert list(read_prepared_rows(tmp_path, "train[:1]+train[-1:]")) == [rows[0], rows[-1]]
     conf = DataConf(source=DataSource.prepared, path=str(tmp_path))

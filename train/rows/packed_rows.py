@@ -45,7 +45,7 @@ def load_training_rows(conf: TrainConf, target: Target, draft: Draft, parallel: 
     store = None
     with parallel.main_first():
         if conf.data.source is DataSource.captured:
-            store = FeatureStore.open(
+            store = FeatureStore(
                 str(conf.data.path),
                 target_hash=target.fingerprint,
                 tokenizer_hash=target.tokenizer_fingerprint,

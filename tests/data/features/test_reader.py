@@ -7,14 +7,14 @@ import psutil
 import pytest
 import torch
 
-from data.config import Dtype, TeacherKind
+from data.config import CaptureConf, Dtype, TeacherKind
 from data.features.manifest import read_manifest
 from data.features.reader import FeatureStore
 from data.features.target_pass import run_target
 from data.packing.pack import pack_documents
 from models.device.opening import open_device
 from models.drafts.base import Needs
-from models.drafts.options import CausalLMConf, Eagle1Conf, HydraConf, InitFrom, MedusaConf
+from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
 from models.losses.distributions import TopKLogits
 from models.losses.loss_weights import shift_left
 from models.targets.loading import freeze_model, load_target
@@ -154,9 +154,10 @@ def test_a_store_has_the_size_that_the_docs_promise(folder, dtype, teacher):
 
 def test_a_store_is_memory_mapped(tmp_path):
     """Opening loads none of it; reading takes memory that the system can reclaim."""
-    size = store_read.write_random_store(EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path).total_bytes
+    settings = CaptureConf(draft=Eagle3Conf(), run_name="random")
+    size = store_read.write_random_store(settings, EAGLE3, 1024, tmp_path).total_bytes
     before = psutil.Process().memory_info()
-    store = FeatureStore.open(
+    store = FeatureStore(
         tmp_path, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16, checksums=False
     )
     assert psutil.Process().memory_info().rss - before.rss < size / 10

@@ -66,7 +66,7 @@ def test_token_ids_beyond_the_vocabulary_are_refused_with_their_line(tmp_path, i
 def test_recorded_ids_of_another_tokenizer_are_refused_with_their_row(tmp_path):
     document = RecordedDocument(ids=[5, 300], spans=[[1, 2]])
     rows = [PreparedRow(id="r1", source="s", text="a", documents=[document])]
-    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
+    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, {})
     conf = DataConf(source=DataSource.prepared, path=str(tmp_path))
     with pytest.raises(UserError, match=rf"got 300 at {tmp_path}, row r1"):
         read_documents(conf, build_chat_tokenizer(None), vocab_size=256)

@@ -10,7 +10,7 @@ import pytest
 
 from data.config import DataConf, DataSource, DemoConf, RowFormat
 from data.sources.rows import Conversation, PlainText, TokenizedDocument
-from data.sources.training_rows import check_data, read_training_rows
+from data.sources.training_rows import check_data_exists, read_training_rows
 from models.io.errors import UserError
 
 MESSAGES = [
@@ -183,12 +183,12 @@ def test_unreadable_jsonl_is_refused(tmp_path, lines, message):
 
 
 def test_a_check_needs_no_model_and_finds_a_missing_file(tmp_path):
-    check_data(DataConf())
+    check_data_exists(DataConf())
     with pytest.raises(UserError, match=r"data.path: must be set for data.source=jsonl, got null"):
-        check_data(DataConf(source=DataSource.jsonl))
-    check_data(write_jsonl(tmp_path, {"text": "a"}))
+        check_data_exists(DataConf(source=DataSource.jsonl))
+    check_data_exists(write_jsonl(tmp_path, {"text": "a"}))
     with pytest.raises(UserError, match=r"data.path: must be a JSONL file, got .*none.jsonl"):
-        check_data(DataConf(source=DataSource.jsonl, path=str(tmp_path / "none.jsonl")))
+        check_data_exists(DataConf(source=DataSource.jsonl, path=str(tmp_path / "none.jsonl")))
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
     with pytest.raises(UserError, match=r"nobody/nothing.*without a network give a local path"):
-        check_data(build_dataset_conf("nobody/nothing"))
+        check_data_exists(build_dataset_conf("nobody/nothing"))
 
 
 @pytest.mark.parametrize(

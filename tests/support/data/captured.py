@@ -63,7 +63,7 @@ def captured(conf: CaptureConf) -> Path:
 
 
 def opened(path: Path, target: Target, needs: Needs = EAGLE3, **how) -> FeatureStore:
-    return FeatureStore.open(
+    return FeatureStore(
         path, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint, needs=needs, **how
     )
 

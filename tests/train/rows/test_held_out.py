@@ -247,7 +247,7 @@ def write_prepared(folder: Path, *, held: int) -> Path:
     rows = [replace(row, template={"enable_thinking": False}) for row in asked(30)]
     for split, part in (("held_out", rows[:held]), ("train", rows[held:])):
         folder.mkdir(exist_ok=True)
-        write_prepared_rows(folder / f"{split}-00000-of-00001.parquet", iter(part), dict)
+        write_prepared_rows(folder / f"{split}-00000-of-00001.parquet", iter(part), {})
     return folder
 
 
