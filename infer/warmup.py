@@ -9,7 +9,7 @@ from conf.entry import entry_point
 from infer.config import EvalConf
 from infer.inputs.input_checks import open_inputs
 from infer.inputs.processes import start_checkpoint_processes
-from models.io.console import print_line, setup_logging
+from models.io.console import setup_logging
 
 
 @entry_point("eval_warmup", EvalConf)
@@ -22,7 +22,7 @@ def main(conf: EvalConf) -> None:
     from models.parallel.processes import leave_processes
 
     target, drafts, evaluation = load_evaluation(conf, directories)
-    compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation)
     leave_processes()
 
 

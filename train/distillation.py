@@ -72,7 +72,6 @@ def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Paral
             tree=conf.tree,
             conf=evaluation,
             target_conf=conf.target,
-            print_line=log.info,
             round_seconds=choose_clock(is_target_split=parallel.is_target_split),
         )
     return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)

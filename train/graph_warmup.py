@@ -71,7 +71,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
             draft.save(folder / "checkpoint", target)
             draft_under_test = load_draft_under_test(folder / "checkpoint", target)
             evaluation = resolve_evaluation(conf, folder)
-            compile_eval_graphs(target, [draft_under_test], tree=conf.tree, conf=evaluation, print_line=log.info)
+            compile_eval_graphs(target, [draft_under_test], tree=conf.tree, conf=evaluation)
 
 
 def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:

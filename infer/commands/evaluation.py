@@ -28,10 +28,9 @@ def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> 
             tree=conf.tree,
             conf=evaluation,
             target_conf=resolve_target(conf.target, directories),
-            print_line=print_line,
             round_seconds=choose_clock(is_target_split=conf.parallel.tensor > 1),
         )
-    report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
     leave_processes()
     if IS_MAIN_PROCESS:
         publish_report(report, conf, directories, run)

@@ -1,25 +1,18 @@
 """Compile the graphs of an evaluation ahead of it."""
 
 import itertools
-from collections.abc import Callable
 
 from infer.config import EvaluationConf
 from infer.measure.batched import build_decoders, warm_up_decoders
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import plan_evaluation, warm_up_modes
 from infer.measure.timing import warm_up_unfused
+from models.io.console import print_line
 from models.targets.target import Target
 from models.trees.config import TreeConf
 
 
-def compile_eval_graphs(
-    target: Target,
-    drafts: list[DraftUnderTest],
-    *,
-    tree: TreeConf,
-    conf: EvaluationConf,
-    print_line: Callable[[str], None],
-) -> None:
+def compile_eval_graphs(target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf) -> None:
     """Compile the graphs of an evaluation by calling every function once in each of its shapes."""
     if not target.device.has_static_shapes:
         print_line("graphs: none to compile, because compiling is off on this device")

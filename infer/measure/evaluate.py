@@ -2,7 +2,6 @@
 
 import datetime
 import itertools
-import logging
 import shlex
 import sys
 from collections.abc import Callable
@@ -45,36 +44,23 @@ from infer.results.schema import (
     TreeInfo,
 )
 from models.device.graph_budget import Graph, GraphBudget
-from models.io.console import track_progress
+from models.io.console import print_line, track_progress
 from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.tree import Tree
-
-log = logging.getLogger(__name__)
 
 CheckAnswers = Callable[[list[PromptResult]], Exactness]
 
 
 def evaluate_drafts(
-    target: Target,
-    candidates: list[DraftUnderTest],
-    *,
-    tree: TreeConf,
-    conf: EvaluationConf,
-    print_line: Callable[[str], None] = log.info,
+    target: Target, candidates: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf
 ) -> EvalReport:
     """Evaluate the drafts in all modes; raise UserError before decoding if settings conflict."""
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
-        return _run_evaluation(target, candidates, tree.build(), conf, print_line)
+        return _run_evaluation(target, candidates, tree.build(), conf)
 
 
-def _run_evaluation(
-    target: Target,
-    candidates: list[DraftUnderTest],
-    tree: Tree,
-    conf: EvaluationConf,
-    print_line: Callable[[str], None],
-) -> EvalReport:
+def _run_evaluation(target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf) -> EvalReport:
     prompts, modes, needed_graphs = plan_evaluation(target, candidates, tree, conf)
     for candidate in candidates:
         warn_tree_depth(tree, candidate.draft, candidate.name)

@@ -30,7 +30,7 @@ def main(what: str, folder: str) -> None:
     draft = new_draft(target)
     tested = DraftUnderTest(name="trained", draft=draft, untrained=draft)
     run = {"warm": compile_eval_graphs, "judge": evaluate_drafts}[what]
-    run(target, [tested], tree=CHAIN, conf=conf, print_line=lambda _: None)
+    run(target, [tested], tree=CHAIN, conf=conf)
     lookups = counters["inductor"]
     counts = {name: lookups[f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
     print(json.dumps(counts | {"graphs": counters["stats"]["unique_graphs"]}))  # noqa: T201
