@@ -11,7 +11,6 @@ from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
 from infer.report.tracked import collect_results
 from infer.results.schema import EvalReport
-from infer.tuning.cost_model import choose_clock
 from infer.tuning.report_tuning import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
@@ -55,25 +54,18 @@ def distill_draft(fitted: FittedRun) -> None:
                 run.folder / "checkpoint",
             )
         elif parallel.runs_target:
-            report = measure_draft(conf, target, run.folder, parallel)
+            report = measure_draft(conf, target, run.folder)
             if parallel.is_main:
                 publish_report(conf, report, run.folder, metric_logger)
     parallel.end()
 
 
-def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Parallel) -> EvalReport:
+def measure_draft(conf: TrainConf, target: Target, folder: Path) -> EvalReport:
     """Decode the run's held-out prompts with the best draft, and with a tuned tree if asked for."""
     evaluation = resolve_evaluation(conf, folder)
     drafts = [load_draft_under_test(folder / "checkpoint", target)]
     if conf.tune:
-        drafts = tune_drafts_for_report(
-            target,
-            drafts,
-            tree=conf.tree,
-            conf=evaluation,
-            target_conf=conf.target,
-            round_seconds=choose_clock(is_target_split=parallel.is_target_split),
-        )
+        drafts = tune_drafts_for_report(target, drafts, tree=conf.tree, conf=evaluation, target_conf=conf.target)
     return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
 
 

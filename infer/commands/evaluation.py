@@ -10,7 +10,6 @@ from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
 from infer.report.tracked import collect_results
 from infer.results.schema import EvalReport
-from infer.tuning.cost_model import choose_clock
 from infer.tuning.report_tuning import tune_drafts_for_report
 from models.io.console import IS_MAIN_PROCESS, print_line
 from models.io.files import report_disk_errors
@@ -23,12 +22,7 @@ def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> 
     target, drafts, evaluation = load_evaluation(conf, directories)
     if conf.tune:
         drafts = tune_drafts_for_report(
-            target,
-            drafts,
-            tree=conf.tree,
-            conf=evaluation,
-            target_conf=resolve_target(conf.target, directories),
-            round_seconds=choose_clock(is_target_split=conf.parallel.tensor > 1),
+            target, drafts, tree=conf.tree, conf=evaluation, target_conf=resolve_target(conf.target, directories)
         )
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
     leave_processes()

@@ -11,7 +11,6 @@ from pathlib import Path
 from subprocess import SubprocessError
 
 import numpy as np
-import torch
 
 from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
 from data.eval_prompts.hold_out import spread_over_categories
@@ -144,7 +143,6 @@ def _tune_draft(
         round_seconds=round_seconds,
     )
     result = choose_tree(bench, tuning, list_rivals(tuning, tree))
-    torch.compiler.reset()  # drops these graphs: those of the report have other shapes
     fastest, pays = choose_fastest(tuning, result)
     print_line(
         f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}{fastest.description}, speed-up "
