@@ -89,6 +89,9 @@ class CheckpointConf:
     parallel: TensorConf = field(default_factory=TensorConf)
     device: DeviceConf = field(default_factory=DeviceConf)
 
+    def __post_init__(self) -> None:
+        self.checkpoint = parse_checkpoints(self.checkpoint)
+
 
 @dataclass(kw_only=True)
 class EvalConf(CheckpointConf):
@@ -99,9 +102,6 @@ class EvalConf(CheckpointConf):
     log: TrackerConf = field(default_factory=TrackerConf)
     output_dir: str = "outputs/infer.eval"
     run_name: str = MISSING
-
-    def __post_init__(self) -> None:
-        self.checkpoint = parse_checkpoints(self.checkpoint)
 
 
 @dataclass(kw_only=True)

@@ -11,8 +11,8 @@ from data.eval_prompts.held_out_files import write_held_out
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
 from data.sources.rows import document_from_pair
-from infer.commands.graph_warmup import compile_eval_graphs
 from infer.inputs.command_inputs import load_draft_under_test
+from infer.measure.evaluate import compile_eval_graphs
 from models.drafts.registry import build_draft
 from models.io.tracking import TrackerConf
 from models.parallel.dtensor import full_params

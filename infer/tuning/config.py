@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from conf.typed_text import quote
-from infer.config import DEMO_NEW_TOKENS, MISSING, OWN_TARGET, CheckpointConf, parse_checkpoints
+from infer.config import DEMO_NEW_TOKENS, MISSING, OWN_TARGET, CheckpointConf
 from models.device.config import DeviceConf
 from models.io.errors import require
 from models.io.tracking import TrackerConf
@@ -53,7 +53,7 @@ class TuneConf(CheckpointConf):
     run_name: str = MISSING
 
     def __post_init__(self) -> None:
-        self.checkpoint = parse_checkpoints(self.checkpoint)
+        super().__post_init__()
         check_values(
             self,
             depth=at_least(1),

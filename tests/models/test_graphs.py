@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from data.config import DataConf, OnPolicyConf
-from infer.commands.graph_warmup import compile_eval_graphs
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
-from infer.measure.evaluate import evaluate_drafts
+from infer.measure.evaluate import compile_eval_graphs, evaluate_drafts
 from infer.verify.config import Verification
 from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
 from models.device.xla.device import XlaDevice

@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
 
-from infer.commands.graph_warmup import compile_eval_graphs
 from infer.config import EvaluationConf
 from infer.measure.eval_modes import DraftUnderTest
-from infer.measure.evaluate import evaluate_drafts
+from infer.measure.evaluate import compile_eval_graphs, evaluate_drafts
 from models.trees.config import TreeConf
 from models.trees.tree import TreeKind
 from tests.support.models.tiny import CPU, new_draft, tiny_target
