@@ -7,9 +7,8 @@ from data.eval_prompts.held_out_files import write_held_out
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import warn_tree_depth
 from infer.measure.evaluate import evaluate_drafts
-from infer.report.report_files import write_report_files
+from infer.report.report_files import collect_results, write_report_files
 from infer.report.tables import print_report
-from infer.report.tracked import collect_results
 from infer.results.schema import EvalReport
 from infer.tuning.report_tuning import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch

@@ -6,9 +6,8 @@ from infer.config import EvalConf
 from infer.inputs.checkpoint_paths import find_tracked_run, resolve_target
 from infer.inputs.command_inputs import load_evaluation
 from infer.measure.evaluate import evaluate_drafts
-from infer.report.report_files import write_report_files
+from infer.report.report_files import collect_results, write_report_files
 from infer.report.tables import print_report
-from infer.report.tracked import collect_results
 from infer.results.schema import EvalReport
 from infer.tuning.report_tuning import tune_drafts_for_report
 from models.io.console import IS_MAIN_PROCESS, print_line
