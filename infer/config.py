@@ -7,7 +7,7 @@ from data.config import DEMO
 from infer.verify.config import Verification
 from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
-from models.io.errors import UserError, require
+from models.io.errors import require
 from models.io.tracking import TrackerConf
 from models.io.validation import POSITIVE, Rule, at_least, check_values
 from models.parallel.config import TensorConf
@@ -71,14 +71,6 @@ class EvaluationConf:
         return self.verification.resolve(self.sampling)
 
 
-def parse_checkpoints(value: Any) -> list[str] | None:
-    """Return `checkpoint` as a list, or None for the newest finished run; raise UserError for anything else."""
-    paths = [value] if isinstance(value, str) else value
-    if value is None or (isinstance(paths, list) and paths and {str} == set(map(type, paths))):
-        return paths
-    raise UserError(f"checkpoint: must be a directory or a list of them, got {value}")
-
-
 @dataclass(kw_only=True)
 class CheckpointConf:
     """The settings of every command on checkpoints: their target, a tree and the device."""
@@ -88,6 +80,12 @@ class CheckpointConf:
     tree: TreeConf = field(default_factory=TreeConf)
     parallel: TensorConf = field(default_factory=TensorConf)
     device: DeviceConf = field(default_factory=DeviceConf)
+
+    def __post_init__(self) -> None:
+        paths = [self.checkpoint] if isinstance(self.checkpoint, str) else self.checkpoint
+        are_paths = isinstance(paths, list) and {str} == set(map(type, paths))
+        require(paths is None or are_paths, f"checkpoint: must be a directory or a list of them, got {self.checkpoint}")
+        self.checkpoint = paths
 
 
 @dataclass(kw_only=True)
@@ -99,9 +97,6 @@ class EvalConf(CheckpointConf):
     log: TrackerConf = field(default_factory=TrackerConf)
     output_dir: str = "outputs/infer.eval"
     run_name: str = MISSING
-
-    def __post_init__(self) -> None:
-        self.checkpoint = parse_checkpoints(self.checkpoint)
 
 
 @dataclass(kw_only=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from conf.entry import entry_point
 from infer.config import EvalConf
-from infer.inputs.input_checks import open_inputs
-from infer.inputs.processes import start_checkpoint_processes
+from infer.inputs.command_start import start_command
 from models.io.console import setup_logging
 from models.io.lock import claim_run_folder
 
@@ -20,8 +19,7 @@ from models.io.lock import claim_run_folder
 def main(conf: EvalConf) -> None:
     setup_logging()
     conf.log.check_wandb()
-    directories = open_inputs(conf.checkpoint, conf.tree, conf.evaluation.prompts)
-    start_checkpoint_processes(conf, directories)
+    directories = start_command(conf, conf.evaluation.prompts)
     run = Path(conf.output_dir) / conf.run_name
     claim_run_folder(run)
     from infer.commands.evaluation import evaluate_checkpoints

@@ -7,17 +7,14 @@ python -m infer.generate checkpoint=DIR prompts=FILE                answers as l
 
 from conf.entry import entry_point
 from infer.config import GenerateConf
-from infer.inputs.input_checks import open_inputs
-from infer.inputs.processes import start_checkpoint_processes
+from infer.inputs.command_start import start_command
 from models.io.console import setup_logging
 
 
 @entry_point("generate", GenerateConf)
 def main(conf: GenerateConf) -> None:
     setup_logging()
-    checkpoints = [conf.checkpoint] if conf.checkpoint else None
-    (directory,) = open_inputs(checkpoints, conf.tree, conf.prompts, prompts_key="prompts")
-    start_checkpoint_processes(conf, [directory])
+    (directory,) = start_command(conf, conf.prompts, prompts_key="prompts")
     from infer.commands.generation import generate_from_checkpoint
 
     generate_from_checkpoint(conf, directory)

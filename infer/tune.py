@@ -10,8 +10,7 @@ The search is in `infer/tuning/search.py`. Limits of the method: docs/tuning.md.
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.inputs.input_checks import open_inputs
-from infer.inputs.processes import start_checkpoint_processes
+from infer.inputs.command_start import start_command
 from infer.tuning.config import TuneConf
 from models.io.console import setup_logging
 from models.io.lock import claim_run_folder
@@ -21,8 +20,7 @@ from models.io.lock import claim_run_folder
 def main(conf: TuneConf) -> None:
     setup_logging()
     conf.log.check_wandb()
-    directories = open_inputs(conf.checkpoint, conf.tree, conf.prompts, prompts_key="prompts")
-    start_checkpoint_processes(conf, directories)
+    directories = start_command(conf, conf.prompts, prompts_key="prompts")
     run = Path(conf.output_dir) / conf.run_name
     claim_run_folder(run)
     from infer.commands.tree_tuning import tune_checkpoints

@@ -7,22 +7,20 @@ Graphs last as long as the compiler's cache does (device.cache_dir): docs/graphs
 
 from conf.entry import entry_point
 from infer.config import EvalConf
-from infer.inputs.input_checks import open_inputs
-from infer.inputs.processes import start_checkpoint_processes
-from models.io.console import print_line, setup_logging
+from infer.inputs.command_start import start_command
+from models.io.console import setup_logging
 
 
 @entry_point("eval_warmup", EvalConf)
 def main(conf: EvalConf) -> None:
     setup_logging()
-    directories = open_inputs(conf.checkpoint, conf.tree, conf.evaluation.prompts)
-    start_checkpoint_processes(conf, directories)
-    from infer.commands.graph_warmup import compile_eval_graphs
+    directories = start_command(conf, conf.evaluation.prompts)
     from infer.inputs.command_inputs import load_evaluation
+    from infer.measure.evaluate import compile_eval_graphs
     from models.parallel.processes import leave_processes
 
     target, drafts, evaluation = load_evaluation(conf, directories)
-    compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation)
     leave_processes()
 
 

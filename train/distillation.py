@@ -7,11 +7,9 @@ from data.eval_prompts.held_out_files import write_held_out
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import warn_tree_depth
 from infer.measure.evaluate import evaluate_drafts
-from infer.report.report_files import write_report_files
+from infer.report.report_files import collect_results, write_report_files
 from infer.report.tables import print_report
-from infer.report.tracked import collect_results
 from infer.results.schema import EvalReport
-from infer.tuning.cost_model import choose_clock
 from infer.tuning.report_tuning import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
@@ -55,26 +53,18 @@ def distill_draft(fitted: FittedRun) -> None:
                 run.folder / "checkpoint",
             )
         elif parallel.runs_target:
-            report = measure_draft(conf, target, run.folder, parallel)
+            report = measure_draft(conf, target, run.folder)
             if parallel.is_main:
                 publish_report(conf, report, run.folder, metric_logger)
     parallel.end()
 
 
-def measure_draft(conf: TrainConf, target: Target, folder: Path, parallel: Parallel) -> EvalReport:
+def measure_draft(conf: TrainConf, target: Target, folder: Path) -> EvalReport:
     """Decode the run's held-out prompts with the best draft, and with a tuned tree if asked for."""
     evaluation = resolve_evaluation(conf, folder)
     drafts = [load_draft_under_test(folder / "checkpoint", target)]
     if conf.tune:
-        drafts = tune_drafts_for_report(
-            target,
-            drafts,
-            tree=conf.tree,
-            conf=evaluation,
-            target_conf=conf.target,
-            print_line=log.info,
-            round_seconds=choose_clock(is_target_split=parallel.is_target_split),
-        )
+        drafts = tune_drafts_for_report(target, drafts, tree=conf.tree, conf=evaluation, target_conf=conf.target)
     return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
 
 

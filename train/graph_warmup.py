@@ -11,8 +11,8 @@ from data.eval_prompts.held_out_files import write_held_out
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
 from data.sources.rows import document_from_pair
-from infer.commands.graph_warmup import compile_eval_graphs
 from infer.inputs.command_inputs import load_draft_under_test
+from infer.measure.evaluate import compile_eval_graphs
 from models.drafts.registry import build_draft
 from models.io.tracking import TrackerConf
 from models.parallel.dtensor import full_params
@@ -71,7 +71,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
             draft.save(folder / "checkpoint", target)
             draft_under_test = load_draft_under_test(folder / "checkpoint", target)
             evaluation = resolve_evaluation(conf, folder)
-            compile_eval_graphs(target, [draft_under_test], tree=conf.tree, conf=evaluation, print_line=log.info)
+            compile_eval_graphs(target, [draft_under_test], tree=conf.tree, conf=evaluation)
 
 
 def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:

@@ -6,11 +6,9 @@ from infer.config import EvalConf
 from infer.inputs.checkpoint_paths import find_tracked_run, resolve_target
 from infer.inputs.command_inputs import load_evaluation
 from infer.measure.evaluate import evaluate_drafts
-from infer.report.report_files import write_report_files
+from infer.report.report_files import collect_results, write_report_files
 from infer.report.tables import print_report
-from infer.report.tracked import collect_results
 from infer.results.schema import EvalReport
-from infer.tuning.cost_model import choose_clock
 from infer.tuning.report_tuning import tune_drafts_for_report
 from models.io.console import IS_MAIN_PROCESS, print_line
 from models.io.files import report_disk_errors
@@ -23,15 +21,9 @@ def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> 
     target, drafts, evaluation = load_evaluation(conf, directories)
     if conf.tune:
         drafts = tune_drafts_for_report(
-            target,
-            drafts,
-            tree=conf.tree,
-            conf=evaluation,
-            target_conf=resolve_target(conf.target, directories),
-            print_line=print_line,
-            round_seconds=choose_clock(is_target_split=conf.parallel.tensor > 1),
+            target, drafts, tree=conf.tree, conf=evaluation, target_conf=resolve_target(conf.target, directories)
         )
-    report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
     leave_processes()
     if IS_MAIN_PROCESS:
         publish_report(report, conf, directories, run)

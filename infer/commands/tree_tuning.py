@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
 from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts
 from infer.inputs.checkpoint_paths import find_tracked_run, resolve_target, run_names
@@ -15,7 +13,7 @@ from infer.inputs.command_inputs import load_checkpoint_target
 from infer.inputs.memory_check import DecodingSize
 from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import CostBench, RoundSeconds, choose_clock, read_clock
+from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import (
     SUMMARY_COLUMNS,
     DraftTuning,
@@ -45,11 +43,11 @@ def tune_drafts(
     drafts: dict[str, tuple[Path, Draft]],
     prompts: list[EvalPrompt],
     conf: TuneConf,
+    contexts: list[int],
     round_seconds: RoundSeconds = read_clock,
 ) -> list[DraftTuning]:
     """Tune each draft for each batch and context; print each result as soon as it is known."""
     tunings = []
-    needed_context = count_needed_context(prompts, conf)
     for name, (directory, draft) in drafts.items():
         draft_target = draft.get_verifying_target(target)
         # `infer.eval` decodes with lookup in a chain that the draft can propose too.
@@ -61,7 +59,7 @@ def tune_drafts(
         if not conf.timing:
             print_acceptance(tuning)
             continue
-        for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
+        for batch, context in itertools.product(conf.batch, contexts):
             bench = CostBench(
                 target=draft_target,
                 draft=draft,
@@ -73,18 +71,12 @@ def tune_drafts(
             )
             swept = select_sweep(tuning.candidates) if conf.sweep else []
             tuning.results.append(choose_tree(bench, tuning, swept))
-            torch.compiler.reset()  # drops these graphs: the next shapes are different
             print_result(tuning, tuning.results[-1])
     return tunings
 
 
-def count_needed_context(prompts: list[EvalPrompt], conf: TuneConf) -> int:
-    """Return the tokens of the longest prompt with its answer."""
-    return max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
-
-
-def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target, list[EvalPrompt]]:
-    """Load the checkpoints' target and the prompts; raise UserError before that if a context cannot hold an answer.
+def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target, list[EvalPrompt], list[int]]:
+    """Load the checkpoints' target, prompts and contexts; raise UserError before if a context cannot hold an answer.
 
     By default these are the held-out prompts that selected the best checkpoint, or for the demo
     prompts of its training data. The final report uses neither.
@@ -107,26 +99,24 @@ def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target,
         new_tokens=max(contexts) - longest,
         set_batch=lambda batch: f"batch=[{batch}]",
     )
-    return load_checkpoint_target(target_conf, conf, directories, size), prompts
+    return load_checkpoint_target(target_conf, conf, directories, size), prompts, contexts
 
 
 def tune_checkpoints(
-    conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds | None = None
+    conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds = read_clock
 ) -> None:
     """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
-    target, prompts = load_tuning_inputs(conf, directories)
+    target, prompts, contexts = load_tuning_inputs(conf, directories)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         drafts = {
             name: (directory, load_draft(directory, target))
             for name, directory in zip(run_names(directories), directories, strict=True)
         }
-        longest = max(conf.context or [count_needed_context(prompts, conf)])
         with report_out_of_memory(
-            f"batch: must leave memory for caches of {longest} tokens a row, got {conf.batch}; "
+            f"batch: must leave memory for caches of {max(contexts)} tokens a row, got {conf.batch}; "
             "lower batch, max_new_tokens or context, or choose shorter prompts"
         ):
-            clock = round_seconds or choose_clock(is_target_split=conf.parallel.tensor > 1)
-            tunings = tune_drafts(target, drafts, prompts, conf, clock)
+            tunings = tune_drafts(target, drafts, prompts, conf, contexts, round_seconds)
         report = build_tuning_report(tunings, target, target.device.describe(), prompts)
     leave_processes()
     if IS_MAIN_PROCESS:

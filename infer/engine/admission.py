@@ -94,38 +94,27 @@ def admit_requests(
     fills_rows = session.batch == 1 or not session.device.has_static_shapes
     overwrites = fills_rows and not running and len(groups) == 1
     for group in groups:
-        state = _admit_group(session, state, group, running, criteria, overwrites=overwrites)
+        start = time.perf_counter()
+        rows = [row for row in range(session.batch) if row not in running][: len(group)]
+        state, first_tokens = _prefill_group(session, state, group, rows, overwrites=overwrites)
+        prefill_s = time.perf_counter() - start
+        for row, first_token, request in zip(rows, first_tokens, group, strict=True):
+            request.generation.ids, request.generation.prefill_s = [first_token], prefill_s
+            request.truncate_if_finished(criteria, num_new=1)
+            if not request.finished:
+                running[row] = request
     assert state is not None  # there is a request
     return state
 
 
-def _admit_group(
-    session: Session,
-    state: SessionState | None,
-    requests: list[Request],
-    running: dict[int, Request],
-    criteria: StopCriteria,
-    *,
-    overwrites: bool,
-) -> SessionState:
-    """Prefill requests in one pass; return the new state, of these alone if it `overwrites`."""
-    start = time.perf_counter()
-    rows = [row for row in range(session.batch) if row not in running][: len(requests)]
+def _prefill_group(
+    session: Session, state: SessionState | None, requests: list[Request], rows: list[int], *, overwrites: bool
+) -> tuple[SessionState, list[int]]:
+    """Prefill requests in one pass; return the state, of these alone if it `overwrites`, and their first tokens."""
     prompts, row_ids = [r.ids for r in requests], [r.row_id for r in requests]
     if overwrites:
-        state, _, _ = pad_and_start(session, prompts, row_ids)
-        first_tokens = state.rows.root.tolist()
+        state = prefilled = pad_and_start(session, prompts, row_ids)[0]
     else:
-        buffers = session.side_buffers(len(prompts))
-        prefilled, _, _ = pad_and_start(session, prompts, row_ids, buffers)
-        row_numbers = torch.tensor(rows, device=session.device.torch_device)
-        state = session.insert(state, prefilled, row_numbers)
-        first_tokens = prefilled.rows.root.tolist()
-    prefill_s = time.perf_counter() - start
-    first_tokens = first_tokens[: len(requests)]  # rows beyond them are empty
-    for row, first_token, request in zip(rows, first_tokens, requests, strict=True):
-        request.generation.ids, request.generation.prefill_s = [first_token], prefill_s
-        request.truncate_if_finished(criteria, num_new=1)
-        if not request.finished:
-            running[row] = request
-    return state
+        prefilled = pad_and_start(session, prompts, row_ids, session.side_buffers(len(prompts)))[0]
+        state = session.insert(state, prefilled, torch.tensor(rows, device=session.device.torch_device))
+    return state, prefilled.rows.root.tolist()[: len(requests)]  # rows beyond them are empty

@@ -58,12 +58,10 @@ class StopCriteria:
         >>> criteria.find_end([5, 2, 7], num_checked=0, max_new_tokens=9)
         2
         """
-        for i in range(num_checked, min(len(ids), max_new_tokens)):
-            if ids[i] in self.eos_ids:
-                return self._find_stop_string_end(ids[: i + 1], num_checked) or i + 1
-        return self._find_stop_string_end(ids[:max_new_tokens], num_checked) or (
-            max_new_tokens if len(ids) >= max_new_tokens else None
-        )
+        unchecked = range(num_checked, min(len(ids), max_new_tokens))
+        limit = next((i + 1 for i in unchecked if ids[i] in self.eos_ids), max_new_tokens)
+        stop_string_end = self._find_stop_string_end(ids[:limit], num_checked)
+        return stop_string_end or (limit if len(ids) >= limit else None)
 
     def _find_stop_string_end(self, ids: list[int], num_checked: int) -> int | None:
         """Return the number of tokens up to the first that completes a stop string, or None."""

@@ -14,8 +14,6 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from models.trees.growth import Proposal
-
 
 def build_comb(depth: int, ranks: int) -> list[list[int]]:
     """Return the paths of a comb, by depth and rank.
@@ -33,12 +31,12 @@ class AcceptanceCounter:
         self.depth, self.ranks = depth, ranks
         self.rounds, self.hits = torch.zeros(depth), torch.zeros(depth, ranks)
 
-    def __call__(self, proposal: Proposal, emitted: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]) -> None:
-        """Count a round of each row: its comb, what it emitted, and how much (0 if it is idle)."""
-        children_BDR = proposal.ids.unflatten(1, (self.depth, self.ranks))
-        hits_BDR = children_BDR == emitted[:, : self.depth, None]
-        # If all tokens before were the likeliest, `emitted` is the target's choice on this path.
-        before_BD = torch.cat([(count > 0)[:, None], hits_BDR[:, :-1, 0]], 1).cumprod(1).bool()
+    def count_rounds(self, comb_ids: Int[Tensor, "batch nodes"], text_ids: Int[Tensor, "batch path"]) -> None:
+        """Count a round of each row: the tokens of its comb, and those that the text goes on with."""
+        children_BDR = comb_ids.unflatten(1, (self.depth, self.ranks))
+        hits_BDR = children_BDR == text_ids[:, : self.depth, None]
+        # If all tokens before were the likeliest, the text's is the target's choice on this path.
+        before_BD = torch.cat([torch.ones_like(hits_BDR[:, :1, 0]), hits_BDR[:, :-1, 0]], 1).cumprod(1).bool()
         self.rounds += before_BD.sum(0).cpu()
         self.hits += (hits_BDR & before_BD[:, :, None]).sum(0).cpu()
 

@@ -2,14 +2,11 @@
 
 import datetime
 import itertools
-import logging
 import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
-
-import torch
 
 from data.eval_prompts.contamination import check_contamination
 from data.eval_prompts.held_out_files import read_longest_row
@@ -18,7 +15,7 @@ from infer.config import EvaluationConf
 from infer.engine.answers import generate_answers
 from infer.engine.graph_plan import list_graphs
 from infer.engine.row_tensors import tensor_bytes
-from infer.measure.batched import build_decoders, measure_batch_size
+from infer.measure.batched import build_decoders, measure_batch_size, warm_up_decoders
 from infer.measure.bench import WARMUP_TOKENS, bind_decoders, choose_warmup_prompts, decode_in_turns, decode_prompts
 from infer.measure.eval_modes import (
     DraftUnderTest,
@@ -29,7 +26,7 @@ from infer.measure.eval_modes import (
     warn_tree_depth,
 )
 from infer.measure.exactness import compare_answers, measure_tolerance
-from infer.measure.timing import measure_splits
+from infer.measure.timing import measure_splits, warm_up_unfused
 from infer.results.curve import read_curve
 from infer.results.records import AUTOREGRESSIVE, Exactness, LogitTolerance, ModeResult, PromptResult
 from infer.results.report import build_report, describe_prompts
@@ -45,36 +42,23 @@ from infer.results.schema import (
     TreeInfo,
 )
 from models.device.graph_budget import Graph, GraphBudget
-from models.io.console import track_progress
+from models.io.console import print_line, track_progress
 from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.tree import Tree
-
-log = logging.getLogger(__name__)
 
 CheckAnswers = Callable[[list[PromptResult]], Exactness]
 
 
 def evaluate_drafts(
-    target: Target,
-    candidates: list[DraftUnderTest],
-    *,
-    tree: TreeConf,
-    conf: EvaluationConf,
-    print_line: Callable[[str], None] = log.info,
+    target: Target, candidates: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf
 ) -> EvalReport:
     """Evaluate the drafts in all modes; raise UserError before decoding if settings conflict."""
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
-        return _run_evaluation(target, candidates, tree.build(), conf, print_line)
+        return _run_evaluation(target, candidates, tree.build(), conf)
 
 
-def _run_evaluation(
-    target: Target,
-    candidates: list[DraftUnderTest],
-    tree: Tree,
-    conf: EvaluationConf,
-    print_line: Callable[[str], None],
-) -> EvalReport:
+def _run_evaluation(target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf) -> EvalReport:
     prompts, modes, needed_graphs = plan_evaluation(target, candidates, tree, conf)
     for candidate in candidates:
         warn_tree_depth(tree, candidate.draft, candidate.name)
@@ -162,6 +146,23 @@ def plan_evaluation(
     )
 
 
+def compile_eval_graphs(target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf) -> None:
+    """Compile the graphs of an evaluation by calling every function once in each of its shapes."""
+    if not target.device.has_static_shapes:
+        print_line("graphs: none to compile, because compiling is off on this device")
+        return
+    shape = tree.build()
+    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+        prompts, modes, graphs = plan_evaluation(target, drafts, shape, conf)
+        with target.device.expect_graphs(graphs, print_line):
+            warm_up_modes(modes, prompts, conf)
+            timed = [mode for mode in modes.values() if mode.timed and conf.phases]
+            warm_up_unfused(timed, prompts[0], max_new_tokens=conf.new_tokens)
+            for draft, batch in itertools.product(drafts, conf.batch_sizes):
+                decoders = build_decoders(target, draft, shape, prompts, conf, batch)
+                warm_up_decoders(decoders.values(), prompts, conf)
+
+
 def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
     """Load the prompts, followed by later turns, which continue the target's own answers."""
     turn_prompts = prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=conf.prompts_per_category)
@@ -211,7 +212,8 @@ def _measure_draft(
         method=candidate.draft.method,
         parameters=sum(p.numel() for p in candidate.draft.parameters()),
         memory_bytes=DraftMemory(
-            weights=_model_bytes(candidate.draft), state=tensor_bytes(modes[tree_mode].decoder.session.buffers[1])
+            weights=tensor_bytes([*candidate.draft.parameters(), *candidate.draft.buffers()]),
+            state=tensor_bytes(modes[tree_mode].decoder.session.buffers[1]),
         ),
         target=adapted
         and AdaptedTarget(
@@ -255,7 +257,3 @@ def warm_up_modes(
                 mode.decoder, [prompt], max_new_tokens=min(WARMUP_TOKENS, conf.new_tokens), stops_at_eos=False
             )
     return tolerances
-
-
-def _model_bytes(model: torch.nn.Module) -> int:
-    return tensor_bytes([*model.parameters(), *model.buffers()])

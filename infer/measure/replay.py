@@ -25,11 +25,10 @@ from infer.engine.steps import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.verify.greedy_and_coupled import walk_choices
 from models.drafts.base import Draft, DraftState
-from models.drafts.ngram import MixedDraft
 from models.io.console import track_progress
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
-from models.trees.growth import Proposal, ancestor_mask, node_depths
+from models.trees.growth import ancestor_mask, node_depths
 from models.trees.keyed_noise import split_row_ids
 from models.trees.sampling import History, Sampler
 from models.trees.sampling_config import SamplingConf
@@ -114,12 +113,12 @@ class Replay:
     """The replay of one draft on texts of its target. It reads each text once, for all trees."""
 
     def __init__(self, target: Target, draft: Draft, texts: list[ReplayText], *, sampling: SamplingConf):
-        self.draft, self.texts = MixedDraft(draft), texts
+        self.draft, self.texts = draft, texts
         self.rule, self.vocab_size = sampling, target.vocab_size
 
     @torch.no_grad()
     def accepted_lengths(self, trees: dict[str, Tree]) -> dict[str, list[Int[ndarray, " _"]]]:
-        """Return A(s) for every start of every text, by the name of the tree."""
+        """Return A(s) for every start of every text, by the name of the tree, which copies no tokens."""
         texts = [
             [{name: b.replay_tree(tree)[-1] for name, tree in trees.items()} for b in batches]
             for batches in self._split_texts(list(trees.values()))
@@ -138,11 +137,9 @@ class Replay:
         comb, counter = tree_from_paths(build_comb(depth, ranks)), AcceptanceCounter(depth, ranks)
         for batches in self._split_texts([comb]):
             if replayed := [batch.replay_tree(comb) for batch in batches]:
-                ids, parents, emitted, accepted = map(torch.cat, zip(*replayed, strict=True))
-                # Decoding begins rounds only at these; a round emits accepted tokens and one more.
-                starts = decoding_starts(accepted.cpu().numpy())
-                proposal = Proposal(ids=ids[starts], parents=parents[starts])
-                counter(proposal, emitted[starts], 1 + accepted[starts])
+                ids, continuation, accepted = map(torch.cat, zip(*replayed, strict=True))
+                starts = decoding_starts(accepted.cpu().numpy())  # decoding begins rounds only at these
+                counter.count_rounds(ids[starts], continuation[starts])
         return counter
 
     def _split_texts(self, trees: list[Tree]) -> Iterator[Iterator["_PrefixBatch"]]:
@@ -154,7 +151,7 @@ class Replay:
         # `1 +`: a round emits its path and one token from the target.
         extra_slots = 1 + max(max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees)
         lookahead = max(tree.max_path_length for tree in trees)
-        for text in track_progress(self.texts, f"replaying {self.draft.draft.method}"):
+        for text in track_progress(self.texts, f"replaying {self.draft.method}"):
             yield self._split_starts(text, len(text.ids) + extra_slots, lookahead)
 
     def _split_starts(self, text: ReplayText, slots: int, lookahead: int) -> Iterator["_PrefixBatch"]:
@@ -212,21 +209,18 @@ class _PrefixBatch:
         noise = lookahead_noise(rule, 0 if rule.is_greedy else lookahead, vocab_size, row_limbs, roots + 1)
         self.sampler = Sampler(rule=rule, noise=noise, history=history)
 
-    def replay_tree(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the proposal's ids and parents, the ids after each start, and A(s).
+    def replay_tree(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the proposal's ids, the ids after each start, and A(s).
 
         The target's choice after a node of depth d is token d + 1 of the continuation.
         """
-        draft, state = self.draft, self.state
-        if not tree.ngram_tokens:
-            draft, state = draft.draft, state["draft"]
-        proposal = draft.propose(state, tree=tree, sampler=self.sampler)
+        proposal = self.draft.propose(self.state, tree=tree, sampler=self.sampler)
         offsets = 1 + torch.arange(tree.max_path_length + 1, device=self.roots.device)
         positions = (self.roots[:, None] + offsets).clamp_max(len(self.text.ids) - 1)
         continuation = self.text.ids[positions]
         choices = continuation.gather(1, node_depths(ancestor_mask(proposal.parents)))
         accepted = walk_choices(proposal, choices, tree.max_path_length).count - 1
-        return proposal.ids, proposal.parents, continuation, accepted
+        return proposal.ids, continuation, accepted
 
 
 def decoding_starts(accepted: Int[ndarray, " starts"]) -> Int[ndarray, " rounds"]:

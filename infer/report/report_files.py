@@ -1,19 +1,23 @@
-"""The files of a report: report.json, report.md, rounds.jsonl and report.html, which needs no network."""
+"""The files of a report, whose page needs no network, and what W&B shows of it."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 from infer.report.definitions import DEFINITIONS
+from infer.report.mode_tables import summary_table
+from infer.report.number_format import format_lossless
 from infer.report.plots import render_plots
 from infer.report.prose import build_headline, describe_training, describe_verdicts, list_absences
 from infer.report.tables import build_tables, collect_definitions, render_markdown
-from infer.report.views import has_several_drafts
+from infer.report.views import has_several_drafts, list_modes
 from infer.results.schema import Report
 from models.io.files import write_text_atomically
 from models.io.pages import render_html
+from models.io.tracking import TrackedResults
 
 MAX_PROMPT_CHARS = 400  # characters that are shown of a prompt: its last ones
+HEADLINE_METRICS = ("acceptance_length", "delivered_per_round", "speedup", "tokens_per_s")
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 KIND_LEGEND = {
     "prompt": "the prompt",
@@ -56,3 +60,21 @@ def write_report_files(report: Report, directory: Path) -> None:
     for name, text in files.items():
         if text:  # a report that was read from a file has no rounds
             write_text_atomically(directory / name, text)
+
+
+def collect_results(report: Report, folder: Path, *, prefix: str) -> TrackedResults:
+    """Return the results of a report that is written to `folder`; its figures have names such as `tree/speedup`."""
+    table, views = summary_table(report), list_modes(report)
+    figures = {
+        f"{view.label}/{metric}": estimate.mean
+        for view in views
+        for metric in HEADLINE_METRICS
+        if (estimate := getattr(view.mode.figures, metric)) is not None
+    }
+    return TrackedResults(
+        prefix=prefix,
+        figures=figures | {f"{view.label}/lossless": format_lossless(view.mode.verdict) for view in views},
+        columns=table.columns,
+        rows=table.rows,
+        page=(folder / "report.html").read_text(encoding="utf-8"),
+    )

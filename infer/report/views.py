@@ -1,7 +1,7 @@
 """A view of a report's modes: their labels, keys and colors, and which of them matter most."""
 
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle
 
 from data.sources.prompt_formats import NO_CATEGORY
 from infer.results.records import AUTOREGRESSIVE
@@ -76,8 +76,7 @@ def find_baseline(report: Report, draft: DraftInfo | None) -> Mode:
 
 def assign_draft_colors(report: Report) -> list[tuple[str, DraftInfo]]:
     """Return each draft with a color; colors repeat after the eighth."""
-    colors = islice(cycle(DRAFT_COLORS), len(report.drafts))
-    return list(zip(colors, report.drafts, strict=True))
+    return list(zip(cycle(DRAFT_COLORS), report.drafts, strict=False))
 
 
 def list_colored_modes(report: Report) -> list[tuple[str, ModeView]]:

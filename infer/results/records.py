@@ -1,6 +1,5 @@
 """Records of an evaluation: the answers of each mode to all prompts, and how they were judged."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -116,9 +115,9 @@ class ModeResult:
         """Return the most draft tokens that a round proposed."""
         return max(max(r.generation.drafted, default=0) for r in self.prompt_results)
 
-    def select(self, matches: Callable[[EvalPrompt], bool]) -> "ModeResult":
-        """Return a copy with only the prompts that match."""
-        results = [result for result in self.prompt_results if matches(result.prompt)]
+    def select_category(self, category: str) -> "ModeResult":
+        """Return a copy with only the prompts of a category."""
+        results = [result for result in self.prompt_results if result.prompt.category == category]
         ids = {result.prompt.id for result in results}
         mismatches = [m for m in self.exactness.mismatches if m.prompt_id in ids]
         exactness = replace(self.exactness, mismatches=mismatches)

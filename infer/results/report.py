@@ -57,12 +57,7 @@ def build_report(setup: EvalSetup, results: dict[str, ModeResult], drafts: list[
         drafts=drafts,
         overall=build_section(results),
         categories={
-            name: build_section(
-                {
-                    key: result.select(lambda prompt, name=name: prompt.category == name)
-                    for key, result in results.items()
-                }
-            )
+            name: build_section({key: result.select_category(name) for key, result in results.items()})
             for name in setup.prompts.by_category
         },
         per_prompt=_list_prompt_rows(results),

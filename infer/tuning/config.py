@@ -1,18 +1,15 @@
 """Configuration of `python -m infer.tune`, and its translation into overrides of `infer.eval`."""
 
 import shlex
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
 from conf.typed_text import quote
-from infer.config import DEMO_NEW_TOKENS, MISSING, OWN_TARGET, CheckpointConf, parse_checkpoints
-from models.device.config import DeviceConf
+from infer.config import DEMO_NEW_TOKENS, MISSING, CheckpointConf
 from models.io.errors import require
 from models.io.tracking import TrackerConf
 from models.io.validation import Rule, at_least, at_most, check_values, each_at_least
-from models.parallel.config import TensorConf
-from models.targets.config import TargetConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import MAX_CHAIN_LENGTH
 
@@ -53,7 +50,7 @@ class TuneConf(CheckpointConf):
     run_name: str = MISSING
 
     def __post_init__(self) -> None:
-        self.checkpoint = parse_checkpoints(self.checkpoint)
+        super().__post_init__()
         check_values(
             self,
             depth=at_least(1),
@@ -86,26 +83,17 @@ class TuneConf(CheckpointConf):
 
     def eval_overrides(self, batch: int) -> str:
         """Return the overrides, besides checkpoint and tree, that reproduce the tuning setup."""
-        sections = {
-            "target": (self.target, TargetConf(name=OWN_TARGET)),
-            "parallel": (self.parallel, TensorConf()),
-            "device": (self.device, DeviceConf()),
-            "evaluation.sampling": (self.sampling, SamplingConf()),
-        }
+        own, default = (asdict(conf) for conf in (self, TuneConf()))
+        sections = {"target": "target", "parallel": "parallel", "device": "device", "evaluation.sampling": "sampling"}
         overrides = {
-            f"{key}.{option.name}": getattr(section, option.name)
-            for key, (section, default) in sections.items()
-            for option in fields(section)
-            if getattr(section, option.name) != getattr(default, option.name)
+            f"{key}.{option}": value
+            for key, section in sections.items()
+            for option, value in own[section].items()
+            if value != default[section][option]
         }
-        evaluation = {
-            "prompts": (self.prompts, None),
-            "max_new_tokens": (self.max_new_tokens, DEMO_NEW_TOKENS),
-            "batch_sizes": ([batch], [1]),
-        }
-        return format_overrides(
-            overrides | {f"evaluation.{key}": value for key, (value, default) in evaluation.items() if value != default}
-        )
+        evaluation = {name: own[name] for name in ("prompts", "max_new_tokens") if own[name] != default[name]}
+        evaluation |= {"batch_sizes": [batch]} if batch > 1 else {}
+        return format_overrides(overrides | {f"evaluation.{key}": value for key, value in evaluation.items()})
 
 
 def format_overrides(overrides: dict[str, Any]) -> str:

@@ -33,19 +33,13 @@ MAX_EXTRA_TIMINGS = 12  # timings after the probes, until the predicted best was
 RoundSeconds = Callable[[Decoder, Generation], list[float]]
 
 
-def read_clock(decoder: Decoder, generation: Generation) -> list[float]:  # noqa: ARG001
-    """Return the seconds that were measured while the row was decoded."""
-    return generation.round_s
+def read_clock(decoder: Decoder, generation: Generation) -> list[float]:
+    """Return the seconds that were measured while the row was decoded.
 
-
-def read_main_clock(decoder: Decoder, generation: Generation) -> list[float]:  # noqa: ARG001
-    """Return the seconds that the main process measured, so that all processes choose the same tree; collective."""
-    return take_from_main(generation.round_s)
-
-
-def choose_clock(*, is_target_split: bool) -> RoundSeconds:
-    """Return the clock by which this process tunes."""
-    return read_main_clock if is_target_split else read_clock
+    The processes of a split target take those of the main one, so that all choose the same tree; collective.
+    """
+    assert isinstance(decoder.target, Target)
+    return take_from_main(generation.round_s) if decoder.target.processes > 1 else generation.round_s
 
 
 @dataclass(kw_only=True)

@@ -5,13 +5,12 @@ report, so that `tuned` is not slower than any of them, as far as other prompts 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import SubprocessError
 
 import numpy as np
-import torch
 
 from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
 from data.eval_prompts.hold_out import spread_over_categories
@@ -26,6 +25,7 @@ from infer.tuning.search import choose_tree, estimate_candidates
 from infer.verify.config import Verification
 from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
+from models.io.console import print_line
 from models.io.errors import UserError, first_line, require
 from models.targets.config import TargetConf
 from models.targets.target import Target
@@ -46,7 +46,6 @@ def tune_drafts_for_report(
     tree: TreeConf,
     conf: EvaluationConf,
     target_conf: TargetConf,
-    print_line: Callable[[str], None],
     round_seconds: RoundSeconds = read_clock,
 ) -> list[DraftUnderTest]:
     """Return the drafts with the decoding that the tuner chooses for each.
@@ -67,7 +66,7 @@ def tune_drafts_for_report(
             report_out_of_memory("memory: too little for all trees"),
             target.device.cpu_threads_for(target.num_parameters // target.num_layers),
         ):
-            return [_tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds) for draft in drafts]
+            return [_tune_draft(target, draft, prompts, tree, conf, round_seconds) for draft in drafts]
     except (UserError, RuntimeError, OSError, SubprocessError) as error:
         if is_checked and target.processes > 1:
             raise  # the other processes would go on tuning
@@ -76,7 +75,8 @@ def tune_drafts_for_report(
         checkpoints = ",".join(map(str, directories))
         print_line(
             f"tune: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
-            f"it: python -m infer.tune checkpoint=[{checkpoints}]"
+            f"it: python -m infer.tune checkpoint=[{checkpoints}]",
+            markup=False,
         )
         return drafts
 
@@ -126,7 +126,6 @@ def _tune_draft(
     prompts: list[EvalPrompt],
     tree: TreeConf,
     conf: EvaluationConf,
-    print_line: Callable[[str], None],
     round_seconds: RoundSeconds,
 ) -> DraftUnderTest:
     """Return a draft with its tuned decoding; print the choice and the seconds it took."""
@@ -144,7 +143,6 @@ def _tune_draft(
         round_seconds=round_seconds,
     )
     result = choose_tree(bench, tuning, list_rivals(tuning, tree))
-    torch.compiler.reset()  # drops these graphs: those of the report have other shapes
     fastest, pays = choose_fastest(tuning, result)
     print_line(
         f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}{fastest.description}, speed-up "

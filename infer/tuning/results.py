@@ -102,17 +102,15 @@ class DraftTuning:
         """Predict a candidate's speed-up: its expected tokens over the cost of its round."""
         return self.expected_tokens[candidate.name].delivered / result.cost_curve.steps(candidate)
 
-    def write_tree(self, run: Path, suffix: str, candidate: TreeCandidate, facts: dict[str, Any]) -> Path:
-        """Write a tree file with `facts` about the candidate; return its path."""
+    def write_tree(
+        self, run: Path, suffix: str, candidate: TreeCandidate, facts: dict[str, Any], eval_overrides: str
+    ) -> str:
+        """Write a tree file with `facts` about the candidate; return the command that decodes with it."""
         file = run / f"{self.name.replace('/', '-')}-{suffix}.json"
         content = {**candidate.to_file(), **facts, "checkpoint": str(self.directory)}
         file.write_text(json.dumps(content) + "\n")
-        return file
-
-    def eval_command(self, file: Path, batch: int, conf: TuneConf) -> str:
-        """Return the command that decodes with the tree in `file` as the tuning did."""
         overrides = format_overrides({"checkpoint": self.directory, "tree.file": file})
-        return f"python -m infer.eval {overrides} {conf.eval_overrides(batch)}".rstrip()
+        return f"python -m infer.eval {overrides} {eval_overrides}".rstrip()
 
 
 def print_acceptance(tuning: DraftTuning) -> None:
@@ -205,9 +203,9 @@ def write_choices(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list
             "batch": result.batch,
             "context": result.context,
         }
-        file = tuning.write_tree(run, f"b{result.batch}-c{result.context}", choice, facts)
+        suffix, overrides = f"b{result.batch}-c{result.context}", conf.eval_overrides(result.batch)
         note = "  # its mode ngram; no draft is needed" if choice.is_lookup else ""
-        commands.append(tuning.eval_command(file, result.batch, conf) + note)
+        commands.append(tuning.write_tree(run, suffix, choice, facts, overrides) + note)
     return commands
 
 
@@ -217,8 +215,7 @@ def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> l
     for tuning in tunings:
         for candidate in (c for c in tuning.candidates if c.family == "static"):
             expected = asdict(tuning.expected_tokens[candidate.name])
-            file = tuning.write_tree(run, candidate.name, candidate, expected)
-            commands.append(tuning.eval_command(file, 1, conf))
+            commands.append(tuning.write_tree(run, candidate.name, candidate, expected, conf.eval_overrides(1)))
     return commands
 
 

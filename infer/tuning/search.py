@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
@@ -42,7 +43,7 @@ def estimate_candidates(
         sampling=conf.sampling,
         max_new_tokens=conf.max_new_tokens,
         layers=draft.needs.layers,
-        lookahead=max(depth, conf.longest_copy, conf.tree.build().max_path_length),
+        lookahead=max(depth, conf.longest_copy),
     )
     require(
         any(text.num_starts for text in texts),
@@ -121,6 +122,7 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[T
         curve.add(candidate, bench.measure_steps(candidate))
     measured = list(dict.fromkeys([best, *find_neighbors(best, candidates), *also_measured]))
     tokens_seconds = bench.benchmark_trees(measured)
+    torch.compiler.reset()  # drops these graphs: what comes next has other shapes
     baseline = tokens_seconds[AUTOREGRESSIVE]
     for candidate in find_neighbors(best, candidates):
         speedup = estimate_speedup(tokens_seconds[candidate.name], tokens_seconds[best.name])

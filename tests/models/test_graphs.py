@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from data.config import DataConf, OnPolicyConf
-from infer.commands.graph_warmup import compile_eval_graphs
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
-from infer.measure.evaluate import evaluate_drafts
+from infer.measure.evaluate import compile_eval_graphs, evaluate_drafts
 from infer.verify.config import Verification
 from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
 from models.device.xla.device import XlaDevice
@@ -163,7 +162,9 @@ def test_a_run_compiles_the_graphs_that_it_announced():
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["chain", "static", "product", "mixed"])
-def test_a_warm_up_compiles_the_announced_graphs_and_the_evaluation_no_further_graph(tmp_path, monkeypatch, name):
+def test_a_warm_up_compiles_the_announced_graphs_and_the_evaluation_no_further_graph(
+    tmp_path, monkeypatch, capsys, name
+):
     """The rule of slow compilers ends a run at a further graph; batches of 1, 2 and 8 are decoded."""
     monkeypatch.setattr("models.device.device.SLOW_COMPILERS", ("cpu",))
     target = tiny_target(seed=0, device=build_counting_device("eager"), layers=2)
@@ -171,9 +172,8 @@ def test_a_warm_up_compiles_the_announced_graphs_and_the_evaluation_no_further_g
     tree = {"chain": CHAIN, "static": STATIC, "product": PRODUCT, "mixed": TREE}[name]
     tested = DraftUnderTest(name="trained", draft=draft, untrained="there is none")
     conf = EvaluationConf(prompts=str(write_prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2, 8], phases=False)
-    lines = []
-    compile_eval_graphs(target, [tested], tree=tree, conf=conf, print_line=lines.append)
-    announced, compiled = lines[0], lines[-1]
+    compile_eval_graphs(target, [tested], tree=tree, conf=conf)
+    announced, *_, compiled = capsys.readouterr().out.splitlines()
     assert announced.removesuffix("announced") == compiled.removesuffix("compiled")
     report = evaluate_drafts(target, [tested], tree=tree, conf=conf)
     assert sum(count["announced"] for count in report.setup.graphs.values()) == int(announced.split()[1])
@@ -315,7 +315,7 @@ def test_unannounced_graphs_of_training_stand_in_its_metrics(tmp_path):
     assert [line["train/graphs_unannounced"] for line in metrics(tmp_path)] == [0, 0, 1, 1]
 
 
-def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog):
+def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog, capsys):
     """It runs on dummy rows, reports each graph with its time, and writes no run folder."""
     target = tiny_target(seed=0)
     target.model.save_pretrained(tmp_path / "target")
@@ -334,7 +334,7 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     with caplog.at_level(logging.INFO):
         parallel = build_parallel(conf.parallel, build_counting_device(), trackers=[])
         compile_training_graphs(conf, parallel, tmp_path / "scratch")
-    lines = [record.getMessage() for record in caplog.records]
+    lines = [*(record.getMessage() for record in caplog.records), *capsys.readouterr().out.splitlines()]
     training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))
     assert lines[training].removesuffix("announced") == "graphs: 2 (loss 1, run_target 1) "
     for first in (training, judging):

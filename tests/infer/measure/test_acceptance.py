@@ -78,11 +78,10 @@ def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
     tally, rounds = AcceptanceCounter(3, 3), []
 
     def watch(proposal, emitted, count):
-        tally(proposal, emitted, count)
-        for row in range(2):
-            if count[row] > 0:
-                ids = proposal.ids[row].tolist()
-                rounds.append(([ids[0:3], ids[3:6], ids[6:9]], emitted[row].tolist()))
+        active = count > 0
+        tally.count_rounds(proposal.ids[active], emitted[active])
+        for ids, row in zip(proposal.ids[active].tolist(), emitted[active].tolist(), strict=True):
+            rounds.append(([ids[0:3], ids[3:6], ids[6:9]], row))
 
     decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 3)), sampling=SamplingConf(), slots=64, batch=2)
     watch_rounds(decoder, watch)

@@ -15,7 +15,7 @@ from models.drafts.ngram import NgramDraft
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import tree_from_paths
 from tests.support.models.methods import CASES
-from tests.support.models.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
+from tests.support.models.tiny import batch_of, chain, learn, sampled_texts, static, tree
 from tests.support.models.watching import watch_rounds
 
 pytestmark = pytest.mark.no_shapes
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.no_shapes
 NEW = 24
 GREEDY = SamplingConf()
 COUPLED = SamplingConf(temperature=0.8, top_p=0.95, seed=5)
-SHAPES = {"chain": chain(3), "static": static(), "dynamic": tree(), "mixed": mixed()}
+SHAPES = {"chain": chain(3), "static": static(), "dynamic": tree()}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_an_answer_of_one_token_takes_no_round(target, drafts, prompts):
 def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
     draft, watched = drafts["eagle3"], AcceptanceCounter(3, 4)
     decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 4)), sampling=GREEDY, slots=64)
-    watch_rounds(decoder, watched)
+    watch_rounds(decoder, lambda comb, emitted, _: watched.count_rounds(comb.ids, emitted))
     for prompt in prompts:
         decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids)
     texts = collect_replay_texts(
@@ -161,9 +161,9 @@ def test_a_long_prompt_costs_a_row_little_more_than_its_cache(target, drafts, na
 @pytest.mark.parametrize("rows", [1, 5])
 def test_few_rows_at_a_time_are_replayed_to_the_same_lengths(target, drafts, prompts, rows, monkeypatch):
     """As many rows as the bytes of their caches allow are replayed at a time, but at least one."""
-    draft, slots, shapes = drafts["draft model"], 64, {"mixed": mixed()}
+    draft, slots, shapes = drafts["draft model"], 64, {"tree": tree()}
     at_once = replay_lengths(target, draft, shapes, prompts[1:3], GREEDY)
     row_bytes = tensor_bytes(draft.new_state(1, slots))
     monkeypatch.setattr("infer.measure.replay.STATE_BYTES_PER_PASS", rows * row_bytes - 1)
     parts = replay_lengths(target, draft, shapes, prompts[1:3], GREEDY)
-    assert [lengths.tolist() for lengths in parts["mixed"]] == [lengths.tolist() for lengths in at_once["mixed"]]
+    assert [lengths.tolist() for lengths in parts["tree"]] == [lengths.tolist() for lengths in at_once["tree"]]

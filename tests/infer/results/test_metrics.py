@@ -19,7 +19,7 @@ from tests.support.reports.sample_reports import prompt_result
 
 def build_answer(prompt_id, accepted, *, drafted=None, depth=3, round_s=0.5, tokens=None):
     return prompt_result(
-        prompt={"id": prompt_id},
+        prompt={"id": prompt_id, "category": f"of {prompt_id}"},
         ids=list(range(tokens or 1 + sum(accepted) + len(accepted))),
         accepted=accepted,
         drafted=drafted or [depth] * len(accepted),
@@ -146,5 +146,5 @@ def test_a_category_is_judged_by_its_own_divergences():
     both = Exactness(mismatches=[NEAR, FAR], tolerance=tolerance)
     judged = both.judge("greedy")
     assert (judged.mismatched_prompts, judged.divergences_beyond_gap) == (2, 1)
-    near = replace(CHAIN, exactness=both).select(lambda prompt: prompt.id == "a")
+    near = replace(CHAIN, exactness=both).select_category("of a")
     assert near.exactness.judge("greedy").lossless == LosslessVerdict.yes

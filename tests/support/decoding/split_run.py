@@ -19,7 +19,6 @@ from infer.commands.tree_tuning import tune_drafts
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import choose_clock
 from models.device.config import DeviceConf, DeviceName
 from models.device.device import Device
 from models.device.opening import open_device
@@ -96,8 +95,7 @@ def tune(target: Target, folder: Path) -> list[Any]:
         batch=[2], depth=2, nodes=[2, 4], ranks=3, ngram_tokens=0, ngram_windows=[2], repeats=1, max_new_tokens=8
     )
     drafts = {COMPILED: (folder / COMPILED, load_draft(folder / COMPILED, target))}
-    clock = choose_clock(is_target_split=True)
-    (tuning,) = tune_drafts(target, drafts, prompts, conf, round_seconds=clock)
+    (tuning,) = tune_drafts(target, drafts, prompts, conf, [max(map(len, PROMPTS)) + 8])
     (result,) = tuning.results
     costs = {candidate.name: result.cost_curve.steps(candidate) for candidate in tuning.candidates}
     return [result.best.name, costs]

@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
 
-from infer.commands.graph_warmup import compile_eval_graphs
 from infer.config import EvaluationConf
 from infer.measure.eval_modes import DraftUnderTest
-from infer.measure.evaluate import evaluate_drafts
+from infer.measure.evaluate import compile_eval_graphs, evaluate_drafts
 from models.trees.config import TreeConf
 from models.trees.tree import TreeKind
 from tests.support.models.tiny import CPU, new_draft, tiny_target
@@ -30,7 +29,7 @@ def main(what: str, folder: str) -> None:
     draft = new_draft(target)
     tested = DraftUnderTest(name="trained", draft=draft, untrained=draft)
     run = {"warm": compile_eval_graphs, "judge": evaluate_drafts}[what]
-    run(target, [tested], tree=CHAIN, conf=conf, print_line=lambda _: None)
+    run(target, [tested], tree=CHAIN, conf=conf)
     lookups = counters["inductor"]
     counts = {name: lookups[f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
     print(json.dumps(counts | {"graphs": counters["stats"]["unique_graphs"]}))  # noqa: T201

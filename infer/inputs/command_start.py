@@ -1,21 +1,27 @@
-"""The processes of a command on checkpoints, whose drafts must leave a split target as it is."""
+"""The start of a command on checkpoints: its inputs are checked, and the processes that split its target run it."""
 
 from pathlib import Path
 
 from conf.entry import is_sweep
 from conf.typed_text import quote
+from data.eval_prompts.prompts import PROMPTS_KEY, read_prompt_rows
 from infer.config import CheckpointConf
-from infer.inputs.checkpoint_paths import resolve_target
+from infer.inputs.checkpoint_paths import open_checkpoints, resolve_target
 from models.command_processes import start_processes
 from models.io.console import print_line
 from models.io.errors import require
 
 
-def start_checkpoint_processes(conf: CheckpointConf, directories: list[Path]) -> None:
-    """Run the command in the processes that split its target, and exit; return in each of them, or in a single one.
+def start_command(conf: CheckpointConf, prompts: str | None, *, prompts_key: str = PROMPTS_KEY) -> list[Path]:
+    """Return the checkpoints' directories, in each of the processes that split the target, or in a single one.
 
+    Checkpoints, tree and a file of prompts are read before, so that a mistake is answered at once: raise UserError.
     The main process prints which checkpoints they are.
     """
+    directories = open_checkpoints([conf.checkpoint] if isinstance(conf.checkpoint, str) else conf.checkpoint)
+    conf.tree.build()
+    if prompts is not None:
+        read_prompt_rows(prompts, key=prompts_key)
     if conf.parallel.tensor > 1:
         from models.drafts.registry import find_options  # deferred: slow to import
 
@@ -34,3 +40,4 @@ def start_checkpoint_processes(conf: CheckpointConf, directories: list[Path]) ->
         overrides=[] if conf.checkpoint is not None else [f"checkpoint={quote(str(directories[0]))}"],
     )
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
+    return directories
