@@ -16,6 +16,7 @@ from train.config.run import TrainConf
 DATA, RENDERED = load_data(), render_all()
 RECIPES = DATA["recipes"]
 DRAFTS = [(recipe, draft) for recipe in RECIPES for draft in recipe["drafts"]]
+MEDUSA_DRAFTS = next(recipe["drafts"] for recipe in RECIPES if recipe["name"] == "Medusa-1")
 ALWAYS_LISTED = set(
     (
         "optim.name optim.lr optim.betas optim.weight_decay optim.schedule optim.warmup_ratio optim.max_grad_norm "
@@ -74,3 +75,8 @@ def test_every_draft_of_a_real_target_has_a_recipe():
     drafts = yaml.safe_load((Path(conf.__file__).parent / "drafts.yaml").read_text())
     listed = {draft for _, draft in DRAFTS}
     assert {draft for draft in drafts if not draft.startswith("demo")} == listed
+
+
+def test_the_heads_of_a_large_target_share_its_vocabulary_head():
+    own = {draft: compose("train", TrainConf, [f"draft={draft}"]).draft.separate_lm_heads for draft in MEDUSA_DRAFTS}
+    assert own == {"qwen3-8b-medusa": True, "qwen3-32b-medusa": False}
