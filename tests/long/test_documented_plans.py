@@ -19,7 +19,7 @@ COMMANDS = {
 }
 PLANS = [(words, PEAK_GIB.get(key)) for key, words in COMMANDS.items()] + [
     (words.split(), float(peak))
-    for words, peak in re.findall(r"^\| `(draft=[^`]+)` \| ([\d.]+) \|", PLANNING, re.MULTILINE)
+    for words, peak in re.findall(r"^\| `(draft=[^`]+)` \| [^|]*\| ([\d.]+) \|", PLANNING, re.MULTILINE)
 ]
 
 
