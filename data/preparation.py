@@ -24,17 +24,19 @@ from data.prepare_config import AnswerSource, PrepareConf
 from data.sources.files import TABLE_BATCH_ROWS
 from data.sources.prepared_rows import HELD_OUT, TRAIN, PreparedRow, row_from_columns, write_prepared_rows
 from data.sources.text_hashes import prompt_hashes
+from models.io.console import IS_MAIN_PROCESS
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, partial_directory, report_disk_errors, write_text_atomically
 from models.io.lock import acquire_lock
 from models.io.tracking import upload_results
-from models.targets.loading import load_target
+from models.parallel.processes import leave_processes
+from models.targets.loading import open_target
 from models.targets.precision import build_device
 from models.targets.pretrained import check_pretrained, load_tokenizer, read_context_length, read_vocab_size
 
 CONFIG_FILE, HELD_OUT_FILE = "config.yaml", f"{HELD_OUT}-00000-of-00001.parquet"
 IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows
-    r"run_name|output_dir|worker|device\..*|log\..*"
+    r"run_name|output_dir|worker|device\..*|parallel\..*|log\..*"
     r"|answers\.(url|api_key_env|concurrency|retries|timeout_s|skip_failed|batch)"
 )
 REPORT_TIMEOUT_S = 3600.0  # for another worker that writes the report
@@ -51,6 +53,9 @@ def prepare_rows(conf: PrepareConf) -> None:
     served = check_endpoint(conf.answers, conf.target) if conf.answers.source is AnswerSource.endpoint else None
     if conf.answers.source is AnswerSource.target:
         check_pretrained(conf.target)
+    if conf.parallel.tensor > 1 and not IS_MAIN_PROCESS:
+        help_to_answer(conf, folder)
+        return
     for name, source in conf.mixture.sources.items():
         check_source(name, source)
     excluded = {file: read_first_turns(file) for file in conf.mixture.exclude}
@@ -64,6 +69,18 @@ def prepare_rows(conf: PrepareConf) -> None:
                 write_text_atomically(folder / CONFIG_FILE, config_to_yaml(conf))
             write_files(conf, served, splits, folder)
         report_finished_folder(conf, sources, excluded, folder)
+    leave_processes()
+
+
+def help_to_answer(conf: PrepareConf, folder: Path) -> None:
+    """Decode this process's part of the target beside the main process, which has the rows."""
+    if train_file(folder, conf.worker, conf.workers).exists():
+        return
+    from infer.engine.answer_backend import answer_beside_main
+
+    device = build_device(conf.device, conf.target)
+    answer_beside_main(open_target(conf.target, device, tensor=conf.parallel.tensor), conf.answers)
+    leave_processes()
 
 
 def report_finished_folder(
@@ -156,7 +173,8 @@ def write_files(conf: PrepareConf, served: ServedModel | None, splits: dict[str,
     part = train.select(range(begin, end) or [])  # `select` refuses an empty range
     rows, report = iter_rows(part), AnswersReport()
     journal = folder / f"answers-{conf.worker:05d}-of-{conf.workers:05d}.jsonl"
-    if conf.answers.source is not AnswerSource.none and len(part):
+    # The other processes of a split target wait for this one, also without rows.
+    if conf.answers.source is not AnswerSource.none and (len(part) or conf.parallel.tensor > 1):
         backend, tokenizer = build_answer_backend(conf, served)
         rows = answer_rows(rows, backend, tokenizer, conf.answers, journal, report=report, total=len(part))
     write_prepared_rows(file, rows, vars(report))
@@ -179,5 +197,5 @@ def build_answer_backend(conf: PrepareConf, served: ServedModel | None) -> tuple
     # Commands stand above the packages, so this one may import infer; only this branch needs it.
     from infer.engine.answer_backend import TargetAnswerBackend
 
-    target = load_target(conf.target, build_device(conf.device, conf.target))
+    target = open_target(conf.target, build_device(conf.device, conf.target), tensor=conf.parallel.tensor)
     return TargetAnswerBackend(target, conf.answers), target.tokenizer

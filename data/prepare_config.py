@@ -13,6 +13,7 @@ from models.io.errors import UserError, require
 from models.io.secrets import find_secrets, redact
 from models.io.tracking import TrackerConf
 from models.io.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, unused
+from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 from models.trees.sampling_config import SAMPLING_RULES, SamplingConf
 
@@ -199,6 +200,7 @@ class PrepareConf:
     answers: AnswersConf = field(default_factory=AnswersConf)
     # for answers.source=target; compiling pays off on an accelerator from thousands of rows
     device: DeviceConf = field(default_factory=lambda: DeviceConf(compile=False), metadata=unused("memory_gib"))
+    parallel: TensorConf = field(default_factory=TensorConf)  # for answers.source=target
     log: TrackerConf = field(default_factory=TrackerConf)
     worker: int = 0  # this worker's number, in 0..workers - 1
     workers: int = 1  # each answers a share of the rows and writes its own file
@@ -219,6 +221,11 @@ class PrepareConf:
         require(
             self.has_target or self.answers.source is AnswerSource.none,
             f"target: must be set for answers={self.answers.source.value}, got none; add target=NAME or answers=none",
+        )
+        require(
+            self.parallel.tensor == 1 or self.answers.source is AnswerSource.target,
+            f"parallel.tensor: must be 1 for answers={self.answers.source.value}, which loads no target, "
+            f"got {self.parallel.tensor}; leave it out",
         )
 
     @property

@@ -1,19 +1,27 @@
-"""The answer backend that decodes with the target in this process, with continuous batching."""
+"""The answer backend that decodes with the target in this process, with continuous batching.
+
+The processes of a split target decode in step: the main one has the requests, and tells the others what to decode.
+"""
 
 import asyncio
 from collections.abc import Iterator
+from typing import TypeVar
 
 from data.answers.dialogue import Answer
 from data.prepare_config import AnswersConf
 from data.sources.rows import require_embeddings
 from infer.engine.admission import pad_length
-from infer.engine.decode import Decoder
+from infer.engine.decode import Decoder, TakeRequests
 from infer.engine.requests import Request
+from models.parallel.processes import share_from_main
 from models.targets.target import Target
 
 BATCH_WAIT_S = 0.002  # before the first batch, so that requests sent together share it
 MIN_BATCH_DIVISOR = 4  # prompts wait until 1/4 of the rows are free, to share a prefill pass
 SESSION_DIVISOR = 2  # a session takes the shorter half of what waits, and more of that length
+NO_REQUESTS: list[tuple[list[int], int]] = []
+NO_SESSION: tuple[int, int] | None = None  # longest prompt and rows
+T = TypeVar("T")
 
 
 class TargetAnswerBackend:
@@ -40,7 +48,11 @@ class TargetAnswerBackend:
         return future.result()
 
     async def close(self) -> None:
-        """Do nothing: there is no connection to close."""
+        """Let the other processes of a split target go."""
+        self._share(None)
+
+    def _share(self, message: T) -> T:
+        return share_from_main(message) if self.target.processes > 1 else message
 
     async def _serve(self) -> None:
         await asyncio.sleep(BATCH_WAIT_S)
@@ -57,7 +69,7 @@ class TargetAnswerBackend:
         Short prompts share neither slots nor passes with long ones. Requests that arrive meanwhile join if they are no
         longer than that half. A device that compiles slowly takes all in one session, for fewer graphs.
         """
-        device, max_new_tokens = self.target.device, self.conf.max_new_tokens
+        device = self.target.device
         lengths = sorted(len(request.ids) for request in self.waiting)
         half = min(len(lengths), max(self.conf.batch, len(lengths) // SESSION_DIVISOR))
         count = len(lengths) if device.compiles_slowly else half
@@ -65,11 +77,33 @@ class TargetAnswerBackend:
         batch = self.conf.batch if device.has_static_shapes else min(self.conf.batch, len(lengths))
 
         def take(count: int) -> list[Request]:
+            if not count:
+                return []
             self.waiting.sort(key=lambda request: len(request.ids))
             fitting = sum(len(request.ids) <= longest for request in self.waiting[:count])
             requests, self.waiting = self.waiting[:fitting], self.waiting[fitting:]
+            self._share([(request.ids, request.row_id) for request in requests])
             return requests
 
-        decoder = Decoder(self.target, sampling=self.conf.sampling, slots=longest + max_new_tokens, batch=batch)
+        self._share((longest, batch))
+        return stream_answers(self.target, self.conf, longest, batch, take)
 
-        return decoder.stream(take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=self.target.eos_ids)
+
+def answer_beside_main(target: Target, conf: AnswersConf) -> None:
+    """Decode what the main process decodes, with this process's part of the target, until it closes its backend."""
+
+    def take(count: int) -> list[Request]:
+        requests = share_from_main(NO_REQUESTS) if count else NO_REQUESTS
+        return [Request(ids=ids, row_id=key, max_new_tokens=conf.max_new_tokens) for ids, key in requests]
+
+    while (session := share_from_main(NO_SESSION)) is not None:
+        for _ in stream_answers(target, conf, *session, take):
+            pass
+
+
+def stream_answers(
+    target: Target, conf: AnswersConf, longest: int, batch: int, take: TakeRequests
+) -> Iterator[Request]:
+    """Yield the requests that `take` returns as they finish; prompts have at most `longest` tokens, in `batch` rows."""
+    decoder = Decoder(target, sampling=conf.sampling, slots=longest + conf.max_new_tokens, batch=batch)
+    return decoder.stream(take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=target.eos_ids)

@@ -2,6 +2,7 @@
 
 import gc
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from models.parallel import torchrun
 
 DEVICE_BACKENDS = {"cuda": "nccl", "neuron": "neuron"}  # by the type of PyTorch's device
 COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
+T = TypeVar("T")
 
 
 def choose_backend(device_type: str) -> str:
@@ -40,6 +42,13 @@ def leave_processes() -> None:
         dist.barrier()
         gc.collect()  # what holds the group goes first
         dist.destroy_process_group()
+
+
+def share_from_main(value: T) -> T:
+    """Return the main process's value, any that can be pickled; collective."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+    return values[0]
 
 
 def take_from_main(numbers: list[float]) -> list[float]:

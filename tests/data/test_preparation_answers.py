@@ -104,3 +104,5 @@ def test_answers_need_a_target(folder):
         compose("prepare", PrepareConf, ["mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target"])
     with pytest.raises(UserError, match=r"^answers.url: must be an address for answers=endpoint"):
         compose("prepare", PrepareConf, ["answers=endpoint"])
+    with pytest.raises(UserError, match=r"^parallel.tensor: must be 1 for answers=none, which loads no target, got 2"):
+        compose("prepare", PrepareConf, ["answers=none", "parallel.tensor=2"])

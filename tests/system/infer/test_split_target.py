@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -86,6 +87,25 @@ def test_two_processes_capture_what_a_single_one_does(folder):
         assert ours.keys() == theirs.keys()
         for key, tensor in theirs.items():
             torch.testing.assert_close(ours[key], tensor, atol=1e-5, rtol=2**-7, msg=f"{name}: {key}")
+
+
+def test_two_processes_prepare_the_answers_of_a_single_one(folder):
+    words = (
+        "mixture=one mixture.held_out=0 answers=target answers.temperature=1 answers.max_new_tokens=6 answers.batch=3 "
+        f"device=cpu device.precision=float32 output_dir={folder / 'prepared'} target.path={folder / 'target'} "
+        f"mixture.sources.rows.path={folder / 'texts.jsonl'}"
+    ).split()
+    texts = [{"text": " ".join(map(str, range(i, i + 4 + i % 5)))} for i in range(1, 21)]
+    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    rows, command = {}, ()
+    for tensor in (1, 2):
+        command = ("-m", "data.prepare", *words, f"parallel.tensor={tensor}", f"run_name=by-{tensor}")
+        run_python(*command, OMP_NUM_THREADS="1")
+        (file,) = (folder / "prepared" / f"by-{tensor}").glob("train-*.parquet")
+        rows[tensor] = pq.read_table(file).to_pylist()
+    assert rows[1] == rows[2]
+    assert len(rows[1]) == 20
+    assert "already prepared" in run_python(*command, OMP_NUM_THREADS="1")
 
 
 def judge(folder: Path, *words: str) -> list[str]:
