@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from models.trees.operators import drop_tail, mark_tokens, topk_rows
+from models.operators import drop_tail, mark_tokens, topk_rows
 
 VOCABULARIES, ROWS = (32_000, 151_936), (1, 5, 20)
 PROMPT = 2048

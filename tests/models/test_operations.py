@@ -11,6 +11,7 @@ from data.features.target_pass import run_target
 from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.engine.phase_timer import PhaseTimer
 from infer.verify.config import Verification
+from models import operators
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft
@@ -18,7 +19,6 @@ from models.layers import attend
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import TopKLogits
 from models.targets import attention
-from models.trees import operators
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.device.device import Device
+from models.operators import DROPPED_SCORE, drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
 from models.trees.keyed_noise import gumbel_noise, split_row_ids, uniform_noise
-from models.trees.operators import DROPPED_SCORE, drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
 from train.device.checks import Check, CheckContext, CheckFailedError
 
 VOCABULARIES = (32_000, 151_936)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.trees import operators
-from models.trees.operators import DROPPED_SCORE, drop_tail, mark_tokens, topk_rows
+from models import operators
+from models.operators import DROPPED_SCORE, drop_tail, mark_tokens, topk_rows
 from models.trees.sampling import History
 from scripts.benchmarks.operators import drop_tail_by_sort, mark_paths, mark_paths_by_product, mark_tokens_by_counts
 from tests.support.models.watching import WatchedOperators
