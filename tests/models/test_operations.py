@@ -199,12 +199,12 @@ def test_graphs_of_training_hold_only_operators_that_every_compiler_supports(nam
 @recorded_graphs
 @pytest.mark.parametrize("loss", LossName)
 def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_supports(loss):
-    """This includes the likeliest tokens as teacher, and features that the draft does not read."""
-    target = tiny_target(seed=0, device=build_recording_device())
+    """This includes the likeliest tokens as teacher, how they are found, and features that the draft does not read."""
+    target = tiny_target(seed=0, device=build_recording_device(), padding=operators.MAX_TOPK_COLUMNS)
     draft = CASES["eagle3"].build(target, loss=loss)
     batch = batch_of(draw_texts(*[LENGTH] * ROWS))
     seen = run_target(target, draft.needs.layers, batch)
-    top = TopKLogits.from_logits(target.logits(seen.hidden), 4)
+    top = target.device.compile(TopKLogits.from_logits)(target.logits(seen.hidden), 4)
     unread = torch.zeros_like(seen.hidden[..., :1])
     compiled = target.device.compile(draft.loss)
     compiled(batch, replace(seen, hidden=unread, topk=top)).total.backward()
