@@ -42,9 +42,8 @@ from conf.sequences import WRITERS, check_experiments, list_sequences, read_choi
 from conf.typed_text import PATH_KEYS, quote_typed_text
 from models.device.packages import guard_torch_autoload
 from models.drafts.options import METHODS
-from models.io.errors import UserError
+from models.io.errors import FOLDER_NAME, UserError, check_values
 from models.io.secrets import redact
-from models.io.validation import FOLDER_NAME, check_values
 
 CONF_DIR = str(Path(__file__).parent.resolve())
 OTHER_PROCESSES_WAIT_S = 10.0  # until the first process has the same error, and the launcher has ended the others

@@ -6,8 +6,7 @@ from typing import Any
 
 from models.device.config import DeviceConf
 from models.drafts.options import DraftConf
-from models.io.errors import require
-from models.io.validation import POSITIVE, SEED, SHARE, Rule, at_least, check_values, unused
+from models.io.errors import POSITIVE, SEED, SHARE, Rule, at_least, check_values, require, unused
 from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 

@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 
 from data.config import CONTENT_COLUMNS, MISSING
 from models.device.config import DeviceConf
-from models.io.errors import UserError, require
+from models.io.errors import BELOW_ONE, POSITIVE, SEED, Rule, UserError, at_least, check_values, require, unused
 from models.io.secrets import find_secrets, redact
 from models.io.tracking import TrackerConf
-from models.io.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, unused
 from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 from models.trees.sampling_config import SAMPLING_RULES, SamplingConf

@@ -7,9 +7,8 @@ from data.config import DEMO
 from infer.verify.config import Verification
 from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
-from models.io.errors import require
+from models.io.errors import POSITIVE, Rule, at_least, check_values, require
 from models.io.tracking import TrackerConf
-from models.io.validation import POSITIVE, Rule, at_least, check_values
 from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf

@@ -7,9 +7,8 @@ from typing import Any
 
 from conf.typed_text import quote
 from infer.config import DEMO_NEW_TOKENS, MISSING, CheckpointConf
-from models.io.errors import require
+from models.io.errors import Rule, at_least, at_most, check_values, each_at_least, require
 from models.io.tracking import TrackerConf
-from models.io.validation import Rule, at_least, at_most, check_values, each_at_least
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import MAX_CHAIN_LENGTH
 

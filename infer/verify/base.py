@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 
 from infer.verify.config import Verification
 from models.io.errors import require
+from models.operators import DROPPED_SCORE, gather_mask
 from models.trees.growth import Proposal, ancestor_mask, node_depths
-from models.trees.operators import DROPPED_SCORE, gather_mask
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
 

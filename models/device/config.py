@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from models.device.neuron_env import NeuronEnv
-from models.io.errors import require
-from models.io.validation import POSITIVE, at_least, check_values
+from models.io.errors import POSITIVE, at_least, check_values, require
 
 LOCAL_MACHINE = "here"
 

@@ -13,8 +13,7 @@ from itertools import pairwise
 from models.device.host import Host
 from models.device.packages import is_native
 from models.device.xla.requirements import CACHE_VARIABLE, check_cache_location
-from models.io.errors import require
-from models.io.validation import Rule, at_least, check_values
+from models.io.errors import Rule, at_least, check_values, require
 
 CC_FLAGS = "NEURON_CC_FLAGS"
 LOGICAL_CORES = "NEURON_LOGICAL_NC_CONFIG"

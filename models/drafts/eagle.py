@@ -14,7 +14,6 @@ Axes: B rows, T tokens, H hidden.
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.batch import Batch
-from models.checkpoints import checkpoint
 from models.drafts.base import DraftState, Extras, Loss
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import FeatureDraft
@@ -103,14 +101,13 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         weights = super().list_saved_weights()
         return weights if self.embed_tokens is not None else [*weights, self.target_embeddings.weight]
 
-    def restore(self, directory: Path, target: Target) -> None:
-        """Load the tensors of a checkpoint; embeddings that differ from the target's become the draft's own."""
+    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take the weights from a checkpoint; embeddings that differ from the target's become the draft's own."""
         if self.embed_tokens is None:
-            expected = self.checkpoint_tensors()
-            saved, table = checkpoint.load_tensors(directory, expected)[EMBEDDINGS], expected[EMBEDDINGS].cpu()
-            if not torch.equal(saved.to(table.dtype), table):
+            table = full_tensor(self.target_embeddings.weight).cpu()
+            if not torch.equal(tensors[EMBEDDINGS].to(table.dtype), table):
                 self._add_embeddings()
-        super().restore(directory, target)
+        super().take_tensors(tensors)
 
     # --- the layer ---------------------------------------------------------------------------
 

@@ -66,6 +66,16 @@ class Medusa2Draft(MedusaDraft):
         return cast(Medusa2Draft, super().build(conf, target, loss=loss, seed=seed))
 
     @classmethod
+    def load(cls, directory: Path, target: Target) -> "Medusa2Draft":
+        """Load the heads and the adapted target; raise UserError if they do not match."""
+        draft = cast(Medusa2Draft, super().load(directory, target))
+        folder = directory / getattr(draft.config, TARGET_FOLDER_KEY)
+        draft.adapted_target = load_target(
+            TargetConf(path=str(folder)), target.device, name=f"{target.name}, adapted in {directory}"
+        )
+        return draft
+
+    @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:
         """Return whether it is a Medusa checkpoint that names an adapted target."""
         return super().matches_config(config) and TARGET_FOLDER_KEY in config
@@ -91,14 +101,6 @@ class Medusa2Draft(MedusaDraft):
         for parameter in adapters:
             parameter.data = parameter.data.float()
         self.adapters = nn.ParameterList(adapters)
-
-    def restore(self, directory: Path, target: Target) -> None:
-        """Load the heads and the adapted target; raise UserError if they do not match."""
-        super().restore(directory, target)
-        folder = directory / getattr(self.config, TARGET_FOLDER_KEY)
-        self.adapted_target = load_target(
-            TargetConf(path=str(folder)), target.device, name=f"{target.name}, adapted in {directory}"
-        )
 
     def start_from_first_stage(self, directory: Path, target: Target) -> None:
         """Take the heads of a Medusa-1 checkpoint."""

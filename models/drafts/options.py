@@ -5,8 +5,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import ClassVar
 
-from models.io.errors import require
-from models.io.validation import BELOW_ONE, POSITIVE, at_least, check_values
+from models.io.errors import BELOW_ONE, POSITIVE, at_least, check_values, require
 from models.targets.config import ModelSource
 
 

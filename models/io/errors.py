@@ -1,6 +1,8 @@
-"""Mistakes that a user can fix: each is one line with key, rule, value and remedy."""
+"""Mistakes that a user can fix, and rules that find them: each is one line with key, rule, value and remedy."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -29,3 +31,65 @@ def run_checks(*checks: Callable[[], Any]) -> list[Any]:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the error's class name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+# --- rules for the values of configurations -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on one value, the text that states it, and the remedy for a value that breaks it."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    remedy: str
+
+    def describe(self, key: str, value: Any) -> str:
+        """Return the sentence for a value that breaks the rule."""
+        return f"{key}: {self.text}, got {value}; {self.remedy}"
+
+
+def at_least(minimum: int | float, remedy: str = "raise it") -> Rule:
+    return Rule(f"must be at least {minimum}", lambda value: value >= minimum, remedy)
+
+
+def at_most(maximum: int | float, remedy: str = "lower it") -> Rule:
+    return Rule(f"must be at most {maximum}", lambda value: value <= maximum, remedy)
+
+
+def each_at_least(minimum: int | float, remedy: str = "list one, such as [8]") -> Rule:
+    """Return the rule that a list is not empty and that none of its numbers is below `minimum`."""
+    return Rule(
+        f"must list numbers of at least {minimum}", lambda values: bool(values) and min(values) >= minimum, remedy
+    )
+
+
+POSITIVE = Rule("must be positive", lambda value: value > 0, "raise it")
+BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1, "choose one such as 0.1")
+SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48, "0 is the default")  # see derive_seed
+FOLDER_NAME = Rule(
+    "must name a folder below output_dir",
+    lambda name: bool(parts := Path(name).parts) and parts[0] != "/" and ".." not in parts,
+    "to write elsewhere set output_dir",
+)
+SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1, "choose one such as 0.1")
+
+
+def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:
+    """Check fields of a configuration by name; raise one UserError that lists all broken rules.
+
+    `group` is the path of the configuration, such as `optim`. A field that is None passes every
+    rule.
+    """
+    prefix = f"{group}." if group else ""
+    problems = [
+        rule.describe(prefix + name, value)
+        for name, rule in rules.items()
+        if (value := getattr(conf, name)) is not None and not rule.holds(value)
+    ]
+    require(not problems, "; ".join(problems))
+
+
+def unused(*names: str) -> dict[str, tuple[str, ...]]:
+    """Return the metadata of a field whose keys `names`, or all of them, the command ignores."""
+    return {"unused": names or ("",)}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from models.io.validation import POSITIVE, Rule, at_least, check_values
+from models.io.errors import POSITIVE, Rule, at_least, check_values
 
 
 class LossName(Enum):

@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from models.operators import topk_rows
+
 # Stands for log(0), but stays finite when multiplied by weights or by 0; and not every compiler
 # computes with -inf.
 LOG_ZERO = -1e30
@@ -36,7 +38,7 @@ class TopKLogits:
     def from_logits(cls, logits: Float[Tensor, "*batch vocab"], k: int) -> "TopKLogits":
         """Build it from the target's logits."""
         log_probs = logits.float().log_softmax(-1)
-        top, ids = log_probs.topk(min(k, logits.shape[-1]), -1)
+        top, ids = topk_rows(log_probs, min(k, logits.shape[-1]))
         # a sum over the others, as 1 - the sum of the top would lose tiny values
         rest = log_probs.exp().scatter(-1, ids, 0.0).sum(-1)
         return cls(ids=ids, log_probs=top, rest=rest, vocab_size=logits.shape[-1])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import LOG_ZERO, TINY, DraftDistribution, TargetDistribution, draft_distribution
+from models.operators import topk_rows
 
 # --- values ---------------------------------------------------------------------------------------
 
@@ -75,7 +76,7 @@ def lk_hybrid(draft: DraftDistribution, target: TargetDistribution, conf: LossCo
 def topk_kl(draft: DraftDistribution, target: TargetDistribution, conf: LossConf) -> Tensor:
     """Return the forward KL over the target's k likeliest tokens and one bucket of all others."""
     num_tokens = target.num_token_columns  # without the bucket of a coarse target
-    top_probs, ids = target.soft[..., :num_tokens].topk(min(conf.top_k, num_tokens), -1)
+    top_probs, ids = topk_rows(target.soft[..., :num_tokens], min(conf.top_k, num_tokens))
     target_rest = target.soft.scatter(-1, ids, 0.0).sum(-1)
     ids = ids.expand(*draft.alpha.shape, -1)
     # A sharp draft's probability of the bucket would underflow, so only its logarithm is used.

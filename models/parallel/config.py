@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from models.io.validation import at_least, check_values
+from models.io.errors import at_least, check_values
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.trees.operators import gather_mask
+from models.operators import gather_mask
 
 # keys, values and slots of one layer, then source and destination of moves if there are any
 LayerArgs = tuple[Tensor, ...]

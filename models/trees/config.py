@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from models.io.errors import require
-from models.io.validation import at_least, check_values
+from models.io.errors import at_least, check_values, require
 from models.trees.tree import Tree, TreeKind, tree_from_paths
 from models.trees.tree_formats import read_fields
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.trees.operators import DROPPED_SCORE, gather_mask, stable_topk, topk_rows
+from models.operators import DROPPED_SCORE, gather_mask, stable_topk, topk_rows
 from models.trees.sampling import Sampler
 from models.trees.tree import Tree, TreeKind
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.trees.operators import DROPPED_SCORE, drop_tail, mark_tokens, topk_rows
+from models.operators import DROPPED_SCORE, drop_tail, mark_tokens, topk_rows
 from models.trees.sampling_config import SamplingConf
 
 

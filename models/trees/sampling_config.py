@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from models.io.validation import POSITIVE, SEED, Rule, at_least, check_values
+from models.io.errors import POSITIVE, SEED, Rule, at_least, check_values
 
 SAMPLING_RULES = {
     "temperature": Rule(

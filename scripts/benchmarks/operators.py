@@ -3,7 +3,8 @@
     python -m scripts.benchmarks.operators --threads 1
 
 Printed are the seconds of our form over those of the plain form, from calls that alternate: above 1,
-the plain form is faster. A row is a node of a tree; prompts have PROMPT tokens.
+the plain form is faster. A row is a node of a tree, or one of the POSITIONS whose likeliest tokens a loss or a store
+takes at a time; prompts have PROMPT tokens.
 """
 
 import argparse
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from models.trees.operators import drop_tail, mark_tokens, topk_rows
+from models.operators import drop_tail, mark_tokens, topk_rows
 
 VOCABULARIES, ROWS = (32_000, 151_936), (1, 5, 20)
+POSITIONS = 256
 PROMPT = 2048
 REPEATS, SECONDS = 15, 0.5  # at least, of a pair of forms
 
@@ -60,12 +62,13 @@ def build_cases(vocab: int, rows: int) -> dict[str, Case]:
     """Build the arguments of our form and the plain form of each operator."""
     numbers = torch.Generator().manual_seed(0)
     scores = 4 * torch.randn(rows, vocab, generator=numbers)
+    cases: dict[str, Case] = {f"top-k of {count}": (topk_rows, topk_plain, (scores, count)) for count in (8, 64)}
+    if rows == POSITIONS:
+        return cases
     prompts = torch.randint(vocab, (rows, PROMPT), generator=numbers)
     nodes = torch.randint(vocab, (1, rows), generator=numbers)
     ancestors = torch.ones(1, rows, rows, dtype=torch.bool).tril()
-    return {
-        "top-k of 8": (topk_rows, topk_plain, (scores, 8)),
-        "top-k of 50": (topk_rows, topk_plain, (scores, 50)),
+    return cases | {
         "top-p of 0.9": (drop_tail, drop_tail_by_sort, (scores, 0.1)),
         "tokens of prompts": (mark_tokens, mark_tokens_by_counts, (prompts, prompts > 0, vocab)),
         "tokens of paths": (mark_paths, mark_paths_by_product, (nodes, ancestors, vocab)),
@@ -92,7 +95,7 @@ def main() -> None:
     print("| operator | vocabulary | rows | eager ms | / plain | compiled ms | / plain |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for vocab in VOCABULARIES:
-        for rows in ROWS:
+        for rows in (*ROWS, POSITIONS):
             for name, (ours, plain, arguments) in build_cases(vocab, rows).items():
                 torch.compiler.reset()
                 compiled = [torch.compile(form, fullgraph=True, dynamic=False) for form in (ours, plain)]

@@ -16,15 +16,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.config import DataConf, DataSource, Dtype
+from data.config import DataConf, DataSource, Dtype, TeacherKind
 from data.features import manifest as store_manifest
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from models.drafts.base import Needs
 from models.drafts.options import Medusa2Conf
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
+from models.operators import MAX_TOPK_COLUMNS
 from tests.support.data.captured import COMMAND, EAGLE3, captured, conf, files, opened, written
 from tests.support.models.tiny import LAYERS, tiny_target
+from tests.support.models.watching import WatchedOperators
 from tests.support.runs.killing import ROOT
 
 
@@ -249,6 +251,20 @@ def test_features_that_are_not_finite_are_refused(tmp_path, target):
         broken.model.get_input_embeddings().weight[7] = torch.inf
     broken.model.save_pretrained(folder / "target")
     assert_refused("features must be finite", lambda: captured(conf(folder)))
+
+
+def test_the_likeliest_tokens_of_a_wide_vocabulary_are_stored_without_a_wide_top_k(tmp_path):
+    folder = written(tmp_path, tiny_target(seed=0, padding=MAX_TOPK_COLUMNS))
+    shapes = []
+
+    def record_shape(func, args, _):
+        if func.overloadpacket is torch.ops.aten.topk:
+            shapes.append(args[0].shape)
+
+    with WatchedOperators(record_shape):
+        captured(conf(folder, teacher=TeacherKind.topk, top_k=4, limit=4))
+    assert shapes
+    assert max(columns for _, columns in shapes) <= MAX_TOPK_COLUMNS
 
 
 def test_a_shard_has_the_configured_size(folder, tmp_path):

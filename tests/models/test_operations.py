@@ -11,6 +11,7 @@ from data.features.target_pass import run_target
 from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.engine.phase_timer import PhaseTimer
 from infer.verify.config import Verification
+from models import operators
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft
@@ -18,7 +19,6 @@ from models.layers import attend
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import TopKLogits
 from models.targets import attention
-from models.trees import operators
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
@@ -199,12 +199,12 @@ def test_graphs_of_training_hold_only_operators_that_every_compiler_supports(nam
 @recorded_graphs
 @pytest.mark.parametrize("loss", LossName)
 def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_supports(loss):
-    """This includes the likeliest tokens as teacher, and features that the draft does not read."""
-    target = tiny_target(seed=0, device=build_recording_device())
+    """This includes the likeliest tokens as teacher, how they are found, and features that the draft does not read."""
+    target = tiny_target(seed=0, device=build_recording_device(), padding=operators.MAX_TOPK_COLUMNS)
     draft = CASES["eagle3"].build(target, loss=loss)
     batch = batch_of(draw_texts(*[LENGTH] * ROWS))
     seen = run_target(target, draft.needs.layers, batch)
-    top = TopKLogits.from_logits(target.logits(seen.hidden), 4)
+    top = target.device.compile(TopKLogits.from_logits)(target.logits(seen.hidden), 4)
     unread = torch.zeros_like(seen.hidden[..., :1])
     compiled = target.device.compile(draft.loss)
     compiled(batch, replace(seen, hidden=unread, topk=top)).total.backward()

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from models.device.config import DeviceConf
-from models.io.errors import require
-from models.io.validation import POSITIVE, check_values
+from models.io.errors import POSITIVE, check_values, require
 
 STAGES = ("place", "product", "operators", "functions", "processes", "sizes", "training")
 

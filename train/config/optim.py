@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from models.device.config import Precision
-from models.io.errors import require
-from models.io.validation import POSITIVE, SHARE, Rule, at_least, check_values
+from models.io.errors import POSITIVE, SHARE, Rule, at_least, check_values, require
 
 
 class OptimName(Enum):

@@ -9,9 +9,8 @@ from data.config import DataConf, DataSource
 from infer.config import EvaluationConf
 from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
-from models.io.errors import require
+from models.io.errors import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, require
 from models.io.tracking import TrackerConf
-from models.io.validation import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values
 from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf

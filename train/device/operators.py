@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.device.device import Device
+from models.operators import DROPPED_SCORE, drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
 from models.trees.keyed_noise import gumbel_noise, split_row_ids, uniform_noise
-from models.trees.operators import DROPPED_SCORE, drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
 from train.device.checks import Check, CheckContext, CheckFailedError
 
 VOCABULARIES = (32_000, 151_936)
-COUNTS = (1, 4, 16)  # of the likeliest tokens
+COUNTS = (1, 4, 16, 64)  # of the likeliest tokens; a stored teacher has 64
 ROWS, SLOTS, WIDTH = 5, 64, 64
 NEEDED = "a graph of ours has this operator: report the error to the compiler's authors, with this page"
 NOISE = "device.name: decode at temperature 0 there, as noise must have the same bits on every device"

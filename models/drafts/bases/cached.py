@@ -19,10 +19,10 @@ from torch import Tensor
 
 from models.drafts.base import Draft, DraftState, with_last_hidden
 from models.layers import attend
+from models.operators import gather_mask
 from models.targets.cache import slot_index, tree_mask
 from models.targets.language_model import TargetOutput
 from models.trees.growth import Proposal, grow
-from models.trees.operators import gather_mask
 from models.trees.sampling import Sampler
 from models.trees.tree import Tree
 

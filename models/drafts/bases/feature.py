@@ -94,8 +94,8 @@ class FeatureDraft(Draft):
         conf = cls.conf_class(**cls.fields_from_config(config))
         draft = cls(conf, config, target)
         draft.seed = recorded_seed
-        draft.restore(directory, target)
-        return draft.convert_weights(target)
+        draft.take_tensors(checkpoint.load_tensors(directory, draft.checkpoint_tensors()))
+        return draft.to(target.head.weight.device).convert_weights(target)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return the draft rebuilt from its seed and vocabulary, or why that is impossible."""
@@ -172,11 +172,9 @@ class FeatureDraft(Draft):
         if writes:
             checkpoint.save_draft(directory, tensors, target=target, seed=self.seed, config=self.config.to_dict())
 
-    def restore(self, directory: Path, target: Target) -> None:
-        """Load the tensors that `save` wrote onto the target's device; raise UserError unless all of them fit."""
-        tensors = checkpoint.load_tensors(directory, self.checkpoint_tensors())
+    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take the weights from the tensors of a checkpoint."""
         self.load_state_dict(tensors, strict=False)  # `load_tensors` was strict already
-        self.to(target.head.weight.device)
 
 
 class HeadsDraft(FeatureDraft):

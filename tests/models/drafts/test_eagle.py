@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from data.features.target_pass import run_target
+from models.checkpoints import checkpoint
 from models.checkpoints.checkpoint_files import WEIGHTS_FILE
 from models.drafts.options import Eagle1Conf, Eagle3Conf
 from models.drafts.registry import build_draft, load_draft
@@ -48,6 +50,20 @@ def test_embeddings_of_a_checkpoint_from_elsewhere_are_kept(target, tmp_path):
     tensors[TABLE][4] *= 2
     save_file(tensors, tmp_path / WEIGHTS_FILE)
     assert torch.equal(load_draft(tmp_path, target).embed_tokens.weight, tensors[TABLE])
+
+
+@pytest.mark.parametrize("method", CONFS)
+def test_the_tensors_of_a_checkpoint_are_read_once(target, method, tmp_path, monkeypatch):
+    build_draft(CONFS[method], target, loss=LossConf(), seed=0).save(tmp_path, target)
+    opened = []
+
+    def record_path(path, **how):
+        opened.append(path)
+        return safe_open(path, **how)
+
+    monkeypatch.setattr(checkpoint, "safe_open", record_path)
+    load_draft(tmp_path, target)
+    assert opened == [tmp_path / WEIGHTS_FILE]
 
 
 def test_embeddings_that_the_target_scales_are_copied_without_the_scale():

@@ -113,6 +113,17 @@ def test_alpha_is_overestimated_by_at_most_the_probability_of_the_bucket(draft_i
     assert (over > 0.01).any()
 
 
+@pytest.mark.parametrize("vocab", [16_385, 151_936])
+def test_the_likeliest_tokens_of_a_wide_vocabulary_are_those_of_a_sort(vocab):
+    logits = 4 * torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
+    log_probs, ids = logits.log_softmax(-1).sort(-1, descending=True)
+    for k in (1, 64):
+        top = TopKLogits.from_logits(logits, k)
+        assert torch.equal(top.log_probs, log_probs[:, :k])
+        assert torch.equal(top.ids, ids[:, :k])
+        torch.testing.assert_close(top.rest, log_probs[:, k:].exp().sum(-1))
+
+
 def test_a_tiny_rest_is_not_lost():
     """In fp32, 1 - (sum of the top) would be 0."""
     top = TopKLogits.from_logits(torch.tensor([[30.0, 0.0, 0.0]]), 1)

@@ -8,9 +8,9 @@ import torch
 
 from infer.measure.acceptance import best_first_paths
 from models.io.errors import UserError
+from models.operators import stable_topk
 from models.trees.config import TreeConf
 from models.trees.growth import ancestor_mask, grow, node_depths
-from models.trees.operators import stable_topk
 from models.trees.sampling import Sampler
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind

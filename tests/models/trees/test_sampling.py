@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from models.io.errors import UserError
+from models.operators import DROPPED_SCORE
 from models.trees.growth import ancestor_mask
 from models.trees.keyed_noise import gumbel_noise, split_row_ids
-from models.trees.operators import DROPPED_SCORE
 from models.trees.sampling import History, warp_logits
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import VOCAB, tiny_target

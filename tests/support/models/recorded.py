@@ -11,8 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from models import operators
 from models.device.graph_budget import GraphLedger
-from models.trees import operators
 from tests.support.models.tiny import CPU
 
 GRAPHS: list[GraphModule] = []  # forward, backward and inference, in the order of compilation

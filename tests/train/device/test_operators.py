@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from models.device.device import Device
+from models.operators import stable_topk
 from models.trees import keyed_noise
-from models.trees.operators import stable_topk
 from tests.support.models.tiny import CPU
 from tests.support.models.watching import WatchedOperators
 from tests.support.stages.faulty import build_faulty, change_result, replace_inside

@@ -1,4 +1,4 @@
-"""Operators of decoding, by those that every accelerator's compiler has.
+"""Operators of losses and of decoding, by those that every accelerator's compiler has.
 
 Some compilers have no sort, no top-k of wide rows or of more than two dimensions, no remainder or
 argmax of integers, no gather of bools and no scatter that adds integers;
@@ -30,7 +30,7 @@ def topk_rows(
     """Return the largest `count` values of each row, in descending order, and their indices.
 
     As in `torch.topk`, NaN counts as the largest value, and it is not defined which of equal values
-    are taken. A count above half of MAX_TOPK_COLUMNS is taken from whole rows, however wide they are.
+    are taken. A count of half of MAX_TOPK_COLUMNS and more is taken from whole rows, however wide they are.
     """
     top, index = _topk_matrix(values.reshape(-1, values.shape[-1]), count)
     shape = (*values.shape[:-1], count)
@@ -40,24 +40,27 @@ def topk_rows(
 def _topk_matrix(
     values: Float[Tensor, "rows columns"], count: int
 ) -> tuple[Float[Tensor, "rows count"], Int[Tensor, "rows count"]]:
-    """Return the top of a matrix: that of the `count` groups of columns whose highest values are the largest."""
+    """Return the top of a matrix: that of the `count` groups of columns whose highest values are the largest.
+
+    Columns that are left over join them.
+    """
     columns = values.shape[1]
-    if columns <= MAX_TOPK_COLUMNS or count > MAX_TOPK_COLUMNS // 2:
+    if columns <= MAX_TOPK_COLUMNS or 2 * count >= MAX_TOPK_COLUMNS:
         return values.topk(count, dim=-1)
-    width = 2 ** max(1, round(math.log2(columns / count) / 2))  # so that groups and candidates are about as many
-    padded = values
-    if padding := -columns % width:
-        # The clamp lets a column of -inf come before the padding, which the result must not hold.
-        lowest = torch.finfo(values.dtype).min
-        padded = pad(values.clamp_min(lowest / 2), (0, padding), value=lowest)
-    groups = padded.unflatten(1, (-1, width))
+    # Candidates are up to three times as many as groups, because maxima of narrow groups are slow on a CPU. A power
+    # of two up to 128 divides most vocabularies.
+    width = 2 ** min(int(math.log2(3 * columns / count) / 2), 7)
+    end = columns - columns % width  # of the groups
+    groups = values[:, :end].unflatten(1, (-1, width))
     group = _topk_matrix(groups.amax(-1), count)[1]
-    first_group = groups.shape[1] * torch.arange(len(values), device=values.device)
-    candidates = groups.flatten(0, 1)[first_group[:, None] + group].flatten(1)
+    row = torch.arange(len(values), device=values.device)[:, None]
+    candidates = groups[row, group].flatten(1)
     column = (width * group[:, :, None] + torch.arange(width, device=values.device)).flatten(1)
+    if end < columns:
+        rest = torch.arange(end, columns, device=values.device).expand(len(values), -1)
+        candidates, column = torch.cat([candidates, values[:, end:]], 1), torch.cat([column, rest], 1)
     top, place = _topk_matrix(candidates, count)
-    index = column.gather(1, place)
-    return (values.gather(1, index) if padding else top), index
+    return top, column.gather(1, place)
 
 
 def stable_topk(
