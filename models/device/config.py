@@ -72,6 +72,7 @@ class MachineConf:
     # Whether optimizers hold a copy of all weights and attention runs in chunks, unlike on a CPU.
     is_accelerator: bool = True
     scores_in_memory: bool = False  # whether no kernel attends with a mask, so that all scores are in memory
+    needs_xla: bool = False  # whether nothing newer than PyTorch/XLA runs there
     repeats_heads: bool = False  # whether more cores than key-value heads may share a target
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """`device.precision=auto` takes bf16 where a CPU multiplies in it and the target is large."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -63,3 +64,11 @@ def test_ungrouped_cores_are_twice_as_many_with_half_the_memory_each():
     assert resolve_machine(single, DeviceConf(logical_cores=2), LARGE)[0] == grouped
     with pytest.raises(UserError, match=r"logical_cores: must be null with machine=trn1\.32xlarge, whose"):
         resolve_machine(replace(single, name="trn1.32xlarge", logical_cores=None), DeviceConf(logical_cores=1), LARGE)
+
+
+@pytest.mark.parametrize("machine", ["trn1.2xlarge", "trn1.32xlarge", "inf2.48xlarge"])
+def test_an_older_chip_is_planned_for_the_route_that_runs_there(machine):
+    conf = compose("train_plan", TrainPlanConf, [f"machine={machine}"])
+    with pytest.raises(UserError, match=rf"^device: must be xla with machine={re.escape(machine)}, .* add device=xla$"):
+        resolve_machine(conf.machine, conf.device, LARGE)
+    assert resolve_machine(conf.machine, DeviceConf(name=DeviceName.xla), LARGE)[0] == conf.machine
