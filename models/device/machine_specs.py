@@ -12,7 +12,7 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from models.device.config import LOCAL_MACHINE, MachineConf
+from models.device.config import LOCAL_MACHINE, DeviceConf, DeviceName, MachineConf
 from models.device.device import Device
 from models.device.host import Host
 from models.io.errors import require
@@ -26,6 +26,15 @@ def core_flops(machine: MachineConf, dtype: torch.dtype) -> float:
     """Return the operations of a core per second; types that are not listed count as fp32."""
     name = str(dtype).removeprefix("torch.")
     return machine.tflops.get(name, machine.tflops["float32"]) * 1e12 / machine.cores
+
+
+def check_route(machine: MachineConf, conf: DeviceConf) -> None:
+    """Raise UserError for a route that does not reach the machine."""
+    require(
+        conf.name is DeviceName.xla or not machine.needs_xla,
+        f"device: must be xla with machine={machine.name}, where nothing newer runs, got {conf.name.name}; "
+        "add device=xla",
+    )
 
 
 def check_dtype(machine: MachineConf, dtype: torch.dtype) -> None:

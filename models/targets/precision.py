@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from models.device.config import LOCAL_MACHINE, DeviceConf, DeviceName, MachineConf, Precision
+from models.device.config import LOCAL_MACHINE, DeviceConf, MachineConf, Precision
 from models.device.device import Device
-from models.device.machine_specs import measure_machine
+from models.device.machine_specs import check_route, measure_machine
 from models.device.opening import open_device
-from models.io.errors import UserError, require
+from models.io.errors import UserError
 from models.targets.config import ModelSource
 from models.targets.pretrained import build_planning_model
 
@@ -48,11 +48,7 @@ def resolve_machine(machine: MachineConf, conf: DeviceConf, target: ModelSource)
         device = build_device(conf, target)
         machine, dtype = measure_machine(device), device.dtype
     else:
-        require(
-            conf.name is DeviceName.xla or not machine.needs_xla,
-            f"device: must be xla with machine={machine.name}, where nothing newer runs, got {conf.name.name}; "
-            "add device=xla",
-        )
+        check_route(machine, conf)
         dtype = torch.float32 if conf.precision is Precision.float32 else torch.bfloat16
         if conf.logical_cores is not None:
             if machine.logical_cores is None:
