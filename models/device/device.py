@@ -108,9 +108,14 @@ class Device:
         if kind:
             function = _copy_with_name(function, f"{function.__name__}_{kind}")
         options: dict[str, Any] = {"guard_filter_fn": keep_guards} if frozen_names else {}
-        if self.name == "cpu" and self.backend == "inductor":
-            options["cpp.simdlen"] = _cpu_vector_width()
+        if self.backend == "inductor":
+            options |= self.inductor_options
         return torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend, options=options or None)
+
+    @property
+    def inductor_options(self) -> dict[str, Any]:
+        """Return the options of Inductor, PyTorch's own compiler."""
+        return {}
 
     @property
     def length_multiple(self) -> int:
@@ -189,18 +194,6 @@ class Device:
             "compiled": self.compiles,
             "environment": self.environment,
         }
-
-
-@functools.cache
-def _cpu_vector_width() -> int:
-    """Return the width in bits of the vectors that Inductor computes with.
-
-    As one of its options, the width is part of the key by which Inductor caches graphs. PyTorch
-    2.13 leaves it out, and then returns code of the other width; see docs/graphs.md.
-    """
-    from torch._inductor import cpu_vec_isa  # deferred: slow to import
-
-    return cpu_vec_isa.pick_vec_isa().bit_width()
 
 
 @functools.cache

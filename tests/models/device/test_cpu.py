@@ -9,7 +9,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from models.device import cpu
-from models.device.cpu import CpuDevice, can_pack, pack_linear_layers
+from models.device.cpu import CpuDevice, can_pack, count_packed_bytes, pack_linear_layers
+from models.device.opening import can_compile
+from tests.support.models.watching import WatchedOperators
 
 SIZE = 320  # squared: more than the fewest weights that are packed
 
@@ -17,6 +19,25 @@ SIZE = 320  # squared: more than the fewest weights that are packed
 def frozen_layer(dtype=torch.float32, *, bias=True):
     torch.manual_seed(0)
     return nn.Linear(SIZE, SIZE + 32, bias=bias).to(dtype).requires_grad_(False)
+
+
+class Projections(nn.Module):
+    """Three layers that read the same input, two of them too small to be packed alone, and one of another input."""
+
+    def __init__(self, biases=(True, True, True)):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(SIZE, outputs, bias=bias) for outputs, bias in zip((SIZE, 64, 64), biases, strict=True)
+        )
+        self.o_proj = nn.Linear(SIZE, SIZE)
+        self.requires_grad_(False)
+
+    def forward(self, hidden):
+        return self.o_proj(self.q_proj(hidden)), self.k_proj(hidden), self.v_proj(hidden)
+
+
+def cpu_device(*, compiles):
+    return CpuDevice(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=compiles)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -47,6 +68,73 @@ def test_layers_of_a_compiled_function_have_their_own_weights(fresh_compiler):
     expected = run(hidden)
     pack_linear_layers(layers)
     assert_close(torch.compile(run, fullgraph=True, dynamic=False, backend="aot_eager")(hidden), expected)
+
+
+@pytest.mark.no_shapes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biases", [(True, True, True), (False, False, False), (True, False, True)])
+@torch.no_grad()
+def test_layers_of_one_input_keep_their_own_products(dtype, biases, fresh_compiler):
+    if not can_pack(dtype):
+        pytest.skip(f"this CPU does not pack {dtype}")
+    layers, hidden = Projections(biases).to(dtype), torch.randn(2, 3, SIZE, dtype=dtype)
+    expected = layers(hidden)
+    pack_linear_layers(layers)
+    for run in (layers, torch.compile(layers, fullgraph=True, dynamic=False, backend="aot_eager")):
+        assert_close(run(hidden), expected)
+
+
+@pytest.mark.system
+@pytest.mark.no_shapes
+@pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
+@torch.no_grad()
+def test_a_graph_multiplies_once_by_the_layers_of_one_input(fresh_compiler):
+    device = cpu_device(compiles=True)
+    layers, hidden = nn.ModuleList(Projections() for _ in range(3)), torch.randn(2, SIZE)
+    run_layer = device.compile_region(lambda layer, hidden: layer(hidden))
+
+    def run(hidden):
+        products = []
+        for layer in layers:
+            hidden, *others = run_layer(layer, hidden)
+            products += others
+        return [hidden, *products]
+
+    expected = run(hidden)
+    device.pack_weights(layers)
+    compiled = device.compile(run)
+    compiled(hidden)
+    with torch.profiler.profile() as profile:
+        assert_close(compiled(hidden), expected)
+    calls = [event.count for event in profile.key_averages() if event.key == "draftsmith::packed_linear"]
+    assert calls == [3 * 2]  # by q_proj, k_proj and v_proj, and by o_proj
+
+
+@torch.no_grad()
+def test_outside_graphs_layers_of_one_input_compute_their_own_outputs_alone():
+    layers, widths = Projections(), set()
+    pack_linear_layers(layers)
+    with WatchedOperators(lambda operator, args, output: widths.add(output.shape[-1])):
+        layers.k_proj(torch.randn(2, SIZE))
+    assert widths == {SIZE, 64}  # of the weights and of the product
+
+
+@torch.no_grad()
+def test_layers_of_one_input_share_a_copy_of_the_bytes_that_are_counted():
+    before, layers = set(cpu._packed_layers), Projections()
+    pack_linear_layers(layers)
+    copies = [weight for key, (weight, _) in cpu._packed_layers.items() if key not in before]
+    assert len(copies) == 2
+    assert sum(copy.nbytes for copy in copies) == count_packed_bytes(layers)
+
+
+@torch.no_grad()
+def test_layers_of_one_input_are_packed_if_all_are_frozen():
+    layers = Projections()
+    layers.q_proj.bias.requires_grad_(True)
+    pack_linear_layers(layers)
+    assert [hasattr(layer, "packed_key") for layer in layers.children()] == [False, False, False, True]
 
 
 @pytest.mark.no_shapes
@@ -81,14 +169,14 @@ def test_layers_that_learn_or_are_small_stay_as_they_are():
 
 def test_a_layer_is_packed_once_and_its_packed_weights_go_with_it():
     gc.collect()
-    before = len(cpu._packed_weights)
+    before = len(cpu._packed_layers)
     layer = frozen_layer()
     for _ in range(2):
         pack_linear_layers(layer)
-    assert len(cpu._packed_weights) == before + 1
+    assert len(cpu._packed_layers) == before + 1
     del layer
     gc.collect()
-    assert len(cpu._packed_weights) == before
+    assert len(cpu._packed_layers) == before
 
 
 @torch.no_grad()
@@ -102,6 +190,6 @@ def test_a_copy_of_a_packed_layer_multiplies_as_the_layer_does():
 @pytest.mark.parametrize("compiles", [True, False])
 def test_weights_are_packed_if_the_cpu_compiles(compiles):
     layer = frozen_layer()
-    device = CpuDevice(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=compiles)
+    device = cpu_device(compiles=compiles)
     device.pack_weights(layer)
     assert (hasattr(layer, "packed_key"), device.packs_weights) == (compiles, compiles)
