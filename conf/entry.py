@@ -263,14 +263,8 @@ OmegaConf.register_new_resolver("expand_home", os.path.expanduser, replace=True)
 
 
 def exit_with_error(error: Exception) -> NoReturn:
-    """Print the error in one line and exit with code 2.
-
-    A launched process ends without Python's exit: threads of its process group, which still lives, would abort that.
-    """
+    """Print the error in one line and exit with code 2."""
     print_once(f"error: {redact(error_to_line(error))}")
-    if "LOCAL_RANK" in os.environ:
-        sys.stdout.flush()
-        os._exit(2)
     sys.exit(2)
 
 
