@@ -12,6 +12,9 @@ from conf.typed_text import quote
 MESSAGE_REWRITES = {
     r"Value ('.*') of type '\w+' could not be converted to Float": r"must be a number, got \1; write one such as 0.1",
     r"Value ('.*') of type '\w+' could not be converted to Integer": r"must be an integer, got \1; write one such as 1",
+    r"Value ('.*') of type '\w+' is incompatible with type hint 'Union\[int, str\]'": (
+        r"must be an integer or auto, got \1; write one such as 1"
+    ),
     r"Value ('.*') is not a valid bool": r"must be true or false, got \1",
     r"Invalid value ('.*'), expected one of \[(.*)\]": r"must be one of \2, got \1",
     r"field '.*' is not Optional": "must be set, got null; leave the key out for its default",

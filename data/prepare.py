@@ -23,8 +23,7 @@ def main(conf: PrepareConf) -> None:
 
     for name, source in conf.mixture.sources.items():
         check_source_path(source.path, f"mixture.sources.{name}.path")
-    if conf.parallel.tensor > 1:
-        start_processes(conf.parallel, conf.device, conf.target, is_sweep=is_sweep())
+    start_processes(conf.parallel, conf.device, conf.target, is_sweep=is_sweep())
     from data.preparation import prepare_rows
 
     prepare_rows(conf)

@@ -57,7 +57,8 @@ def describe_training(plan: MachinePlan) -> str:
     assert plan.fits(best), f"{plan.conf.run_name}: must fit"
     assert best.step_time
     seconds, steps = best.step_time.bound, planned_steps(plan) or 0
-    tensor = f" with `parallel.tensor={layout.tensor}`" if layout.tensor > 1 else ""
+    keys = " ".join([f"parallel.tensor={layout.tensor}", *plan.choices])
+    tensor = f" with `{keys}`" if layout.tensor > 1 or plan.choices else ""
     return (
         f"training: {layout.processes} processes{tensor}, {format_gib(best.peak_bytes)} of "
         f"{format_gib(plan.byte_limit)} usable GiB a core; at best {format_duration(seconds)} a "

@@ -33,6 +33,7 @@ class TargetAnswerBackend:
         self.waiting: list[Request] = []
         self.answer_futures: dict[Request, asyncio.Future[Answer]] = {}
         self.serve_task: asyncio.Task[None] | None = None
+        self.is_decoding = False
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         require_embeddings(ids, self.target.vocab_size)
@@ -48,8 +49,9 @@ class TargetAnswerBackend:
         return future.result()
 
     async def close(self) -> None:
-        """Let the other processes of a split target go."""
-        self._share(None)
+        """Let the other processes of a split target go, unless an error has left them in the middle of a session."""
+        if not self.is_decoding:
+            self._share(None)
 
     def _share(self, message: T) -> T:
         return share_from_main(message) if self.target.processes > 1 else message
@@ -62,6 +64,7 @@ class TargetAnswerBackend:
                 reason = "stop" if ids[-1] in self.target.eos_ids else "length"
                 self.answer_futures.pop(request).set_result(Answer(ids=ids, finish_reason=reason))
                 await asyncio.sleep(0)  # lets the caller go on, and perhaps add a request
+            self.is_decoding = False
 
     def _decode_waiting(self) -> Iterator[Request]:
         """Decode the shorter half of the waiting requests; yield each when it is finished.
@@ -85,6 +88,7 @@ class TargetAnswerBackend:
             self._share([(request.ids, request.row_id) for request in requests])
             return requests
 
+        self.is_decoding = True
         self._share((longest, batch))
         return stream_answers(self.target, self.conf, longest, batch, take)
 

@@ -14,6 +14,7 @@ import yaml
 
 from conf.entry import USER_ERRORS, error_to_line
 from tests.support.commands.pages import ROOT, Command, assert_suits_its_route, code, commands, refusals
+from train.config.optim import AUTO
 from train.config.run import TrainConf
 
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
@@ -158,8 +159,9 @@ def test_every_command_of_scripts_pages_and_manifests_composes(file):
 
 def assert_spreads(conf: TrainConf, processes: int) -> None:
     """Check the rules that a launched run checks first, except those on the target's number of heads."""
-    assert processes % conf.parallel.tensor == 0
-    assert conf.optim.rows_per_step % (processes // conf.parallel.tensor) == 0
+    assert processes % conf.parallel.tensor_size == 0
+    if conf.parallel.tensor != AUTO or not conf.device.is_native:
+        assert conf.optim.rows_per_step % (processes // conf.parallel.tensor_size) == 0
 
 
 def test_pages_show_refusals_as_the_command_prints_them():

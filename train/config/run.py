@@ -59,8 +59,8 @@ class ParallelConf:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the plan may choose anything."""
-        return isinstance(self.tensor, str) or Weights.auto in (self.target, self.draft)
+        """Return whether the plan may choose the layout."""
+        return isinstance(self.tensor, str) or self.draft is Weights.auto
 
     @property
     def splits_target(self) -> bool:

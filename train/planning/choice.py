@@ -17,7 +17,7 @@ from train.planning.layout import ProcessLayout, list_layouts
 from train.planning.remedies import apply_overrides, find_overrides
 from train.planning.run_plan import MachinePlan, build_models, plan_layouts, read_store
 
-# What a run may leave to its plan beside parallel.tensor: it changes how the run computes, not what it learns.
+# What the plan of a run may choose beside parallel.tensor: it changes how the run computes, not what it learns.
 CHOSEN_KEYS = ("parallel.target", "parallel.draft", "optim.recompute", "loss.logits_chunk", "held_out.batch")
 
 
@@ -64,8 +64,8 @@ def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype,
     is_open = {"parallel.tensor": conf.parallel.tensor == AUTO, "parallel.draft": conf.parallel.draft is Weights.auto}
     if change and all(is_open.get(key, key in CHOSEN_KEYS) for key in change):
         candidate = apply_overrides(conf, change)
-        smaller = plan_layouts(candidate, machine, dtype, list_candidate_layouts(candidate))
-        return _record_choice(smaller, conf)
+        if layouts := list_candidate_layouts(candidate):
+            return _record_choice(plan_layouts(candidate, machine, dtype, layouts), conf)
     return plan
 
 

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from infer.inputs.memory_check import find_core_bytes
 from models.checkpoints.saved_states import find_newest_state, read_progress_file
@@ -10,8 +11,9 @@ from models.device.config import LOCAL_MACHINE, MachineConf
 from models.io.errors import UserError, require
 from models.meta_model import build_meta_target
 from models.parallel import torchrun
+from models.parallel.tensor_parallel import check_torch
 from train.config.optim import AUTO
-from train.config.run import TrainConf, TrainPlanConf
+from train.config.run import TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_parallel
 from train.distributed.parallel import Parallel
 from train.planning.choice import choose_layout
@@ -35,67 +37,101 @@ class FittedRun:
 def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     """Return the run with what it leaves to its plan, and its planned memory.
 
-    A continued run keeps its micro-batch size where it fits. Raise UserError, with overrides that fit, if nothing fits.
+    A continued run keeps what was chosen before where it fits. Raise UserError, with overrides that fit, if nothing
+    fits.
     """
-    saved_rows = read_saved_rows(conf)
-    is_auto = conf.optim.micro_batch_size == AUTO
+    saved = read_saved_settings(conf)
+    may_choose = conf.parallel.is_open and not parallel.is_single_process and not parallel.device.lazy
     core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
     if core_bytes is None:
         log.info(
             "memory: %s does not tell its memory, so whether the run fits is not checked; device.memory_gib=N sets it",
             parallel.device.name,
         )
-        return FittedRun(
-            conf=set_micro_batch_size(conf, saved_rows or 1) if is_auto else conf, parallel=parallel, planned_bytes=None
-        )
+        check_parallel(replace(conf, parallel=conf.parallel.settle()))
+        if conf.optim.micro_batch_size == AUTO:
+            conf = set_micro_batch_size(conf, saved.get("optim.micro_batch_size", 1))
+        return FittedRun(conf=conf, parallel=parallel, planned_bytes=None)
     core_bytes = min(parallel.gather(core_bytes))  # so that all choose alike
-    wanted = conf
-    if is_auto and saved_rows is not None:
-        conf = set_micro_batch_size(conf, saved_rows)
-    plan = plan_on_device(conf, parallel, core_bytes)
-    if conf is not wanted and not plan.fits(plan.best):
-        conf = wanted
-        plan = plan_on_device(conf, parallel, core_bytes)
-    if conf.parallel.is_open and conf.device.is_native and not parallel.is_single_process:
-        if not (plan.fits(plan.best) and plan.best.layout.processes == plan.machine.total_cores):
-            plan = choose_layout(
-                as_plan_conf(wanted, plan.machine),
-                plan.machine,
-                plan.dtype,
-                most_sharing=torchrun.get_local_world_size(),
-            )
-        if plan.fits(plan.best):
-            conf, parallel = take_layout(conf, parallel, plan)
+    continued = keep_choices(conf, saved, with_layout=may_choose)
+    plan = plan_on_device(continued, parallel, core_bytes)
+    if continued != conf and not is_usable(plan):
+        continued, plan = conf, plan_on_device(conf, parallel, core_bytes)
+    if may_choose and not is_usable(plan):
+        continued, plan = conf, choose_on_devices(conf, parallel, plan)
     if not plan.fits(plan.best):
         raise UserError(describe_misfit(plan))
+    if not parallel.is_single_process:
+        continued, parallel = take_layout(continued, parallel, plan, is_chosen=may_choose)
     rows = plan.best.layout.rows
     require(
         len(set(parallel.gather(rows))) == 1,
         f"optim.micro_batch_size: must be the same on all processes, got {rows} here for auto; give a number",
     )
-    if conf.optim.micro_batch_size == AUTO:
+    if continued.optim.micro_batch_size == AUTO:
         log.info("optim.micro_batch_size: auto takes %d, the most rows of a pass that fit", rows)
-        conf = set_micro_batch_size(conf, rows)
-    return FittedRun(conf=conf, parallel=parallel, planned_bytes=plan.best.peak_bytes)
+        continued = set_micro_batch_size(continued, rows)
+    return FittedRun(conf=continued, parallel=parallel, planned_bytes=plan.best.peak_bytes)
 
 
-def take_layout(conf: TrainConf, parallel: Parallel, plan: MachinePlan) -> tuple[TrainConf, Parallel]:
+def is_usable(plan: MachinePlan) -> bool:
+    """Return whether a run fits and gives every process rows."""
+    return plan.fits(plan.best) and plan.best.layout.processes == plan.machine.total_cores
+
+
+def read_saved_settings(conf: TrainConf) -> dict[str, Any]:
+    """Return the settings by key of the run that this one continues, {} if it continues none."""
+    newest = find_newest_state(Path(conf.output_dir) / conf.run_name) if conf.resume else None
+    return read_progress_file(newest)["config"] if newest else {}
+
+
+def keep_choices(conf: TrainConf, saved: dict[str, Any], *, with_layout: bool) -> TrainConf:
+    """Return the run with what the run before it had chosen: rows of a pass, and `with_layout` all of its layout."""
+    if not saved:
+        return conf
+    if conf.optim.micro_batch_size == AUTO:
+        conf = set_micro_batch_size(conf, saved["optim.micro_batch_size"])
+    if not with_layout:
+        return conf
+    parallel = conf.parallel
+    tensor = saved["parallel.tensor"] if parallel.tensor == AUTO else parallel.tensor
+    target, draft = (
+        Weights[saved[f"parallel.{name}"]] if way is Weights.auto else way
+        for name, way in (("target", parallel.target), ("draft", parallel.draft))
+    )
+    return replace(
+        conf,
+        parallel=replace(parallel, tensor=tensor, target=target, draft=draft),
+        optim=replace(conf.optim, recompute=conf.optim.recompute or saved["optim.recompute"]),
+        loss=replace(conf.loss, logits_chunk=min(conf.loss.logits_chunk, saved["loss.logits_chunk"])),
+        held_out=replace(conf.held_out, batch=min(conf.held_out.batch, saved["held_out.batch"])),
+    )
+
+
+def choose_on_devices(conf: TrainConf, parallel: Parallel, plan: MachinePlan) -> MachinePlan:
+    """Return the plan in the layout that it chooses for the devices at hand."""
+    asked = as_plan_conf(conf, plan.machine)
+    try:
+        check_torch(splits_weights=True)
+    except UserError:  # whole weights are left
+        asked = replace(asked, parallel=conf.parallel.settle())
+    per_node = min(parallel.gather(torchrun.get_local_world_size()))
+    most_sharing = int(per_node) & -int(per_node)  # the largest power of two whose groups lie within nodes
+    return choose_layout(asked, plan.machine, plan.dtype, most_sharing=most_sharing)
+
+
+def take_layout(
+    conf: TrainConf, parallel: Parallel, plan: MachinePlan, *, is_chosen: bool
+) -> tuple[TrainConf, Parallel]:
     """Return the run, and its processes, in the layout of a plan that fits; raise UserError if they cannot train."""
     chosen = plan.conf
     placement = chosen.parallel.settle()
     conf = replace(conf, parallel=placement, optim=chosen.optim, loss=chosen.loss, held_out=chosen.held_out)
     check_parallel(conf)
-    keys = " ".join([f"parallel.tensor={placement.tensor}", *plan.choices])
-    log.info("parallel: auto takes %s, the first layout that fits %d processes", keys, plan.machine.total_cores)
+    if is_chosen:
+        keys = " ".join([f"parallel.tensor={placement.tensor}", *plan.choices])
+        log.info("parallel: %d processes train by %s", plan.machine.total_cores, keys)
     return conf, replace(parallel, conf=placement)
-
-
-def read_saved_rows(conf: TrainConf) -> int | None:
-    """Return the rows per pass of the run that this one continues, or None if it continues none."""
-    if not conf.resume:
-        return None
-    newest = find_newest_state(Path(conf.output_dir) / conf.run_name)
-    return read_progress_file(newest)["config"]["optim.micro_batch_size"] if newest else None
 
 
 def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> MachinePlan:

@@ -12,14 +12,35 @@ from models.io.errors import UserError
 from tests.support.models.tiny import sampled_texts
 from tests.support.reports.planned import GENEROUS, config
 from tests.support.runs import run_python
-from train.config.run import ParallelConf, TrainPlanConf, Weights
+from train.config.run import ParallelConf, TrainConf, TrainPlanConf, Weights
 from train.planning.choice import plan_run
+from train.planning.device_fit import keep_choices
+from train.run.state import flatten_config
 
 TIGHT_GIB = 0.00404  # between what processes need that share the draft and what they need if each has its own
 RUN = (
     "draft=demo-lm draft.layers=[0,3] optim=adamw optim.rows_per_step=8 optim.micro_batch_size=1 loss.logits_chunk=8 "
     "data.row_length=512 held_out.batch=1 device=cpu tree=chain tree.depth=3"
 ).split()
+
+
+def test_a_continued_run_keeps_what_was_chosen_but_not_against_what_is_set():
+    asked = compose("train", TrainConf, ["loss.logits_chunk=64"])
+    saved = flatten_config(
+        replace(
+            asked,
+            parallel=ParallelConf(tensor=2, target=Weights.replicated, draft=Weights.sharded),
+            optim=replace(asked.optim, recompute=True, micro_batch_size=1),
+            loss=replace(asked.loss, logits_chunk=128),
+        )
+    )
+    kept = keep_choices(asked, saved, with_layout=True)
+    assert kept.parallel == ParallelConf(tensor=2, target=Weights.replicated, draft=Weights.sharded)
+    assert (kept.optim.recompute, kept.loss.logits_chunk) == (True, 64)
+    pinned = replace(asked, parallel=ParallelConf(tensor=1))
+    assert keep_choices(pinned, saved, with_layout=True).parallel.tensor == 1
+    assert keep_choices(asked, saved, with_layout=False).parallel == ParallelConf()
+    assert keep_choices(asked, {}, with_layout=True) == asked
 
 
 def eight_cores(gib_per_core: float) -> MachineConf:
@@ -51,7 +72,6 @@ def test_the_layout_that_costs_least_is_taken(tmp_path, gib_per_core, tensor, dr
     [
         (0.06, "parallel.tensor=2", {"tensor": 2}),
         (0.06, "parallel.draft=sharded", {"draft": Weights.sharded}),
-        (0.06, "parallel.tensor=4 parallel.draft=sharded", {"tensor": 4, "draft": Weights.sharded}),
         (0.06, "parallel.target=sharded", {"target": Weights.sharded}),
         (0.04, "parallel.draft=replicated", {"tensor": 2}),
     ],
@@ -76,6 +96,23 @@ def test_smaller_chunks_come_last_and_never_against_what_is_set_by_hand(tmp_path
         assert plan.conf.optim == conf.optim
         assert (plan.conf.loss.logits_chunk < conf.loss.logits_chunk) == fits[layout]
     assert fits == {"auto": True, "replicated": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "cores"),
+    [
+        ("draft=demo-medusa optim.rows_per_step=3", 16),
+        ("draft=demo-medusa parallel.tensor=1 optim.rows_per_step=4", 8),
+        ("draft=demo-medusa2 optim.rows_per_step=4", 8),
+    ],
+)
+def test_rows_that_no_layout_deals_to_all_cores_leave_the_run_as_it_is(tmp_path, words, cores):
+    config().save_pretrained(tmp_path)
+    rows = "data.row_length=256 tree=chain tree.depth=3 device=cpu".split()
+    conf = compose("train_plan", TrainPlanConf, [*words.split(), *rows, f"target.path={tmp_path}"])
+    plan = plan_run(replace(conf, machine=replace(GENEROUS, chips=1, cores=cores, memory_gib=0.05 * cores)))
+    assert not plan.fits(plan.best)
+    assert plan.conf.parallel == conf.parallel
 
 
 def test_a_run_that_no_layout_fits_is_planned_as_if_none_was_chosen(tmp_path):
@@ -114,9 +151,9 @@ def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path):
         return printed, yaml.safe_load((tmp_path / "outputs/train/auto/config.yaml").read_text())
 
     printed, conf = train(1.0)
-    assert "parallel: auto takes parallel.tensor=1, the first layout that fits 2 processes" in printed
+    assert "parallel: 2 processes train by parallel.tensor=1\n" in printed
     assert conf["parallel"] == {"tensor": 1, "target": "replicated", "draft": "replicated"}
     printed, conf = train(TIGHT_GIB)
-    assert "parallel: auto takes parallel.tensor=1 parallel.draft=sharded, the first layout that fits" in printed
+    assert "parallel: 2 processes train by parallel.tensor=1 parallel.draft=sharded\n" in printed
     assert conf["parallel"]["draft"] == "sharded"
     assert conf["optim"]["micro_batch_size"] == 1
