@@ -11,7 +11,7 @@ from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype
 from models.targets.precision import resolve_machine
 from train.config.optim import AUTO
-from train.config.run import TrainPlanConf, Weights
+from train.config.run import TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
 from train.planning.layout import ProcessLayout, list_layouts
 from train.planning.remedies import apply_overrides, find_overrides
@@ -32,12 +32,13 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.spec.tokens))
     if conf.parallel.is_open and conf.device.is_native and machine.total_cores > 1:
-        return choose_layout(conf, machine, dtype, most_sharing=machine.total_cores)
+        plan = choose_layout(conf, machine, dtype, most_sharing=machine.total_cores)
+        return record_choice(plan, conf) if plan.fits(plan.best) else plan
     return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
 
 
 def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype, *, most_sharing: int) -> MachinePlan:
-    """Return the plan of the first layout that fits, with what was chosen; if none does, that of the run as it is.
+    """Return the plan of the first layout that fits; if none does, that of the run as it is.
 
     Layouts use all cores, and come in the order of what they cost: first whole drafts, then gathered ones, each with
     few cores that share the target before many, at most `most_sharing`; then those whose layers run again in the
@@ -56,7 +57,7 @@ def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype,
         if layouts := list_candidate_layouts(candidate):
             plan = plan_layouts(candidate, machine, dtype, layouts)
             if plan.fits(plan.best):
-                return _record_choice(plan, conf)
+                return plan
     plan = plan_layouts(conf, machine, dtype, list_candidate_layouts(conf) or list_layouts(conf, machine, target))
     if plan.fits(plan.best):  # with fewer cores than there are
         return plan
@@ -65,7 +66,7 @@ def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype,
     if change and all(is_open.get(key, key in CHOSEN_KEYS) for key in change):
         candidate = apply_overrides(conf, change)
         if layouts := list_candidate_layouts(candidate):
-            return _record_choice(plan_layouts(candidate, machine, dtype, layouts), conf)
+            return plan_layouts(candidate, machine, dtype, layouts)
     return plan
 
 
@@ -84,8 +85,8 @@ def _list_candidates(conf: TrainPlanConf) -> Iterator[TrainPlanConf]:
         yield replace(conf, parallel=placement, optim=replace(conf.optim, recompute=recompute))
 
 
-def _record_choice(plan: MachinePlan, asked: TrainPlanConf) -> MachinePlan:
-    """Return a plan that fits with its layout in the run, and what was chosen as overrides."""
+def record_choice(plan: MachinePlan, asked: TrainConf) -> MachinePlan:
+    """Return a plan that fits with its layout in the run, and as overrides what differs from the run as `asked`."""
     chosen = replace(plan.conf, parallel=replace(plan.conf.parallel.settle(), tensor=plan.best.layout.tensor))
     asked = replace(asked, parallel=asked.parallel.settle())
     values = {key: attrgetter(key)(chosen) for key in CHOSEN_KEYS}

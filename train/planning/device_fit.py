@@ -16,7 +16,7 @@ from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_parallel
 from train.distributed.parallel import Parallel
-from train.planning.choice import choose_layout
+from train.planning.choice import choose_layout, record_choice
 from train.planning.layout import build_layout
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
@@ -62,6 +62,7 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     if not plan.fits(plan.best):
         raise UserError(describe_misfit(plan))
     if not parallel.is_single_process:
+        plan = record_choice(plan, conf)
         continued, parallel = take_layout(continued, parallel, plan, is_chosen=may_choose)
     rows = plan.best.layout.rows
     require(
@@ -125,13 +126,12 @@ def take_layout(
 ) -> tuple[TrainConf, Parallel]:
     """Return the run, and its processes, in the layout of a plan that fits; raise UserError if they cannot train."""
     chosen = plan.conf
-    placement = chosen.parallel.settle()
-    conf = replace(conf, parallel=placement, optim=chosen.optim, loss=chosen.loss, held_out=chosen.held_out)
+    conf = replace(conf, parallel=chosen.parallel, optim=chosen.optim, loss=chosen.loss, held_out=chosen.held_out)
     check_parallel(conf)
     if is_chosen:
-        keys = " ".join([f"parallel.tensor={placement.tensor}", *plan.choices])
+        keys = " ".join([f"parallel.tensor={chosen.parallel.tensor}", *plan.choices])
         log.info("parallel: %d processes train by %s", plan.machine.total_cores, keys)
-    return conf, replace(parallel, conf=placement)
+    return conf, replace(parallel, conf=chosen.parallel)
 
 
 def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> MachinePlan:
