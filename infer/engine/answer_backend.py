@@ -4,6 +4,7 @@ The processes of a split target decode in step: the main one has the requests, a
 """
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -97,12 +98,20 @@ def answer_beside_main(target: Target, conf: AnswersConf) -> None:
     """Decode what the main process decodes, with this process's part of the target, until it closes its backend."""
 
     def take(count: int) -> list[Request]:
-        requests = share_from_main(NO_REQUESTS) if count else NO_REQUESTS
+        requests = _receive(NO_REQUESTS) if count else NO_REQUESTS
         return [Request(ids=ids, row_id=key, max_new_tokens=conf.max_new_tokens) for ids, key in requests]
 
-    while (session := share_from_main(NO_SESSION)) is not None:
+    while (session := _receive(NO_SESSION)) is not None:
         for _ in stream_answers(target, conf, *session, take):
             pass
+
+
+def _receive(nothing: T) -> T:
+    """Return what the main process shares; exit if it is gone, since it tells its error itself."""
+    try:
+        return share_from_main(nothing)
+    except RuntimeError:
+        sys.exit(1)
 
 
 def stream_answers(

@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,11 @@ from tests.support.runs import ROOT, launch_script, run_python
 from tests.support.runs.killing import TIMEOUT_S, wait_for_moment
 from tests.support.runs.parallel_run import DRAFTS, save_target
 
+LARGEST_FILE = 120_000  # bytes: the journal grows beyond it, no other file does
+ANSWERED = (
+    "mixture=one mixture.held_out=0 answers=target answers.temperature=1 answers.max_new_tokens=6 answers.batch=3 "
+    "device=cpu device.precision=float32"
+)
 JUDGED = "evaluation=quick evaluation.max_new_tokens=8 tree=chain tree.depth=2 device=cpu device.compile=false"
 
 
@@ -89,23 +96,57 @@ def test_two_processes_capture_what_a_single_one_does(folder):
             torch.testing.assert_close(ours[key], tensor, atol=1e-5, rtol=2**-7, msg=f"{name}: {key}")
 
 
+def prepare(folder: Path, texts: list[str], *words: str) -> tuple[str, ...]:
+    """Write the texts, and return the command that lets the target continue them."""
+    (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    paths = (f"output_dir={folder / 'prepared'}", f"target.path={folder / 'target'}")
+    return (
+        "-m",
+        "data.prepare",
+        *ANSWERED.split(),
+        *paths,
+        f"mixture.sources.rows.path={folder / 'texts.jsonl'}",
+        *words,
+    )
+
+
+def read_prepared(folder: Path) -> list[dict[str, Any]]:
+    (file,) = folder.glob("train-*.parquet")
+    return pq.read_table(file).to_pylist()
+
+
 def test_two_processes_prepare_the_answers_of_a_single_one(folder):
-    words = (
-        "mixture=one mixture.held_out=0 answers=target answers.temperature=1 answers.max_new_tokens=6 answers.batch=3 "
-        f"device=cpu device.precision=float32 output_dir={folder / 'prepared'} target.path={folder / 'target'} "
-        f"mixture.sources.rows.path={folder / 'texts.jsonl'}"
-    ).split()
-    texts = [{"text": " ".join(map(str, range(i, i + 4 + i % 5)))} for i in range(1, 21)]
-    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
-    rows, command = {}, ()
+    texts = [" ".join(map(str, range(i, i + 4 + i % 5))) for i in range(1, 21)]
     for tensor in (1, 2):
-        command = ("-m", "data.prepare", *words, f"parallel.tensor={tensor}", f"run_name=by-{tensor}")
-        run_python(*command, OMP_NUM_THREADS="1")
-        (file,) = (folder / "prepared" / f"by-{tensor}").glob("train-*.parquet")
-        rows[tensor] = pq.read_table(file).to_pylist()
-    assert rows[1] == rows[2]
-    assert len(rows[1]) == 20
-    assert "already prepared" in run_python(*command, OMP_NUM_THREADS="1")
+        run_python(*prepare(folder, texts, f"parallel.tensor={tensor}", f"run_name=by-{tensor}"), OMP_NUM_THREADS="1")
+    alone, split = (read_prepared(folder / "prepared" / f"by-{tensor}") for tensor in (1, 2))
+    assert alone == split
+    assert len(alone) == 20
+    again = run_python(*prepare(folder, texts, "parallel.tensor=2", "run_name=by-2"), OMP_NUM_THREADS="1")
+    assert "already prepared" in again
+
+
+def test_a_full_disk_amid_answers_ends_all_processes_in_one_line_and_the_same_command_goes_on(folder):
+    generator = random.Random(0)
+    texts = [" ".join(str(generator.randint(1, 40)) for _ in range(8)) for _ in range(600)]
+    command = prepare(folder, texts, "parallel.tensor=2", "answers.batch=32", "run_name=full")
+    full = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE)),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert full.returncode == 2
+    (line,) = full.stderr.splitlines()
+    assert line.startswith("error: output_dir: must be a writable folder, got ")
+    (journal,) = (folder / "prepared" / "full").glob("answers-*.jsonl")
+    assert journal.stat().st_size == LARGEST_FILE
+    run_python(*command, OMP_NUM_THREADS="1")
+    assert len(read_prepared(folder / "prepared" / "full")) == len(set(texts))
 
 
 def judge(folder: Path, *words: str) -> list[str]:
