@@ -232,6 +232,7 @@ class CaptureConf:
     dtype: Dtype = Dtype.int8  # of hidden states
     teacher: TeacherKind = TeacherKind.hidden
     top_k: int = 64  # tokens of teacher=topk
+    on_prompts: bool = False  # the teacher covers the tokens of prompts too, which loss.on_prompts=true learns
     batch: int = 8  # rows of data.row_length tokens in each pass of the target
     shard_mb: float = 512.0  # megabytes of a shard; writing one takes three times that in memory
     checksums: bool = True  # verify checksums of existing files; false compares only their sizes

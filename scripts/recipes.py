@@ -56,6 +56,8 @@ def render_recipe(recipe: dict[str, Any], numbers: dict[str, int]) -> str:
         remark = "; ".join(value[name] for name in ("why", "note") if name in value)
         rows.append([label, format_value(our_value(value)), published, remark])
     drafts = ", ".join(f"`draft={name}`" for name in recipe["drafts"])
+    if "recipe" in recipe:
+        drafts += f", each with `recipe={recipe['recipe']}`"
     return f"{drafts}.\n\n{render_markdown_table(columns, rows, label_columns=len(columns))}"
 
 

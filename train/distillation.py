@@ -14,8 +14,9 @@ from infer.tuning.report_tuning import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
 from models.targets.target import Target
-from train.config.run import TrainConf
+from train.config.run import FIRST_STAGE_FOLDER, TrainConf
 from train.distributed.parallel import Parallel
+from train.first_lines import announce_recipe
 from train.planning.device_fit import FittedRun
 from train.quick_eval import build_quick_eval, build_stored_eval
 from train.rows.held_out import resolve_evaluation
@@ -98,6 +99,8 @@ def train_draft(
         log.info("%s is trained already", run.folder)
         return metric_logger
     data = load_training_rows(conf, target, draft, parallel)
+    if run.folder.name != FIRST_STAGE_FOLDER:  # whose recipe is that of the main stage
+        announce_recipe(conf, len(data.rows))
     run.record_rows(data.rows.content_hash())
     if parallel.is_main:
         write_held_out(data.held_out, run.folder)

@@ -1,4 +1,4 @@
-"""First log lines of a run: its data, and how to replace the answers by the target's own."""
+"""First log lines of a run: its data, how to replace the answers by the target's own, which recipe fits."""
 
 import logging
 from collections.abc import Iterable
@@ -9,10 +9,12 @@ from data.config import DataConf, DataSource, RowFormat
 from data.preview import Preview
 from infer.tuning.config import format_overrides
 from models.targets.config import TargetConf
+from train.config.optim import OptimName
 from train.config.run import TrainConf
 
 log = logging.getLogger(__name__)
 SOURCE_KEY = "mixture.sources.rows"  # of mixture=one
+PUBLISHED_STEPS = 10_000  # that SpecForge's recipe for EAGLE-3 ends after: docs/recipes.md
 
 
 def announce_data(conf: TrainConf, preview: Preview) -> None:
@@ -36,6 +38,20 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
             conf.run_name,
             conf.run_name,
         )
+
+
+def announce_recipe(conf: TrainConf, num_rows: int) -> None:
+    """Log which recipe suits a draft that starts from nothing and has few steps, if another one was chosen."""
+    steps = conf.optim.total_steps(num_rows)
+    starts_trained = conf.draft.pretrained is not None or conf.draft.first_stage is not None
+    if steps >= PUBLISHED_STEPS or conf.optim.name is not OptimName.adamw or starts_trained:
+        return
+    log.info(
+        "recipe: made for %s steps and more, got %s, in which a draft learns more by recipe=%s (docs/recipes.md)",
+        f"{PUBLISHED_STEPS:,}",
+        f"{steps:,}",
+        "few_answers_eagle3" if conf.draft.method == "eagle3" else "few_answers",
+    )
 
 
 def describe_data(data: DataConf, preview: Preview) -> str:

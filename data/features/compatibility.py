@@ -26,11 +26,6 @@ def check_captured_data(data: DataConf, *, target: TargetConf, draft: DraftConf,
             not value,
             f"{key}: must be {type(value)(0)} with data.source=captured, got {value}; a store has fixed documents",
         )
-    require(
-        not loss.on_prompts,
-        "loss.on_prompts: must be false with data.source=captured, whose teacher covers answers "
-        "only, got true; set it to false or train on the documents that were captured",
-    )
     shape = build_meta_target(target, torch.float32)
     needs = build_meta_draft(draft, shape).needs
     require(
@@ -42,6 +37,11 @@ def check_captured_data(data: DataConf, *, target: TargetConf, draft: DraftConf,
     manifest = read_manifest(folder)
     manifest.check_serves(
         folder, needs=needs, hidden_size=shape.hidden_size, tokenizer_hash=tokenizer_fingerprint(load_tokenizer(target))
+    )
+    require(
+        manifest.spec.schema.on_prompts or not loss.on_prompts,
+        f"loss.on_prompts: must be false with {folder}, whose teacher covers answers only, got true; "
+        "set it to false, or capture with on_prompts=true under another run_name",
     )
     manifest.check_undamaged(folder, checksums=False)  # checksums follow once the target is loaded
     require(

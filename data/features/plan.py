@@ -148,7 +148,7 @@ class CapturePlan:
         if conf.data.overlap is None:
             documents = truncate_documents(documents, length)
         packed, report = pack_documents(documents, length, overlap=conf.data.overlap)
-        supervised_mask = find_supervised_tokens(documents)
+        supervised_mask = find_supervised_tokens(documents) | schema.on_prompts
         batches_per_shard = int(conf.shard_mb * MB / (schema.num_bytes(length, length) * conf.batch))
         rows_per_shard = conf.batch * max(1, batches_per_shard)
         index, counts = build_segment_index(packed, supervised_mask, rows_per_shard=rows_per_shard)

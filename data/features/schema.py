@@ -51,6 +51,7 @@ class FeatureSchema:
     top_k: int  # of teacher=topk
     hidden_size: int
     vocab_size: int
+    on_prompts: bool = False  # the tokens of prompts are supervised too; not recorded by older stores
 
     @property
     def tensor_specs(self) -> list[TensorSpec]:
@@ -116,6 +117,7 @@ def build_schema(conf: CaptureConf, needs: Needs, *, hidden_size: int, vocab_siz
         top_k=min(conf.top_k, vocab_size),
         hidden_size=hidden_size,
         vocab_size=vocab_size,
+        on_prompts=conf.on_prompts,
     )
 
 

@@ -16,7 +16,7 @@ from train.config.run import TrainConf, TrainPlanConf
 
 pytestmark = pytest.mark.no_shapes
 
-GROUPS = "target data loss tree optim device parallel machine log experiment mixture evaluation answers".split()
+GROUPS = "target data loss tree optim recipe device parallel machine log experiment mixture evaluation answers".split()
 ELSEWHERE = {  # groups that training does not have
     "machine": ("train_plan", TrainPlanConf),
     "mixture": ("prepare", PrepareConf),
@@ -45,6 +45,22 @@ def test_every_option_composes_and_validates(option):
     conf = compose(name, schema, [option, *NEEDS.get(option, [])])
     assert type(conf) is schema
     assert not hasattr(conf, "draft") or type(conf.draft) in METHODS.values()
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_few_answers_replaces_optimizer_and_loss_of_every_draft_and_typed_keys_win(draft):
+    conf = compose_train(f"draft={draft}", "recipe=few_answers", "optim.muon_lr=0.5")
+    assert (conf.optim.name.value, conf.optim.muon_lr, conf.loss.name.value) == ("muon", 0.5, "forward_kl")
+    assert conf.draft == compose_train(f"draft={draft}").draft
+
+
+def test_a_sequence_takes_the_recipe_for_few_answers():
+    conf = compose_train("experiment=qwen3-8b-eagle3", "recipe=few_answers_eagle3")
+    published = compose_train("experiment=qwen3-8b-eagle3")
+    assert conf.draft == dataclasses.replace(published.draft, ttt_steps=4, dropout=0.1)
+    assert (conf.data, conf.run_name) == (published.data, published.run_name)
+    assert conf.loss.on_prompts
+    assert not published.loss.on_prompts
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,8 @@ ALWAYS_LISTED = set(
 
 @pytest.mark.parametrize(("recipe", "draft"), DRAFTS, ids=[f"{recipe['name']}-{draft}" for recipe, draft in DRAFTS])
 def test_a_draft_has_the_values_of_its_table(recipe, draft):
-    config = OmegaConf.structured(compose("train", TrainConf, [f"draft={draft}"]))
+    overrides = [f"draft={draft}", f"recipe={recipe.get('recipe', 'published')}"]
+    config = OmegaConf.structured(compose("train", TrainConf, overrides))
     plain = OmegaConf.create(OmegaConf.to_container(config, enum_to_str=True))
     values = {value["key"]: our_value(value) for value in recipe["values"] if "key" in value}
     assert {key: OmegaConf.select(plain, key) for key in values} == values

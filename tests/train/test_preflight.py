@@ -31,7 +31,7 @@ from tests.support.commands.own_target import save_conversations, save_target
 from tests.support.commands.pages import commands
 from train.checks import check_inputs
 from train.config.run import TrainConf, TrainPlanConf
-from train.first_lines import describe_data, prepare_command
+from train.first_lines import announce_recipe, describe_data, prepare_command
 
 LAPTOP = "smollm2-135m"  # its drafts have no public data: they learn from answers of the target
 REAL = [
@@ -273,6 +273,25 @@ def test_the_demos_data_are_refused_for_another_target_unless_allowed(folder, mo
     with caplog.at_level(logging.INFO, logger="train.first_lines"):
         train.first_lines.announce_data(allowed, check_inputs(allowed))
     assert "these are the demo's prompts, answered by target" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advice"),
+    [
+        ("draft=qwen3-8b-eagle3", "few_answers_eagle3 (docs"),  # 10 epochs, steps of 8 rows
+        ("draft=qwen3-8b-medusa optim.epochs=null optim.steps=9999", "few_answers (docs"),
+        ("draft=qwen3-8b-medusa optim.epochs=null optim.steps=10000", None),
+        ("draft=qwen3-8b-eagle3 recipe=few_answers_eagle3", None),
+        ("draft=demo", None),
+        ("draft=qwen3-1.7b", None),  # is trained already
+        ("draft=qwen3-8b-medusa2", None),  # starts from trained heads
+    ],
+)
+def test_a_run_of_few_steps_names_the_recipe_that_learns_more_from_them(overrides, advice, caplog):
+    with caplog.at_level(logging.INFO, logger="train.first_lines"):
+        announce_recipe(compose("train", TrainConf, overrides.split()), num_rows=500)
+    assert ("a draft learns more by recipe=" in caplog.text) == (advice is not None)
+    assert (advice or "") in caplog.text
 
 
 def test_a_store_of_the_demos_prompts_is_refused_with_the_command_that_answers_them(run):

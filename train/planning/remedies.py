@@ -88,19 +88,17 @@ def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
         key: value
         for key, value, is_changed in (
             ("data.keep_features", False, conf.data.keep_features),
-            ("loss.on_prompts", False, conf.loss.on_prompts),
             ("parallel.tensor", 1, conf.parallel.tensor_size > 1),
             ("parallel.target", "replicated", conf.parallel.target is Weights.sharded),
         )
         if is_changed
     }
     data = replace(conf.data, source=DataSource.captured, path=None, keep_features=False)
-    loss = replace(conf.loss, on_prompts=False)
     layouts = [(Weights.replicated, change)]
     if plan.machine.total_cores > 1:  # first, because it leaves more rows to a pass
         layouts.insert(0, (Weights.sharded, change | {"parallel.draft": "sharded"}))
     for draft, overrides in layouts:
-        stored = replace(conf, data=data, loss=loss, measure=False, parallel=ParallelConf(draft=draft))
+        stored = replace(conf, data=data, measure=False, parallel=ParallelConf(draft=draft))
         layout = build_layout(stored, plan.machine, plan.options[0].layout.blocks, 1)
         yield stored, build_option(stored, plan.dtype, layout), overrides
 

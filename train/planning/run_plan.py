@@ -177,7 +177,7 @@ def default_schema(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> Fea
     """Return the schema of a store that `data.capture` would write for the run, if it trains from one."""
     if conf.data.source is not DataSource.captured:
         return None
-    capture = CaptureConf(draft=conf.draft, data=conf.data, run_name="")
+    capture = CaptureConf(draft=conf.draft, data=conf.data, on_prompts=conf.loss.on_prompts, run_name="")
     return build_schema(capture, draft.needs, hidden_size=target.hidden_size, vocab_size=target.vocab_size)
 
 

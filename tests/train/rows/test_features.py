@@ -51,6 +51,20 @@ def test_every_step_has_the_loss_that_it_has_live(folder, method):
     assert all(0 <= wait < 1 for wait in waits)
 
 
+def test_a_store_with_the_teacher_of_prompts_gives_the_losses_of_learning_prompts(folder):
+    draft, loss = METHODS["eagle3"], LossConf(name=LossName.soft_ce, on_prompts=True)
+    capture = captured.conf(folder, draft=draft, precision=BF16, dtype=Dtype.bf16, run_name="prompts", on_prompts=True)
+    learned(training(folder, draft, name="prompts live", loss=loss))
+    learned(training(folder, draft, name="prompts stored", loss=loss, store=captured.captured(capture)))
+    assert losses(folder, "prompts stored") == losses(folder, "prompts live")
+
+
+def test_prompts_are_not_learned_from_a_store_without_their_teacher(folder, store):
+    line = get_refusal(folder, EAGLE3, store, "answers alone", loss=LossConf(on_prompts=True))
+    assert line.startswith("loss.on_prompts: must be false with ")
+    assert line.endswith("or capture with on_prompts=true under another run_name")
+
+
 @pytest.mark.parametrize(("dtype", "close"), [(Dtype.int8, 0.01), (Dtype.fp8, 0.03)])
 @pytest.mark.parametrize("draft", [FULL, MEDUSA], ids=lambda draft: draft.method)
 def test_smaller_stores_are_close(folder, draft, dtype, close):
