@@ -19,6 +19,7 @@ from infer.commands.tree_tuning import tune_drafts
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
 from infer.tuning.config import TuneConf
+from infer.tuning.cost_model import RoundSeconds, read_clock
 from models.device.config import DeviceConf, DeviceName
 from models.device.device import Device
 from models.device.opening import open_device
@@ -31,6 +32,7 @@ from models.targets.target import Target
 from models.trees.sampling_config import SamplingConf
 from tests.support.data.captured import captured, conf
 from tests.support.models.tiny import chain, mixed, tree
+from tests.support.reports.tuning import costs
 from tests.support.runs.parallel_run import DRAFTS, count_held
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
@@ -86,16 +88,30 @@ def decode_compiled(target: Target, folder: Path) -> dict[str, Any]:
     return {"answers": answers, "late": late, "compiled": target.device.compiles}
 
 
-def tune(target: Target, folder: Path) -> list[Any]:
-    """Tune by clocks that run as they like on every process but the main one; return the costs and the choices."""
+def count_decoding_values(target: Target) -> dict[str, int]:
+    """Count the target's weights and the values of a cache of its keys and values that this process holds."""
+    cache = target.new_cache(batch=2, slots=64)
+    return {
+        "weights": count_held(target.model),
+        "cache": sum(tensor.numel() for tensor in [*cache.keys, *cache.values]),
+    }
+
+
+def tune_by_wild_clocks(target: Target, folder: Path) -> list[Any]:
+    """Tune by clocks that run as they like on every process but the main one."""
     if dist.get_rank() > 0:
         time.perf_counter = _run_wild().__next__
+    return tune(target, folder, read_clock)
+
+
+def tune(target: Target, folder: Path, round_seconds: RoundSeconds) -> list[Any]:
+    """Tune by what rounds cost; return the choice and all costs."""
     prompts = [EvalPrompt(id=str(i), category="a", ids=ids) for i, ids in enumerate(PROMPTS)]
     conf = TuneConf(
         batch=[2], depth=2, nodes=[2, 4], ranks=3, ngram_tokens=0, ngram_windows=[2], repeats=1, max_new_tokens=8
     )
     drafts = {COMPILED: (folder / COMPILED, load_draft(folder / COMPILED, target))}
-    (tuning,) = tune_drafts(target, drafts, prompts, conf, [max(map(len, PROMPTS)) + 8])
+    (tuning,) = tune_drafts(target, drafts, prompts, conf, [max(map(len, PROMPTS)) + 8], round_seconds)
     (result,) = tuning.results
     costs = {candidate.name: result.cost_curve.steps(candidate) for candidate in tuning.candidates}
     return [result.best.name, costs]
@@ -128,9 +144,10 @@ def run_rank(folder: Path) -> None:
     result = {
         "answers": decode_every_way(eager, folder),
         "compiled": decode_compiled(compiled, folder),
-        "tuned": tune(eager, folder),
+        "held": count_decoding_values(eager),
+        "tuned_by_table": tune(eager, folder, costs(node_s=0.01)),
+        "tuned": tune_by_wild_clocks(eager, folder),
         "same_with_gradients": torch.allclose(local, eager.model(input_ids=ids).logits, atol=1e-5),
-        "held": count_held(eager.model) / eager.num_parameters,
         "fingerprint": eager.fingerprint,
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(result))

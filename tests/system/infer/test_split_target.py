@@ -20,7 +20,16 @@ from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
-from tests.support.decoding.split_run import COMPILED, PROMPTS, capture, decode_every_way, open_cpu
+from tests.support.decoding.split_run import (
+    COMPILED,
+    PROMPTS,
+    capture,
+    count_decoding_values,
+    decode_every_way,
+    open_cpu,
+    tune,
+)
+from tests.support.reports.tuning import costs
 from tests.support.runs import ROOT, launch_script, run_python
 from tests.support.runs.killing import TIMEOUT_S, wait_for_moment
 from tests.support.runs.parallel_run import DRAFTS, save_target
@@ -41,7 +50,13 @@ def folder(tmp_path_factory) -> Path:
     target = load_target(TargetConf(path=str(folder / "target")), open_cpu(compiles=False))
     for name, conf in DRAFTS.items():
         build_draft(conf, target, loss=LossConf(), seed=0).save(folder / name, target)
-    (folder / "alone.json").write_text(json.dumps(decode_every_way(target, folder) | {"": target.fingerprint}))
+    alone = {
+        "answers": decode_every_way(target, folder),
+        "fingerprint": target.fingerprint,
+        "held": count_decoding_values(target),
+        "tuned_by_table": tune(target, folder, costs(node_s=0.01)),
+    }
+    (folder / "alone.json").write_text(json.dumps(alone))
     rows = [{"id": i, "category": "ab"[i], "text": " ".join(map(str, ids))} for i, ids in enumerate(PROMPTS)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     documents = [{"ids": [*range(i, i + 20)], "answer": [False] * 5 + [True] * 15} for i in range(1, 11)]
@@ -51,26 +66,30 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+def read_alone(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "alone.json").read_text())
+
+
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_every_method_writes_the_same_tokens_by_as_many_rounds(folder):
-    alone = json.loads((folder / "alone.json").read_text())
-    fingerprint = alone.pop("")
+    alone = read_alone(folder)
     for rank in read_ranks(folder):
-        assert rank["answers"] == alone
-        assert rank["fingerprint"] == fingerprint
+        assert rank["answers"] == alone["answers"]
+        assert rank["fingerprint"] == alone["fingerprint"]
 
 
-def test_a_process_holds_half_the_target_and_passes_with_gradients_compute_the_same(folder):
+def test_a_process_holds_half_of_target_and_cache_and_passes_with_gradients_compute_the_same(folder):
+    alone = read_alone(folder)["held"]
     for rank in read_ranks(folder):
-        assert rank["held"] <= 0.51
+        assert all(rank["held"][part] <= 0.51 * alone[part] for part in ("weights", "cache"))
         assert rank["same_with_gradients"]
 
 
 def test_a_split_target_is_compiled_into_the_announced_graphs(folder):
-    alone = json.loads((folder / "alone.json").read_text())
+    alone = read_alone(folder)["answers"]
     for rank in read_ranks(folder):
         seen = rank["compiled"]
         assert seen["compiled"]
@@ -83,6 +102,12 @@ def test_processes_whose_clocks_differ_tune_the_same_tree(folder):
     first, second = (rank["tuned"] for rank in read_ranks(folder))
     assert first == second
     assert len(first[1]) > 3
+
+
+def test_by_known_costs_two_processes_tune_the_tree_of_a_single_one(folder):
+    alone = read_alone(folder)["tuned_by_table"]
+    assert len(set(alone[1].values())) > 2
+    assert [rank["tuned_by_table"] for rank in read_ranks(folder)] == [alone, alone]
 
 
 def test_two_processes_capture_what_a_single_one_does(folder):
