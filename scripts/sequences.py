@@ -46,7 +46,8 @@ def describe_answers(plan: MachinePlan) -> str:
     size, tokens, batch = plan.sizes.target * plan.dtype.itemsize, plan.conf.tokens or 0, BATCH
     start = f"answers: {tokens / 1e6:g} M tokens, "
     if size > plan.byte_limit:
-        return f"{start}by a server, because {size / 1e9:.0f} GB of weights do not fit one core"
+        weights = f"{size / 1e9:.0f} GB of weights do not fit one core"
+        return f"{start}by a server, or by several cores (`parallel.tensor=n`), because {weights}"
     seconds = tokens / batch * size / plan.machine.core_bandwidth
     return f"{start}at best {format_duration(seconds)} by one process with {batch} rows at a time"
 
