@@ -16,6 +16,7 @@ from infer.engine.requests import Generation
 from infer.results.records import PromptResult
 from models.io.console import track_progress
 
+MIN_TURNS = 4  # of two prompts each, if they are repeated: a standard error needs two
 WARMUP_TOKENS = 4  # enough for a round, which compiles all graphs of an answer
 
 T = TypeVar("T")
@@ -41,11 +42,20 @@ def decode_prompts(
 
 
 def decode_in_turns(
-    modes: dict[str, DecodePrompts], turns: Sequence[list[EvalPrompt]], title: str
+    modes: dict[str, DecodePrompts],
+    turns: Sequence[list[EvalPrompt]],
+    title: str,
+    *,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> dict[str, list[PromptResult]]:
-    """Decode each turn in every mode before the next; return the results of each mode in the order of the turns."""
+    """Decode each turn in every mode before the next; return the results of each mode in the order of the turns.
+
+    At least MIN_TURNS are decoded, and no more once `has_time` is false.
+    """
     results: dict[str, list[PromptResult]] = {name: [] for name in modes}
     for number, prompts in enumerate(track_progress(turns, title)):
+        if number >= MIN_TURNS and not has_time():
+            break
         for name in alternate_order(list(modes), number):
             results[name] += [
                 PromptResult(prompt=prompt, generation=generation)

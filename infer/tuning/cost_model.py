@@ -5,6 +5,7 @@ process largely cancels. Candidates that were not timed are interpolated within 
 """
 
 import statistics
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -46,7 +47,8 @@ def read_clock(decoder: Decoder, generation: Generation) -> list[float]:
 class CostBench:
     """Decoders of one draft for one batch size and context, built and compiled on first use.
 
-    `round_seconds` is what a round costs: what the clock says, or costs that are known.
+    `round_seconds` is what a round costs: what the clock says, or costs that are known. After `minutes` from its
+    start it has no time for more shapes, nor for prompts that would take longer.
     """
 
     target: Target
@@ -57,6 +59,25 @@ class CostBench:
     context: int
     round_seconds: RoundSeconds = read_clock
     decoders: dict[str, Decoder] = field(default_factory=dict)
+    start: float = field(default_factory=time.monotonic)
+    minutes: float | None = None  # None: no limit
+
+    def has_time(self) -> bool:
+        """Return whether there is time for more; collective, and the same on all processes of a split target."""
+        if self.minutes is None:
+            return True
+        passed = [time.monotonic() - self.start]
+        return (take_from_main(passed) if self.target.processes > 1 else passed)[0] < 60 * self.minutes
+
+    def compile_in_time(self, candidates: list[TreeCandidate]) -> list[TreeCandidate]:
+        """Build the decoders of candidates, at least of the first, while there is time; return those candidates."""
+        self.decoder_for(None)
+        for count, candidate in enumerate(candidates):
+            if count and not self.has_time():
+                print_line(f"{self.minutes:g} minutes are up after {count} of {len(candidates)} shapes")
+                return candidates[:count]
+            self.decoder_for(candidate)
+        return candidates
 
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
         """Return the decoder of a candidate, or the autoregressive one for None.
@@ -114,7 +135,7 @@ class CostBench:
         groups = [[prompt] for prompt in self.prompts] if self.batch == 1 else [self.prompts]
         turns = [group for group in groups for _ in range(self.conf.repeats)]
         modes = bind_decoders(decoders, max_new_tokens=self.conf.max_new_tokens)
-        results = decode_in_turns(modes, turns, "measuring the choice")
+        results = decode_in_turns(modes, turns, "measuring the choice", has_time=self.has_time)
         return {name: self._sum_by_prompt(decoder, results[name]) for name, decoder in decoders.items()}
 
     def _sum_by_prompt(self, decoder: Decoder, results: list[PromptResult]) -> Float[ndarray, "prompts tokens_seconds"]:
@@ -194,11 +215,15 @@ class CostCurve:
 
 
 def choose_candidate(
-    measure_steps: Callable[[TreeCandidate], float], candidates: list[TreeCandidate], tokens: dict[str, float]
+    measure_steps: Callable[[TreeCandidate], float],
+    candidates: list[TreeCandidate],
+    tokens: dict[str, float],
+    *,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> tuple[CostCurve, TreeCandidate]:
     """Choose the candidate with the most `tokens` per step, with as few timings as possible.
 
-    Return the cost curve and the candidate. The choice is timed twice: the best of many timings is
+    Return the cost curve and the candidate. If there is time, the choice is timed twice: the best of many timings is
     often one that was too fast by chance.
     """
     curve = CostCurve()
@@ -210,7 +235,7 @@ def choose_candidate(
 
     for _ in range(MAX_EXTRA_TIMINGS):
         best = max(candidates, key=predicted_speedup)
-        if curve.num_timings(best) > 1:
+        if curve.num_timings(best) > 1 or not has_time():
             break
         curve.add(best, measure_steps(best))
     return curve, max((c for c in candidates if curve.num_timings(c)), key=predicted_speedup)

@@ -1,7 +1,7 @@
 """Tune the drafts of a report before it is measured: `tune=true` of `train` and `infer.eval`.
 
 The search is that of `infer.tune`, at batch size 1 and bounded. Beside its own best it decodes with the modes of the
-report, so that `tuned` is not slower than any of them, as far as other prompts tell.
+report, so that `tuned` is not slower than any of them beyond noise, as far as other prompts tell.
 """
 
 import time
@@ -20,7 +20,7 @@ from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.tuning.candidates import USER_TREE, TreeCandidate
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
-from infer.tuning.results import DraftTuning, TuningResult
+from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from infer.verify.config import Verification
 from models.device.memory_watch import report_out_of_memory
@@ -37,6 +37,7 @@ MAX_DEPTH = 8  # of windows and trees, unless the user's tree is deeper
 NODE_BUDGETS = [8, 16, 32]
 NGRAM_TOKENS = 8  # beside a tree, unless the user's tree has another number
 NGRAM_WINDOWS = (4, 8, 16)
+MAX_MINUTES = 10.0  # of each draft, until no more shapes are tried; infer.tune takes the time that it needs
 
 
 def tune_drafts_for_report(
@@ -60,7 +61,7 @@ def tune_drafts_for_report(
         is_checked = True
         print_line(
             f"tune: timing trees on {len(prompts)} of the prompts that the report does not use"
-            + ("; this compiles some twenty shapes" if target.device.compiles else "")
+            + (f", {MAX_MINUTES:g} minutes at most" if target.device.compiles else "")
         )
         with (
             report_out_of_memory("memory: too little for all trees"),
@@ -129,7 +130,7 @@ def _tune_draft(
     round_seconds: RoundSeconds,
 ) -> DraftUnderTest:
     """Return a draft with its tuned decoding; print the choice and the seconds it took."""
-    start = time.perf_counter()
+    start = time.monotonic()
     tune_conf = build_tune_conf(tree, draft.draft, conf)
     verifier = draft.adapted_target or target
     tuning = estimate_candidates(verifier, draft.name, draft.directory or Path(), draft.draft, prompts, tune_conf)
@@ -141,16 +142,18 @@ def _tune_draft(
         batch=1,
         context=max(len(prompt.ids) for prompt in prompts) + tune_conf.max_new_tokens,
         round_seconds=round_seconds,
+        start=start,
+        minutes=MAX_MINUTES,
     )
     result = choose_tree(bench, tuning, list_rivals(tuning, tree))
-    fastest, pays = choose_fastest(tuning, result)
+    best = result.best
     print_line(
-        f"tune: {draft.name}: {'' if pays else 'no speculation; the fastest was '}{fastest.description}, speed-up "
-        f"{result.format_speedup(fastest)}; took {time.perf_counter() - start:.0f} s"
+        f"tune: {draft.name}: {'' if result.choice else 'no speculation; the best was '}{best.description}, speed-up "
+        f"{result.format_speedup(best)} on these prompts; took {time.monotonic() - start:.0f} s"
     )
-    if not pays:
+    if result.choice is None:
         return replace(draft, tuned=TunedDecoding(description="no speculation", draft=None, tree=NO_TREE))
-    tuned = TunedDecoding(description=fastest.description, draft=fastest.choose_draft(draft.draft), tree=fastest.tree)
+    tuned = TunedDecoding(description=best.description, draft=best.choose_draft(draft.draft), tree=best.tree)
     return replace(draft, tuned=tuned)
 
 
@@ -176,10 +179,3 @@ def list_rivals(tuning: DraftTuning, tree: TreeConf) -> list[TreeCandidate]:
     user_tree = f"{USER_TREE}+{shape.ngram_tokens}" if shape.ngram_tokens else USER_TREE
     names = (f"chain-{shape.depth}", user_tree)
     return [c for c in tuning.candidates if c.is_lookup or c.name in names]
-
-
-def choose_fastest(tuning: DraftTuning, result: TuningResult) -> tuple[TreeCandidate, bool]:
-    """Return the fastest of the decoded candidates, and whether it beats no speculation."""
-    speeds = {name: speedup.mean for name, speedup in result.speedups.items() if speedup}
-    fastest = max(tuning.candidates, key=lambda candidate: speeds.get(candidate.name, 0.0))
-    return fastest, speeds.get(fastest.name, 0.0) > 1

@@ -18,7 +18,7 @@ from infer.results.metrics import ratio_of_ratios
 from infer.results.records import AUTOREGRESSIVE
 from infer.tuning.candidates import TreeCandidate, add_copied_tokens, find_neighbors, list_candidates
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import CostBench, choose_candidate, select_probes
+from infer.tuning.cost_model import CostBench, CostCurve, choose_candidate, select_probes
 from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
@@ -112,22 +112,23 @@ def _count_expected_tokens(accepted: AcceptedLengths, texts: list[ReplayText]) -
 
 
 def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[TreeCandidate] = ()) -> TuningResult:
-    """Choose a candidate and measure it, those of `also_measured`, and its neighbors: a faster one replaces it."""
-    candidates = tuning.candidates
-    for candidate in [None, *dict.fromkeys([*select_probes(candidates), *also_measured])]:
-        bench.decoder_for(candidate)  # compiles it, before any is timed
-    delivered = {name: tokens.delivered for name, tokens in tuning.expected_tokens.items()}
-    curve, best = choose_candidate(bench.measure_steps, candidates, delivered)
-    for candidate in find_neighbors(best, candidates):
-        curve.add(candidate, bench.measure_steps(candidate))
-    measured = list(dict.fromkeys([best, *find_neighbors(best, candidates), *also_measured]))
+    """Predict the best candidate; measure it, its neighbors and `also_measured`; choose the simplest of the fastest."""
+    shapes = list(dict.fromkeys([*also_measured, *select_probes(tuning.candidates)]))
+    measured = bench.compile_in_time(shapes)  # before any is timed
+    if len(measured) < len(shapes):  # too few to predict the others
+        tuning.candidates, curve = measured, CostCurve()
+        for candidate in measured:
+            curve.add(candidate, bench.measure_steps(candidate))
+    else:
+        curve, predicted = predict_best(bench, tuning)
+        neighbors = find_neighbors(predicted, tuning.candidates) if bench.has_time() else []
+        for candidate in neighbors:
+            curve.add(candidate, bench.measure_steps(candidate))
+        measured = list(dict.fromkeys([predicted, *neighbors, *also_measured]))
     tokens_seconds = bench.benchmark_trees(measured)
     torch.compiler.reset()  # drops these graphs: what comes next has other shapes
     baseline = tokens_seconds[AUTOREGRESSIVE]
-    for candidate in find_neighbors(best, candidates):
-        speedup = estimate_speedup(tokens_seconds[candidate.name], tokens_seconds[best.name])
-        if speedup and speedup.ci95 and speedup.ci95[0] > 1:
-            best = candidate
+    best = choose_simplest(measured, tokens_seconds)
     return TuningResult(
         batch=bench.batch,
         context=bench.context,
@@ -137,6 +138,28 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[T
         speedups={c.name: estimate_speedup(tokens_seconds[c.name], baseline) for c in measured},
         best_over_each={c.name: estimate_speedup(tokens_seconds[best.name], tokens_seconds[c.name]) for c in measured},
     )
+
+
+def predict_best(bench: CostBench, tuning: DraftTuning) -> tuple[CostCurve, TreeCandidate]:
+    """Return what rounds cost, and the candidate that is predicted to be the fastest."""
+    delivered = {name: tokens.delivered for name, tokens in tuning.expected_tokens.items()}
+    return choose_candidate(bench.measure_steps, tuning.candidates, delivered, has_time=bench.has_time)
+
+
+def choose_simplest(measured: list[TreeCandidate], tokens_seconds: dict[str, ndarray]) -> TreeCandidate:
+    """Return the simplest candidate that the fastest one does not beat beyond noise.
+
+    Without an interval, as of one prompt, the fastest one is the choice. Lookup alone is simpler than any draft.
+    """
+    tokens, seconds = np.stack([tokens_seconds[candidate.name].sum(0) for candidate in measured], 1)
+    speeds = tokens / np.maximum(seconds, np.finfo(float).tiny)  # no answer may have taken a round
+    fastest = measured[int(speeds.argmax())]
+    ties = [fastest]
+    for candidate in measured:
+        speedup = estimate_speedup(tokens_seconds[fastest.name], tokens_seconds[candidate.name])
+        if speedup and speedup.ci95 and speedup.ci95[0] <= 1:
+            ties.append(candidate)
+    return min(ties, key=lambda candidate: (not candidate.is_lookup, candidate.size))
 
 
 def estimate_speedup(ours: ndarray, theirs: ndarray) -> Estimate | None:

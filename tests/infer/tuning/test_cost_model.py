@@ -1,12 +1,16 @@
 """Few timings of rounds find the best tree."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from infer.tuning.candidates import USER_TREE, list_candidates
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, choose_candidate
-from tests.support.reports.tuning import GIVEN_TREE, considered, prompts_of
+from infer.tuning.results import DraftTuning
+from infer.tuning.search import choose_simplest, choose_tree
+from tests.support.reports.tuning import GIVEN_TREE, TABLE, considered, prompts_of
 
 
 def get_kind(candidate):
@@ -87,6 +91,33 @@ def test_every_prompt_counts_in_all_repeats(bench, batch):
     single = bench.benchmark_trees([chain])
     for name, sums in rows.items():
         assert (sums[:, 0] == 2 * single[name][:, 0]).all()
+
+
+def test_without_time_one_shape_and_two_prompts_are_measured(bench, capsys):
+    """The limit is passed before the first shape: 0 minutes."""
+    bench.minutes, bench.batch = 0.0, 1
+    candidates = considered()
+    tuning = DraftTuning(
+        name="new", directory=Path(), candidates=candidates, expected_tokens={}, acceptance=TABLE, rounds=[9] * 6
+    )
+    result = choose_tree(bench, tuning, candidates[:3])
+    assert "0 minutes are up after 1 of " in capsys.readouterr().out
+    assert list(result.speedups) == [candidates[0].name] == [result.best.name]
+    assert result.best_over_each[result.best.name].ci95 == [1, 1]
+    rows = bench.benchmark_trees(candidates[:1])
+    assert {len(sums) for sums in rows.values()} == {2}
+
+
+def test_of_shapes_as_fast_as_each_other_the_smallest_is_chosen_and_lookup_before_a_draft():
+    """Each prompt has 10 tokens; the columns are tokens and seconds."""
+    small, large, *others = considered(lookup=(16,))
+    lookup = others[-1]
+    seconds = {small: [5.0, 5.2, 5.1], large: [5.1, 5.0, 5.0], lookup: [5.2, 5.0, 5.1]}
+    rows = {c.name: np.stack([np.full(3, 10.0), np.array(times)], 1) for c, times in seconds.items()}
+    assert choose_simplest([large, small], rows) is small
+    assert choose_simplest([large, small, lookup], rows) is lookup
+    rows[large.name][:, 1] /= 2
+    assert choose_simplest([small, lookup, large], rows) is large
 
 
 def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monkeypatch):

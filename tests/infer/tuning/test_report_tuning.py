@@ -17,13 +17,7 @@ from infer.report.views import get_draft_modes
 from infer.tuning import cost_model, report_tuning
 from infer.tuning.candidates import list_candidates
 from infer.tuning.cost_model import CostBench
-from infer.tuning.report_tuning import (
-    build_tune_conf,
-    choose_fastest,
-    choose_prompts,
-    list_rivals,
-    tune_drafts_for_report,
-)
+from infer.tuning.report_tuning import build_tune_conf, choose_prompts, list_rivals, tune_drafts_for_report
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from infer.verify.config import Verification
@@ -123,7 +117,7 @@ def test_a_finished_run_is_measured_whatever_stops_the_tuner(target, run, capsys
 
 
 @pytest.mark.parametrize(("node_s", "pays"), [(0.01, True), (10.0, False)])
-def test_the_fastest_tree_is_chosen_and_no_speculation_where_nothing_pays(target, texts, node_s, pays):
+def test_the_simplest_of_the_fastest_trees_is_chosen_and_no_speculation_where_nothing_pays(target, texts, node_s, pays):
     draft, conf = new_draft(target), EvaluationConf(max_new_tokens=8)
     settings = build_tune_conf(TREE, draft, conf)
     prompts = [EvalPrompt(id=str(i), category="a", ids=ids) for i, ids in enumerate(texts)]
@@ -140,10 +134,11 @@ def test_the_fastest_tree_is_chosen_and_no_speculation_where_nothing_pays(target
     rivals = list_rivals(tuning, TREE)
     result = choose_tree(bench, tuning, rivals)
     assert {rival.name for rival in rivals} <= set(result.speedups)
-    fastest, beats_none = choose_fastest(tuning, result)
-    speeds = {name: speedup.mean for name, speedup in result.speedups.items()}
-    assert speeds[fastest.name] == max(speeds.values())
-    assert beats_none == pays == (max(speeds.values()) > 1)
+    speedup = result.speedups[result.best.name]
+    assert (speedup.mean > 1) == pays == (result.choice is not None)
+    sizes = {candidate.name: candidate.size for candidate in tuning.candidates}
+    as_fast = [name for name, over in result.best_over_each.items() if over.mean == 1]
+    assert sizes[result.best.name] == min(sizes[name] for name in as_fast)
 
 
 def test_no_speculation_is_a_mode_that_drafts_nothing(target, run):
