@@ -65,7 +65,9 @@ def measure_draft(conf: TrainConf, target: Target, folder: Path) -> EvalReport:
     evaluation = resolve_evaluation(conf, folder)
     drafts = [load_draft_under_test(folder / "checkpoint", target)]
     if conf.tune:
-        drafts = tune_drafts_for_report(target, drafts, tree=conf.tree, conf=evaluation, target_conf=conf.target)
+        drafts = tune_drafts_for_report(
+            target, drafts, tree=conf.tree, conf=evaluation, target_conf=conf.target, run=folder
+        )
     return evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
 
 

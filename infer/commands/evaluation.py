@@ -20,8 +20,9 @@ def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> 
     """Evaluate the drafts in `directories` side by side; write the report to the folder `run`."""
     target, drafts, evaluation = load_evaluation(conf, directories)
     if conf.tune:
+        target_conf = resolve_target(conf.target, directories)
         drafts = tune_drafts_for_report(
-            target, drafts, tree=conf.tree, conf=evaluation, target_conf=resolve_target(conf.target, directories)
+            target, drafts, tree=conf.tree, conf=evaluation, target_conf=target_conf, run=run
         )
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
     leave_processes()

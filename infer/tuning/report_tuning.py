@@ -18,14 +18,14 @@ from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load
 from infer.config import EvaluationConf
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.tuning.candidates import USER_TREE, TreeCandidate
-from infer.tuning.config import TuneConf
+from infer.tuning.config import TuneConf, format_overrides
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from infer.verify.config import Verification
 from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
-from models.io.console import print_line
+from models.io.console import IS_MAIN_PROCESS, print_line
 from models.io.errors import UserError, first_line, require
 from models.targets.config import TargetConf
 from models.targets.target import Target
@@ -47,9 +47,10 @@ def tune_drafts_for_report(
     tree: TreeConf,
     conf: EvaluationConf,
     target_conf: TargetConf,
+    run: Path,
     round_seconds: RoundSeconds = read_clock,
 ) -> list[DraftUnderTest]:
-    """Return the drafts with the decoding that the tuner chooses for each.
+    """Return the drafts with the decoding that the tuner chooses for each, and write its tree to the folder `run`.
 
     If they cannot be tuned, print a line on the reason and return them as they are: a finished
     training run must still be measured.
@@ -67,7 +68,7 @@ def tune_drafts_for_report(
             report_out_of_memory("memory: too little for all trees"),
             target.device.cpu_threads_for(target.num_parameters // target.num_layers),
         ):
-            return [_tune_draft(target, draft, prompts, tree, conf, round_seconds) for draft in drafts]
+            return [_tune_draft(target, draft, prompts, tree, conf, run, round_seconds) for draft in drafts]
     except (UserError, RuntimeError, OSError, SubprocessError) as error:
         if is_checked and target.processes > 1:
             raise  # the other processes would go on tuning
@@ -127,9 +128,10 @@ def _tune_draft(
     prompts: list[EvalPrompt],
     tree: TreeConf,
     conf: EvaluationConf,
+    run: Path,
     round_seconds: RoundSeconds,
 ) -> DraftUnderTest:
-    """Return a draft with its tuned decoding; print the choice and the seconds it took."""
+    """Return a draft with its tuned decoding; print the choice, the seconds it took, and how to generate with it."""
     start = time.monotonic()
     tune_conf = build_tune_conf(tree, draft.draft, conf)
     verifier = draft.adapted_target or target
@@ -153,6 +155,10 @@ def _tune_draft(
     )
     if result.choice is None:
         return replace(draft, tuned=TunedDecoding(description="no speculation", draft=None, tree=NO_TREE))
+    if IS_MAIN_PROCESS and not best.is_lookup:
+        file = tuning.write_tree(run, "tuned", best, {"measured_on": len(prompts)})
+        overrides = format_overrides({"checkpoint": draft.directory, "tree.file": file})
+        print_line(f'to answer with it: python -m infer.generate {overrides} prompt="..."', markup=False)
     tuned = TunedDecoding(description=best.description, draft=best.choose_draft(draft.draft), tree=best.tree)
     return replace(draft, tuned=tuned)
 

@@ -102,13 +102,15 @@ class DraftTuning:
         """Predict a candidate's speed-up: its expected tokens over the cost of its round."""
         return self.expected_tokens[candidate.name].delivered / result.cost_curve.steps(candidate)
 
-    def write_tree(
-        self, run: Path, suffix: str, candidate: TreeCandidate, facts: dict[str, Any], eval_overrides: str
-    ) -> str:
-        """Write a tree file with `facts` about the candidate; return the command that decodes with it."""
+    def write_tree(self, run: Path, suffix: str, candidate: TreeCandidate, facts: dict[str, Any]) -> Path:
+        """Write a tree file with `facts` about the candidate; return its path."""
         file = run / f"{self.name.replace('/', '-')}-{suffix}.json"
         content = {**candidate.to_file(), **facts, "checkpoint": str(self.directory)}
         file.write_text(json.dumps(content) + "\n")
+        return file
+
+    def format_command(self, file: Path, eval_overrides: str) -> str:
+        """Return the command that measures a draft with the tree of a file."""
         overrides = format_overrides({"checkpoint": self.directory, "tree.file": file})
         return f"python -m infer.eval {overrides} {eval_overrides}".rstrip()
 
@@ -205,7 +207,7 @@ def write_choices(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list
         }
         suffix, overrides = f"b{result.batch}-c{result.context}", conf.eval_overrides(result.batch)
         note = "  # its mode ngram; no draft is needed" if choice.is_lookup else ""
-        commands.append(tuning.write_tree(run, suffix, choice, facts, overrides) + note)
+        commands.append(tuning.format_command(tuning.write_tree(run, suffix, choice, facts), overrides) + note)
     return commands
 
 
@@ -215,7 +217,8 @@ def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> l
     for tuning in tunings:
         for candidate in (c for c in tuning.candidates if c.family == "static"):
             expected = asdict(tuning.expected_tokens[candidate.name])
-            commands.append(tuning.write_tree(run, candidate.name, candidate, expected, conf.eval_overrides(1)))
+            file = tuning.write_tree(run, candidate.name, candidate, expected)
+            commands.append(tuning.format_command(file, conf.eval_overrides(1)))
     return commands
 
 

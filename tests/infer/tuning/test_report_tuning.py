@@ -2,13 +2,15 @@
 
 import copy
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from infer.config import EvaluationConf
+from infer.config import EvaluationConf, GenerateConf
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import TunedDecoding, build_eval_modes
 from infer.measure.evaluate import evaluate_drafts
@@ -21,6 +23,7 @@ from infer.tuning.report_tuning import build_tune_conf, choose_prompts, list_riv
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from infer.verify.config import Verification
+from models.drafts.ngram import NgramDraft
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
@@ -69,7 +72,8 @@ def build_evaluation(run: Path, **changes) -> EvaluationConf:
 
 def tune_draft(target, run: Path, conf: EvaluationConf, **changes):
     draft = load_draft_under_test(run / "checkpoint", target)
-    (tuned,) = tune_drafts_for_report(target, [draft], **{"tree": TREE, "conf": conf, "target_conf": OWN} | changes)
+    settings = {"tree": TREE, "conf": conf, "target_conf": OWN, "run": run} | changes
+    (tuned,) = tune_drafts_for_report(target, [draft], **settings)
     return tuned
 
 
@@ -92,6 +96,21 @@ def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(ta
     assert set(modes) == {"untrained", "chain", "tree", "tuned"}
     assert as_json(from_json(as_json(report))) == as_json(report)
     assert f"run {section.tuned_tree} (speed-up " in build_headline(report)
+
+
+def test_a_tuned_tree_is_left_as_a_file_with_the_command_that_answers_with_it(target, run, capsys):
+    """Where lookup alone is slow, the period in which the target loops is copied beside a tree."""
+
+    def round_seconds(decoder, generation):
+        return [9.0 if isinstance(decoder.draft, NgramDraft) else 1.0] * generation.rounds
+
+    draft = tune_draft(target, run, build_evaluation(run), round_seconds=round_seconds)
+    command, _, prompt = capsys.readouterr().out.splitlines()[-1].partition(" prompt=")
+    assert command.startswith("to answer with it: python -m infer.generate checkpoint=")
+    assert prompt == '"..."'
+    conf = compose("generate", GenerateConf, [*shlex.split(command)[7:], "prompt=hello"])
+    assert conf.tree.build() == draft.tuned.tree
+    assert conf.checkpoint == str(run / "checkpoint")
 
 
 @pytest.mark.parametrize(
