@@ -147,19 +147,19 @@ def predict_best(bench: CostBench, tuning: DraftTuning) -> tuple[CostCurve, Tree
 
 
 def choose_simplest(measured: list[TreeCandidate], tokens_seconds: dict[str, ndarray]) -> TreeCandidate:
-    """Return the simplest candidate that the fastest one does not beat beyond noise.
+    """Return the smallest candidate that the fastest one does not beat beyond noise, with the draft if that has it.
 
-    Without an interval, as of one prompt, the fastest one is the choice. Lookup alone is simpler than any draft.
+    Without an interval, as of one prompt, the fastest one is the choice.
     """
     tokens, seconds = np.stack([tokens_seconds[candidate.name].sum(0) for candidate in measured], 1)
     speeds = tokens / np.maximum(seconds, np.finfo(float).tiny)  # no answer may have taken a round
     fastest = measured[int(speeds.argmax())]
     ties = [fastest]
-    for candidate in measured:
+    for candidate in (c for c in measured if c.is_lookup == fastest.is_lookup):
         speedup = estimate_speedup(tokens_seconds[fastest.name], tokens_seconds[candidate.name])
         if speedup and speedup.ci95 and speedup.ci95[0] <= 1:
             ties.append(candidate)
-    return min(ties, key=lambda candidate: (not candidate.is_lookup, candidate.size))
+    return min(ties, key=lambda candidate: candidate.size)
 
 
 def estimate_speedup(ours: ndarray, theirs: ndarray) -> Estimate | None:
