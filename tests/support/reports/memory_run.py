@@ -1,7 +1,7 @@
 """Measure the memory of a step in several processes, and plan it: memory_run.py FOLDER CASE...
 
-A case is KIND,DRAFT,DTYPE,MICRO_BATCHES, where DRAFT is the layout of the draft's weights. Process 0 writes the bytes
-of each case, measured and planned, to FOLDER/bytes.json.
+A case is KIND,LAYOUT,DTYPE,MICRO_BATCHES. LAYOUT is that of the draft's weights, or `split`: all processes share the
+target, and each learns rows of its own. Process 0 writes the bytes of each case, measured and planned, to FOLDER/bytes.json.
 """
 
 import gc
@@ -19,16 +19,18 @@ from transformers import Qwen3ForCausalLM
 from conf.entry import compose
 from models.device.device import Device
 from models.drafts.registry import build_draft
-from models.meta_model import build_meta_draft
 from models.parallel.dtensor import is_sharded
 from models.parallel.processes import leave_processes
-from models.targets.loading import freeze_model
+from models.targets.loading import freeze_model, load_split_target
+from models.targets.target import Target
+from tests.support.data.chat import save
 from tests.support.data.packed import packed_of
-from tests.support.models.tiny import CPU
-from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config, model_outline
+from tests.support.models.tiny import CPU, tiny_tokenizer
+from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config
 from train.config.run import TrainConf
 from train.distributed.build import build_parallel
 from train.planning.layout import build_layout, core_memory
+from train.planning.run_plan import build_models
 from train.planning.trace import EVALUATION, TARGET, fullest_batch, trace_run
 from train.run.log import MetricLogger
 from train.run.state import RunState, flatten_config
@@ -55,14 +57,21 @@ def build_conf(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, [*small, *overrides])
 
 
+def build_target(device: Device) -> Target:
+    return freeze_model(Qwen3ForCausalLM(config()).to(device.dtype), tiny_tokenizer(VOCAB), name="outline", device=device)
+
+
 def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
     """Build a real run of random weights in which every token of the rows is an answer."""
     torch.manual_seed(0)
-    target = freeze_model(Qwen3ForCausalLM(config()).to(device.dtype), None, name="outline", device=device)
+    parallel = build_parallel(conf.parallel, device, trackers=[])
+    if conf.parallel.tensor_size > 1:
+        target = load_split_target(conf.target, device, tensor=conf.parallel.tensor_size)
+    else:
+        target = build_target(device)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows_per_step, LENGTH)
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
-    parallel = build_parallel(conf.parallel, device, trackers=[])
     state = RunState(folder, flatten_config(conf))
     return Trainer(
         conf=conf,
@@ -103,20 +112,25 @@ def count_local_bytes(tensor: Tensor) -> int:
 
 def compare_with_plan(folder: Path, processes: int, case: str) -> tuple[int, int]:
     """Return the most bytes of a step beside the target's, as measured and as planned."""
-    kind, weights, dtype, micro_batches = case.split(",")
+    kind, placement, dtype, micro_batches = case.split(",")
     device = {"fp32": CPU, "bf16": HALF}[dtype]
     rows = 2 * int(micro_batches) * processes
+    tensor = processes if placement == "split" else 1
     conf = build_conf(
-        *KINDS[kind], f"optim.rows_per_step={rows}", "optim.micro_batch_size=2", f"parallel.draft={weights}"
+        *KINDS[kind],
+        f"optim.rows_per_step={rows}",
+        "optim.micro_batch_size=2",
+        f"target.path={folder.parent / 'target'}",
+        f"parallel.tensor={tensor}",
+        f"parallel.draft={'replicated' if tensor > 1 else placement}",
     )
     loop = build_trainer(conf, device, folder)
     loop._take_step()  # creates the moments
     held = count_held_bytes(loop)
     # The least of several, because the profiler misses some of what gloo's threads free.
     measured = held + min(measure_peak_bytes(loop._take_step) for _ in range(3))
-    layout = build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, tensor=1)
-    target = model_outline(device)
-    draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=0)
+    layout = build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, tensor)
+    target, draft = build_models(conf, device.dtype, tensor)
     phases = trace_run(layout.split_rows(conf), target, draft, prompt_tokens=PROMPT, gathers_draft=layout.gathers_draft)
     parts = [core_memory(phase, layout) for name, phase in phases.items() if name != EVALUATION]
     return measured, max(part.total() - part[TARGET] for part in parts)
@@ -126,6 +140,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     main = build_parallel(build_conf().parallel, CPU, trackers=[])
     own = Path(sys.argv[1]) / str(main.accelerator.process_index)
+    save(build_target(CPU), own.parent / "target")  # by the main process alone
+    main.barrier()
     results = {case: compare_with_plan(own, main.accelerator.num_processes, case) for case in sys.argv[2:]}
     if main.is_main:
         (Path(sys.argv[1]) / "bytes.json").write_text(json.dumps(results))
