@@ -1,7 +1,8 @@
 """Measure the memory of a step in several processes, and plan it: memory_run.py FOLDER CASE...
 
 A case is KIND,LAYOUT,DTYPE,MICRO_BATCHES. LAYOUT is that of the draft's weights, or `split`: all processes share the
-target, and each learns rows of its own. Process 0 writes the bytes of each case, measured and planned, to FOLDER/bytes.json.
+target, and each learns rows of its own. Process 0 writes the bytes of each case, measured and planned, to
+FOLDER/bytes.json.
 """
 
 import gc
@@ -58,7 +59,8 @@ def build_conf(*overrides: str) -> TrainConf:
 
 
 def build_target(device: Device) -> Target:
-    return freeze_model(Qwen3ForCausalLM(config()).to(device.dtype), tiny_tokenizer(VOCAB), name="outline", device=device)
+    model = Qwen3ForCausalLM(config()).to(device.dtype)
+    return freeze_model(model, tiny_tokenizer(VOCAB), name="outline", device=device)
 
 
 def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
