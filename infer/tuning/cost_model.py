@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from subprocess import SubprocessError
 
 import numpy as np
 from jaxtyping import Float
@@ -23,10 +24,13 @@ from infer.tuning.candidates import LOOKUP, TreeCandidate
 from infer.tuning.config import TuneConf
 from models.drafts.base import Draft
 from models.io.console import print_line, track_progress
+from models.io.errors import first_line
 from models.parallel.processes import take_from_main
 from models.targets.target import Target
 from models.trees.tree import NO_TREE
 
+# Of compilers and devices, or of the programs that they run.
+COMPILER_ERRORS = (RuntimeError, OSError, SubprocessError)
 TIMED_TURNS = 4  # alternating timings of a candidate and the baseline
 MAX_EXTRA_TIMINGS = 12  # timings after the probes, until the predicted best was timed twice
 
@@ -70,14 +74,26 @@ class CostBench:
         return (take_from_main(passed) if self.target.processes > 1 else passed)[0] < 60 * self.minutes
 
     def compile_in_time(self, candidates: list[TreeCandidate]) -> list[TreeCandidate]:
-        """Build the decoders of candidates, at least of the first, while there is time; return those candidates."""
+        """Build the decoders of candidates, at least of the first, while there is time; return those candidates.
+
+        A shape that cannot be compiled is left out, with a line; of a split target it ends all processes alike.
+        """
         self.decoder_for(None)
+        ready: list[TreeCandidate] = []
         for count, candidate in enumerate(candidates):
-            if count and not self.has_time():
+            if ready and not self.has_time():
                 print_line(f"{self.minutes:g} minutes are up after {count} of {len(candidates)} shapes")
-                return candidates[:count]
-            self.decoder_for(candidate)
-        return candidates
+                break
+            try:
+                self.decoder_for(candidate)
+            except COMPILER_ERRORS as error:
+                if self.target.processes > 1 or (candidate is candidates[-1] and not ready):
+                    raise
+                del self.decoders[candidate.name]
+                print_line(f"{candidate.name} is left out: {type(error).__name__}: {first_line(error)}", markup=False)
+            else:
+                ready.append(candidate)
+        return ready
 
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
         """Return the decoder of a candidate, or the autoregressive one for None.

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from subprocess import SubprocessError
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from infer.config import EvaluationConf
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.tuning.candidates import USER_TREE, TreeCandidate
 from infer.tuning.config import TuneConf, format_overrides
-from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
+from infer.tuning.cost_model import COMPILER_ERRORS, CostBench, RoundSeconds, read_clock
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from infer.verify.config import Verification
@@ -69,10 +68,9 @@ def tune_drafts_for_report(
             target.device.cpu_threads_for(target.num_parameters // target.num_layers),
         ):
             return [_tune_draft(target, draft, prompts, tree, conf, run, round_seconds) for draft in drafts]
-    except (UserError, RuntimeError, OSError, SubprocessError) as error:
+    except (UserError, *COMPILER_ERRORS) as error:
         if is_checked and target.processes > 1:
             raise  # the other processes would go on tuning
-        # Errors of compilers and devices are RuntimeErrors, or those of the programs that they run.
         reason = f"{'' if isinstance(error, UserError) else f'{type(error).__name__}: '}{first_line(error)}"
         checkpoints = ",".join(map(str, directories))
         print_line(

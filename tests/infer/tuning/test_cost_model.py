@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from infer.tuning.candidates import USER_TREE, list_candidates
 from infer.tuning.config import TuneConf
@@ -106,6 +107,25 @@ def test_without_time_one_shape_and_two_prompts_are_measured(bench, capsys):
     assert result.best_over_each[result.best.name].ci95 == [1, 1]
     rows = bench.benchmark_trees(candidates[:1])
     assert {len(sums) for sums in rows.values()} == {2}
+
+
+def test_a_shape_that_cannot_be_compiled_is_left_out(bench, capsys, monkeypatch):
+    """Out of memory for one shape alone; the others are measured."""
+    bench.batch = 1
+    candidates = [candidate for candidate in considered() if candidate.name.startswith("chain")][:3]
+    decode_fully = CostBench._decode_fully
+
+    def fail_for_second(self, decoder, prompts):
+        if decoder.tree == candidates[1].tree:
+            raise torch.OutOfMemoryError("no memory for this shape\nat all")
+        return decode_fully(self, decoder, prompts)
+
+    monkeypatch.setattr(CostBench, "_decode_fully", fail_for_second)
+    assert bench.compile_in_time(candidates) == [candidates[0], candidates[2]]
+    assert set(bench.decoders) == {"autoregressive", candidates[0].name, candidates[2].name}
+    assert capsys.readouterr().out == "chain-2 is left out: OutOfMemoryError: no memory for this shape\n"
+    with pytest.raises(RuntimeError, match="no memory"):
+        bench.compile_in_time(candidates[1:2])
 
 
 def test_of_shapes_as_fast_as_each_other_the_smallest_is_chosen_and_lookup_if_it_is_the_fastest():
