@@ -156,8 +156,10 @@ class _AnswerJob:
         slots = asyncio.Semaphore(self.conf.rows_in_flight)
         if self.journal.offsets:
             log.info("answers: %s rows are already answered", f"{len(self.journal.offsets):,}")
-        # Rows finish in any order: each takes one step of the bar, which the first `next` shows.
-        steps: Any = iter(track_progress(range(total - len(self.journal.offsets)), "answers"))
+        # Rows finish in any order: each takes one step of the bar, which the first `next` shows. A journal may hold
+        # more rows than these, of an earlier choice: then any of these may be missing.
+        missing = total - len(self.journal.offsets)
+        steps: Any = iter(track_progress(range(missing if missing > 0 else total), "answers"))
         next(steps, None)
         try:
             async with asyncio.TaskGroup() as group:

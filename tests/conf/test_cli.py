@@ -253,7 +253,7 @@ def test_help_prints_the_groups_of_the_command_and_its_config(command, capsys):
     groups, config = out.split("== Config ==")
     assert f"draft: {DRAFTS}" in groups
     names = [line.split(":")[0] for line in groups.splitlines() if ": " in line]
-    assert " ".join(names) == "data device draft evaluation experiment log loss optim parallel target tree"
+    assert " ".join(names) == "data device draft evaluation experiment log loss optim parallel recipe target tree"
     assert "max_new_tokens" in config
 
 
