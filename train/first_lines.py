@@ -44,7 +44,8 @@ def announce_recipe(conf: TrainConf, num_rows: int) -> None:
     """Log which recipe suits a draft that starts from nothing and has few steps, if another one was chosen."""
     steps = conf.optim.total_steps(num_rows)
     starts_trained = conf.draft.pretrained is not None or conf.draft.first_stage is not None
-    if steps >= PUBLISHED_STEPS or conf.optim.name is not OptimName.adamw or starts_trained:
+    has_muon = conf.device.is_native  # PyTorch/XLA does not compile it
+    if steps >= PUBLISHED_STEPS or conf.optim.name is not OptimName.adamw or starts_trained or not has_muon:
         return
     log.info(
         "recipe: made for %s steps and more, got %s, in which a draft learns more by recipe=%s (docs/recipes.md)",

@@ -283,6 +283,7 @@ def test_the_demos_data_are_refused_for_another_target_unless_allowed(folder, mo
         ("draft=qwen3-8b-medusa optim.epochs=null optim.steps=10000", None),
         ("draft=qwen3-8b-eagle3 recipe=few_answers_eagle3", None),
         ("draft=demo", None),
+        ("draft=qwen3-8b-eagle3 device=xla", None),  # which refuses Muon
         ("draft=qwen3-1.7b", None),  # is trained already
         ("draft=qwen3-8b-medusa2", None),  # starts from trained heads
     ],
