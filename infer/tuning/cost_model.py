@@ -89,7 +89,7 @@ class CostBench:
             except COMPILER_ERRORS as error:
                 if self.target.processes > 1 or (candidate is candidates[-1] and not ready):
                     raise
-                del self.decoders[candidate.name]
+                self.decoders.pop(candidate.name, None)
                 print_line(f"{candidate.name} is left out: {type(error).__name__}: {first_line(error)}", markup=False)
             else:
                 ready.append(candidate)
