@@ -14,7 +14,7 @@ from infer.tuning.report_tuning import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
 from models.targets.target import Target
-from train.config.run import FIRST_STAGE_FOLDER, TrainConf
+from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.first_lines import announce_recipe
 from train.planning.device_fit import FittedRun
@@ -101,8 +101,7 @@ def train_draft(
         log.info("%s is trained already", run.folder)
         return metric_logger
     data = load_training_rows(conf, target, draft, parallel)
-    if run.folder.name != FIRST_STAGE_FOLDER:  # whose recipe is that of the main stage
-        announce_recipe(conf, len(data.rows))
+    announce_recipe(conf, len(data.rows))
     run.record_rows(data.rows.content_hash())
     if parallel.is_main:
         write_held_out(data.held_out, run.folder)

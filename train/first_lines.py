@@ -41,17 +41,16 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
 
 
 def announce_recipe(conf: TrainConf, num_rows: int) -> None:
-    """Log which recipe suits a draft that starts from nothing and has few steps, if another one was chosen."""
+    """Log the recipe that suits an EAGLE-3 layer with few steps, if another one was chosen."""
     steps = conf.optim.total_steps(num_rows)
-    starts_trained = conf.draft.pretrained is not None or conf.draft.first_stage is not None
-    has_muon = conf.device.is_native  # PyTorch/XLA does not compile it
-    if steps >= PUBLISHED_STEPS or conf.optim.name is not OptimName.adamw or starts_trained or not has_muon:
+    is_made_for_it = steps >= PUBLISHED_STEPS or conf.optim.name is not OptimName.adamw
+    # PyTorch/XLA has no Muon, with which that recipe trains.
+    if conf.draft.method != "eagle3" or is_made_for_it or not conf.device.is_native:
         return
     log.info(
-        "recipe: made for %s steps and more, got %s, in which a draft learns more by recipe=%s (docs/recipes.md)",
+        "recipe: made for %s steps and more, got %s, in which a draft learns more by recipe=few_answers (docs/recipes.md)",
         f"{PUBLISHED_STEPS:,}",
         f"{steps:,}",
-        "few_answers_eagle3" if conf.draft.method == "eagle3" else "few_answers",
     )
 
 

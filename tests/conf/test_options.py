@@ -47,15 +47,14 @@ def test_every_option_composes_and_validates(option):
     assert not hasattr(conf, "draft") or type(conf.draft) in METHODS.values()
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_few_answers_replaces_optimizer_and_loss_of_every_draft_and_typed_keys_win(draft):
+@pytest.mark.parametrize("draft", [draft for draft in DRAFTS if draft.endswith("eagle3")])
+def test_few_answers_replaces_optimizer_and_loss_of_every_eagle3_layer_and_typed_keys_win(draft):
     conf = compose_train(f"draft={draft}", "recipe=few_answers", "optim.muon_lr=0.5")
     assert (conf.optim.name.value, conf.optim.muon_lr, conf.loss.name.value) == ("muon", 0.5, "forward_kl")
-    assert conf.draft == compose_train(f"draft={draft}").draft
 
 
 def test_a_sequence_takes_the_recipe_for_few_answers():
-    conf = compose_train("experiment=qwen3-8b-eagle3", "recipe=few_answers_eagle3")
+    conf = compose_train("experiment=qwen3-8b-eagle3", "recipe=few_answers")
     published = compose_train("experiment=qwen3-8b-eagle3")
     assert conf.draft == dataclasses.replace(published.draft, ttt_steps=4, dropout=0.1)
     assert (conf.data, conf.run_name) == (published.data, published.run_name)
