@@ -48,7 +48,8 @@ def announce_recipe(conf: TrainConf, num_rows: int) -> None:
     if conf.draft.method != "eagle3" or is_made_for_it or not conf.device.is_native:
         return
     log.info(
-        "recipe: made for %s steps and more, got %s, in which a draft learns more by recipe=few_answers (docs/recipes.md)",
+        "recipe: made for %s steps and more, got %s, in which a draft learns more by recipe=few_answers "
+        "(docs/recipes.md)",
         f"{PUBLISHED_STEPS:,}",
         f"{steps:,}",
     )
