@@ -16,7 +16,7 @@ from infer.engine.requests import Generation
 from infer.results.records import PromptResult
 from models.io.console import track_progress
 
-MIN_TURNS = 4  # of two prompts each, if they are repeated: a standard error needs two
+MIN_TURNS = 4  # two prompts, decoded twice: a standard error needs two
 WARMUP_TOKENS = 4  # enough for a round, which compiles all graphs of an answer
 
 T = TypeVar("T")

@@ -243,15 +243,19 @@ def choose_candidate(
     often one that was too fast by chance.
     """
     curve = CostCurve()
-    for candidate in track_progress(select_probes(candidates), "timing trees"):
+    for number, candidate in enumerate(track_progress(select_probes(candidates), "timing trees")):
+        if number and not has_time():
+            break
         curve.add(candidate, measure_steps(candidate))
 
     def predicted_speedup(candidate: TreeCandidate) -> float:
         return tokens[candidate.name] / curve.steps(candidate)
 
     for _ in range(MAX_EXTRA_TIMINGS):
+        if not has_time():  # first: without all probes the others cannot be predicted
+            break
         best = max(candidates, key=predicted_speedup)
-        if curve.num_timings(best) > 1 or not has_time():
+        if curve.num_timings(best) > 1:
             break
         curve.add(best, measure_steps(best))
     return curve, max((c for c in candidates if curve.num_timings(c)), key=predicted_speedup)

@@ -151,6 +151,8 @@ def _tune_draft(
         f"tune: {draft.name}: {'' if result.choice else 'no speculation; the best was '}{best.description}, speed-up "
         f"{result.format_speedup(best)} on these prompts; took {time.monotonic() - start:.0f} s"
     )
+    if IS_MAIN_PROCESS:
+        tuning.tree_path(run, "tuned").unlink(missing_ok=True)  # of an earlier choice
     if result.choice is None:
         return replace(draft, tuned=TunedDecoding(description="no speculation", draft=None, tree=NO_TREE))
     if IS_MAIN_PROCESS and not best.is_lookup:

@@ -104,10 +104,13 @@ class DraftTuning:
 
     def write_tree(self, run: Path, suffix: str, candidate: TreeCandidate, facts: dict[str, Any]) -> Path:
         """Write a tree file with `facts` about the candidate; return its path."""
-        file = run / f"{self.name.replace('/', '-')}-{suffix}.json"
+        file = self.tree_path(run, suffix)
         content = {**candidate.to_file(), **facts, "checkpoint": str(self.directory)}
         file.write_text(json.dumps(content) + "\n")
         return file
+
+    def tree_path(self, run: Path, suffix: str) -> Path:
+        return run / f"{self.name.replace('/', '-')}-{suffix}.json"
 
     def format_command(self, file: Path, eval_overrides: str) -> str:
         """Return the command that measures a draft with the tree of a file."""

@@ -118,7 +118,8 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[T
     if len(measured) < len(shapes):  # too few to predict the others
         tuning.candidates, curve = measured, CostCurve()
         for candidate in measured:
-            curve.add(candidate, bench.measure_steps(candidate))
+            if bench.has_time():
+                curve.add(candidate, bench.measure_steps(candidate))
     else:
         curve, predicted = predict_best(bench, tuning)
         neighbors = find_neighbors(predicted, tuning.candidates) if bench.has_time() else []

@@ -109,6 +109,16 @@ def test_without_time_one_shape_and_two_prompts_are_measured(bench, capsys):
     assert {len(sums) for sums in rows.values()} == {2}
 
 
+def test_after_its_time_nothing_more_is_timed_and_the_best_of_the_timed_is_chosen():
+    machine, left = Machine(), iter([True, True, False, False])
+    candidates = considered()
+    tokens = {candidate.name: float(expect_tokens(candidate)) for candidate in candidates}
+    curve, best = choose_candidate(machine.time_steps, candidates, tokens, has_time=lambda: next(left))
+    timed = [candidate for candidate in candidates if curve.num_timings(candidate)]
+    assert len(timed) == 3
+    assert best in timed
+
+
 def test_a_shape_that_cannot_be_compiled_is_left_out(bench, capsys, monkeypatch):
     """Out of memory for one shape alone; the others are measured."""
     bench.batch = 1

@@ -79,8 +79,10 @@ def tune_draft(target, run: Path, conf: EvaluationConf, **changes):
 
 def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(target, run, capsys):
     """Lookup finds the period in which the tiny target loops; a draft without training never does."""
-    conf = build_evaluation(run)
+    conf, stale = build_evaluation(run), run / "run-tuned.json"
+    stale.write_text("{}")
     draft = tune_draft(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
+    assert not stale.exists()
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "compil" in line]  # nothing is, on this device
     assert draft.tuned.description.startswith("n-gram lookup alone, ")
