@@ -17,6 +17,7 @@ from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from models.batch import Batch
 from models.drafts.base import Draft, Loss
+from models.drafts.loss import compute_loss
 from models.targets.target import Target
 from models.trees.tree import Tree
 
@@ -58,7 +59,7 @@ def measure_loss_metrics(
             # Decoding drafts no prompt token and not the first of the answer, whatever is trained.
             context_mask=(position <= len(prompt))[None],
         ).to(device.torch_device)
-        losses.append(draft.loss(batch, run_target(target, draft.needs.layers, batch)))
+        losses.append(compute_loss(draft.loss_terms(batch, run_target(target, draft.needs.layers, batch))))
     return average_metrics(losses)
 
 
@@ -82,8 +83,11 @@ def build_stored_eval(target: Target, rows: Packed, store: FeatureStore) -> Call
     def evaluate(draft: Draft) -> dict[str, float]:
         metrics = average_metrics(
             [
-                draft.loss(
-                    rows.batch([row]).to(device), store.read_target_output(rows.pieces([row]), rows.length).to(device)
+                compute_loss(
+                    draft.loss_terms(
+                        rows.batch([row]).to(device),
+                        store.read_target_output(rows.pieces([row]), rows.length).to(device),
+                    )
                 )
                 for row in range(len(rows))
             ]

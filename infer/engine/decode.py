@@ -185,7 +185,7 @@ class Decoder:
         for number, token in enumerate(ids[:-1], 1):
             state.rows.root = torch.full_like(state.rows.root, token)
             state, output = self.session.run_round(state, longest=len(request.ids) + number)
-            yield output.logits[0, 0], output.scores[0, 0]
+            yield output.logits[0, 0].clone(), output.scores[0, 0].clone()
 
     def _distribute_tokens(
         self, host_rows: list[list[int]], round_s: float, running: dict[int, Request], criteria: StopCriteria

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from infer.engine import steps
+from infer.engine.recorded_rounds import RecordedRounds
 from infer.engine.row_tensors import allocate_slots, empty_like, scatter_rows
 from infer.engine.steps import Program, RoundOutput, SessionState
 from models.drafts.base import DraftState
@@ -70,7 +71,8 @@ class Session:
         kind = self.kind = draft.graph_kind if draft else NO_DRAFT
         self._prefill = device.compile(steps.prefill, frozen_names=frozen, unread=UNREAD_BY_PREFILL)
         self._begin = device.compile(steps.begin, kind=kind, unread=UNREAD_BY_DRAFT)
-        self._fused = device.compile(steps.fused, frozen_names=frozen, kind=kind)
+        fused = device.compile(steps.fused, frozen_names=frozen, kind=kind)
+        self._fused = RecordedRounds(device, fused) if device.records_rounds else fused
         self._verify = device.compile(steps.verify, frozen_names=frozen, unread=UNREAD_BY_VERIFY)
         self._accept = device.compile(steps.accept, unread=UNREAD_BY_ACCEPT)
         self._cache_move = device.compile(steps.cache_move, unread=UNREAD_BY_MOVE)
@@ -148,9 +150,9 @@ class Session:
     ) -> tuple[SessionState, RoundOutput]:
         """Run a round; return the state and the emitted tokens.
 
-        The round is one graph. With `end_phase` it runs in parts, and `end_phase` is called with
-        the name of each as it ends. No active row has more than `longest` tokens: later slots
-        of the target's cache, and of a draft model's, are not read.
+        The round is one graph. With `end_phase` it runs in parts, and `end_phase` is called with the name of
+        each as it ends. State and output are valid until the next round. No active row has more than `longest`
+        tokens: later slots of the target's cache, and of a draft model's, are not read.
         """
         if not self.reads_views or self.cache_slots < MIN_VIEWED_SLOTS:
             return self._run_round(state, end_phase)

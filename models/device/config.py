@@ -37,6 +37,7 @@ class DeviceConf(NeuronEnv):
     name: DeviceName = DeviceName.auto
     precision: Precision = Precision.auto
     compile: bool = True
+    cuda_graphs: bool = False  # whether rounds of decoding are replayed as CUDA graphs
     memory_gib: float | None = None  # that a process may take; None: what the device has
     threads: int | None = None  # of the CPU; None: PyTorch's choice, or one for a tiny target
 

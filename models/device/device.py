@@ -35,6 +35,7 @@ class Device:
     instance_type: str | None = None  # EC2's type of a Trainium or Inferentia machine
     environment: dict[str, str] = field(default_factory=dict)  # variables for compiler and runtime
     counts_shapes: bool = False  # counts shapes even if nothing is compiled
+    records_rounds: bool = False  # rounds of decoding are recorded once and replayed
     ledger: GraphLedger = field(default_factory=GraphLedger, compare=False, repr=False)
     # No fields, as they follow from the class.
     lazy = False  # operations are recorded, and computed as one graph at the next sync
@@ -43,7 +44,7 @@ class Device:
     @property
     def has_static_shapes(self) -> bool:
         """Return whether calls must have few shapes."""
-        return self.compiles or self.counts_shapes
+        return self.compiles or self.counts_shapes or self.records_rounds
 
     @property
     def compiles_slowly(self) -> bool:
@@ -112,6 +113,21 @@ class Device:
             options |= self.inductor_options
         return torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend, options=options or None)
 
+    def record(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Record what a function launches; return what launches it again and returns its results, always the same.
+
+        The function must have run before, and must wait for nothing and copy nothing from the host.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_graph_pool()):
+            results = function()
+
+        def launch() -> Any:
+            graph.replay()
+            return results
+
+        return launch
+
     @property
     def inductor_options(self) -> dict[str, Any]:
         """Return the options of Inductor, PyTorch's own compiler."""
@@ -127,7 +143,7 @@ class Device:
 
     def eager(self) -> "Device":
         """Return a copy that compiles nothing, for work too little to compile for."""
-        return replace(self, compiles=False, counts_shapes=False)
+        return replace(self, compiles=False, counts_shapes=False, records_rounds=False)
 
     def compile_region(self, function: Callable) -> Callable:
         """Return a part that occurs many times in a graph marked to be compiled once, where that is right."""
@@ -194,6 +210,12 @@ class Device:
             "compiled": self.compiles,
             "environment": self.environment,
         }
+
+
+@functools.cache
+def _graph_pool() -> Any:
+    """Return the memory of all CUDA graphs, which share it because they run one after another."""
+    return torch.cuda.graph_pool_handle()
 
 
 @functools.cache

@@ -44,6 +44,9 @@ def open_device(conf: DeviceConf) -> Device:
     # Before the device is opened, because compiler and runtime read the variables then.
     environment = conf.set_environment(route, on_neuron=is_neuron_route(route), host=host)
     log.info("device: %s, %s (%s)", route, reason, _describe_host(host))
+    require(
+        route == "cuda" or not conf.cuda_graphs, f"device.cuda_graphs: needs device=cuda, got {route}; leave it out"
+    )
     device_class, torch_device = open_route(route)
     # Products in fp32 are exact here; Inductor advises otherwise on CUDA.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
@@ -53,6 +56,7 @@ def open_device(conf: DeviceConf) -> Device:
         dtype=matmul_dtype(conf.precision, torch_device),
         # PyTorch/XLA computes everything as compiled graphs, whatever `compile` says.
         compiles=route == "xla" or (conf.compile and can_compile(route)),
+        records_rounds=conf.cuda_graphs,
         backend="neuron" if route == "neuron" else "inductor",
         threads=conf.threads,
         instance_type=host.instance_type,

@@ -1,6 +1,6 @@
 """The interface of a drafting method: everything that the loops in train/ and infer/ rely on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from models.batch import Batch
 from models.losses.config import LossConf
+from models.losses.distributions import TopKLogits
 from models.targets.language_model import LanguageModel, TargetOutput
 from models.targets.target import Target
 from models.trees.growth import Proposal
@@ -18,7 +19,7 @@ from models.trees.sampling import Sampler
 from models.trees.tree import Tree
 
 DraftState = dict[str, Any]  # tensors of fixed shapes; only the method interprets them
-Extras = dict[str, Tensor]  # further arguments of `Draft.loss` by name; tensors of fixed shapes
+Extras = dict[str, Tensor]  # further arguments of `Draft.loss_terms` by name; tensors of fixed shapes
 
 
 @dataclass(kw_only=True)
@@ -28,6 +29,32 @@ class Loss:
     total: Float[Tensor, ""]
     weight: Float[Tensor, ""]
     metrics: dict[str, Float[Tensor, " 2"]]  # name -> (sum, count)
+
+
+@dataclass(kw_only=True)
+class HeadTerm:
+    """A term of a loss before its vocabulary heads are applied, which models/losses/chunked.py does in chunks."""
+
+    draft_hidden: Float[Tensor, "*steps tokens draft_width"]
+    target_hidden_or_topk: Float[Tensor, "tokens target_width"] | TopKLogits
+    draft_heads: list[Tensor]
+    target_head: Any  # of `chunked_distillation_loss`, as are the others
+    weight: Float[Tensor, "*steps tokens"]
+    labels: Int[Tensor, " tokens"] | None
+    kept_ids: Int[Tensor, " draft_vocab"] | None
+    conf: LossConf
+    scale: Tensor | float = 1.0  # of the term in the loss
+    prefix: str = ""  # of its metrics' names
+
+
+@dataclass(kw_only=True)
+class LossTerms:
+    """The terms of a loss, as sums over a batch; models/drafts/loss.py adds them up."""
+
+    weight: Float[Tensor, ""]
+    heads: list[HeadTerm] = field(default_factory=list)
+    total: Float[Tensor, ""] | float = 0.0  # of the terms without a head
+    metrics: dict[str, Float[Tensor, " 2"]] = field(default_factory=dict)  # of these
 
 
 @dataclass(kw_only=True)
@@ -41,7 +68,7 @@ class Needs:
 
 
 class Draft(nn.Module):
-    """A drafting method: its training (`loss`) and its decoding (`start`, `propose`, `advance`)."""
+    """A drafting method: its training (`loss_terms`) and its decoding (`start`, `propose`, `advance`)."""
 
     conf_class: ClassVar[Any]  # the class of its options
     conf: Any  # its options, of that class
@@ -114,7 +141,7 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
-        """Return further arguments of `loss`: random numbers and values that change with the step.
+        """Return further arguments of `loss_terms`: random numbers and values that change with the step.
 
         Each row has its own generator, so that it gets the same numbers in any micro-batch and process.
         A thread that runs ahead of the step calls it on the host: it must not read weights or the mode
@@ -125,12 +152,12 @@ class Draft(nn.Module):
     def term_weights(self, batch: Batch) -> Float[Tensor, " terms"] | None:
         """Return the weights of loss terms that count different positions, from the masks only; else None.
 
-        `loss` receives their sums over all rows of the optimizer step as `term_weight_sums`.
+        `loss_terms` receives their sums over all rows of the optimizer step as `term_weight_sums`.
         """
         return None
 
-    def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Return the training loss of one batch, given the target's output on it."""
+    def loss_terms(self, batch: Batch, target_output: TargetOutput) -> LossTerms:
+        """Return the terms of the training loss of one batch, given the target's output on it."""
         raise NotImplementedError
 
     def new_state(self, batch: int, slots: int) -> DraftState:

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from models.batch import Batch
 from models.checkpoints.checkpoint import find_non_finite, read_origin, save_draft
 from models.checkpoints.tokenizer_files import save_tokenizer
-from models.drafts.base import Draft, DraftState, Loss, Needs
+from models.drafts.base import Draft, DraftState, HeadTerm, LossTerms, Needs
 from models.drafts.bases.cached import CachedDecoding, CachePass
 from models.drafts.options import CausalLMConf, InitFrom
 from models.io.errors import UserError, require
 from models.lora import add_adapters, merge_adapters
-from models.losses.chunked import chunked_distillation_loss
 from models.losses.config import LossConf
 from models.losses.loss_weights import shift_left, token_weights
 from models.parallel.dtensor import full_tensor
@@ -113,7 +112,7 @@ class CausalLMDraft(CachedDecoding, Draft):
             return None
         return torch.arange(self.vocab_size, device=self.lm.head.weight.device)
 
-    def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
+    def loss_terms(self, batch: Batch, target_output: TargetOutput) -> LossTerms:
         """Return the loss of every answer token, given all tokens before it."""
         hidden = self.lm.forward_hidden(
             self._clamp_ids(batch.input_ids),
@@ -125,9 +124,9 @@ class CausalLMDraft(CachedDecoding, Draft):
         weight, total_weight = token_weights(
             batch.answer_mask, batch.document_ids, conf=self.loss_conf, context_mask=batch.context_mask
         )
-        total, metrics = chunked_distillation_loss(
-            hidden.flatten(0, 1),
-            target_output.loss_inputs(),
+        term = HeadTerm(
+            draft_hidden=hidden.flatten(0, 1),
+            target_hidden_or_topk=target_output.loss_inputs(),
             draft_heads=[self.lm.head.weight[: self.vocab_size]],
             target_head=self._frozen[0],
             weight=weight.flatten(),
@@ -135,7 +134,7 @@ class CausalLMDraft(CachedDecoding, Draft):
             labels=shift_left(batch.input_ids, 1).flatten(),
             conf=self.loss_conf,
         )
-        return Loss(total=total, weight=total_weight, metrics=metrics)
+        return LossTerms(weight=total_weight, heads=[term])
 
     def _clamp_ids(self, input_ids: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
         """Return ids that the draft has embeddings for: a target may emit an id past these."""

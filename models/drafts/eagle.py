@@ -13,6 +13,7 @@ H_t is the target's last hidden state after its final norm. `ttt_steps` above 1 
 Axes: B rows, T tokens, H hidden.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.batch import Batch
-from models.drafts.base import DraftState, Extras, Loss
+from models.drafts.base import DraftState, Extras, LossTerms
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
@@ -223,13 +224,13 @@ class Eagle1Draft(EagleDraft):
         width = self.conf.feature_noise * NOISE_REFERENCE_LENGTH / lengths[:, :, None]
         return extras | {"noise": width * (torch.from_numpy(np.stack(uniform)) - 0.5)}
 
-    def loss(
+    def loss_terms(
         self,
         batch: Batch,
         target_output: TargetOutput,
         noise: Float[Tensor, "b t h"] | None = None,
         dropout_mask: Bool[Tensor, "b t inputs"] | None = None,
-    ) -> Loss:
+    ) -> LossTerms:
         """Return the weighted sum of the feature loss (smooth L1) and the token distillation loss.
 
         `noise` is added to the features that the draft reads, not to those that it predicts.
@@ -238,7 +239,13 @@ class Eagle1Draft(EagleDraft):
         outputs = self.unroll_steps(batch, features if noise is None else features + noise, dropout_mask)
         head = full_tensor(self.head.weight)
         # In evaluations no autocast brings fp32 outputs to the dtype of the target's head.
-        token_loss = self.distill([output.to(head.dtype) for output in outputs], batch, target_output, heads=[head])
+        terms = self.distill(
+            [output.to(head.dtype) for output in outputs],
+            batch,
+            target_output,
+            heads=[head],
+            scale=self.conf.token_loss_weight,
+        )
         weights, _ = position_weights(
             batch.answer_mask, batch.document_ids, steps=self.trained_depth, conf=self.loss_conf
         )
@@ -249,9 +256,5 @@ class Eagle1Draft(EagleDraft):
         # (sum, count) of each step
         pairs = torch.stack([(distance.flatten(1) * is_counted).sum(-1), is_counted.sum(-1)], -1)
         metrics = {f"distance_{i + 1}": pair.detach() for i, pair in enumerate(pairs)}
-        return Loss(
-            total=self.conf.feature_loss_weight * (distance * weights).sum()
-            + self.conf.token_loss_weight * token_loss.total,
-            weight=token_loss.weight,
-            metrics=token_loss.metrics | metrics,
-        )
+        distance_sum = (distance * weights).sum()
+        return replace(terms, total=self.conf.feature_loss_weight * distance_sum, metrics=metrics)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.batch import Batch
-from models.drafts.base import Loss, Needs
+from models.drafts.base import LossTerms, Needs
 from models.drafts.eagle import EagleDraft
 from models.drafts.options import Eagle3Conf
 from models.layers import Eagle3Layer, RMSNorm, drop_inputs, init_normal
@@ -140,9 +140,9 @@ class Eagle3Draft(EagleDraft):
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         return self.lm_head(self.head_inputs(hidden))
 
-    def loss(
+    def loss_terms(
         self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t inputs"] | None = None
-    ) -> Loss:
+    ) -> LossTerms:
         """Return the loss of `trained_depth` drafting steps at every supervised position."""
         outputs = self.unroll_steps(batch, self.target_features(target_output), dropout_mask)
         return self.distill(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.batch import Batch
-from models.drafts.base import DraftState, Extras, Loss, with_last_hidden
+from models.drafts.base import DraftState, Extras, LossTerms, with_last_hidden
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import HydraConf
@@ -135,9 +135,9 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         shape = (batch.input_ids.shape[1], columns)
         return {"dropout_mask": draw_dropout_mask(generators, shape, dropout=self.conf.dropout)}
 
-    def loss(
+    def loss_terms(
         self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t columns"] | None = None
-    ) -> Loss:
+    ) -> LossTerms:
         """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:

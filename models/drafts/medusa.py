@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models.batch import Batch
-from models.drafts.base import DraftState, Loss, with_last_hidden
+from models.drafts.base import DraftState, LossTerms, with_last_hidden
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import MedusaConf
 from models.targets.language_model import TargetOutput
@@ -88,7 +88,7 @@ class MedusaDraft(HeadsDraft):
         heads: Any = [self.lm_head] if self.config.original_lm_head else self.lm_heads
         return list(heads)
 
-    def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
+    def loss_terms(self, batch: Batch, target_output: TargetOutput) -> LossTerms:
         hidden = target_output.hidden.to(self.dtype)
         outputs = [block(hidden) for block in self.blocks]
         return self.distill(outputs, batch, target_output, heads=[head.weight for head in self.heads])

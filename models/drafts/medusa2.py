@@ -23,12 +23,11 @@ from models.batch import Batch
 from models.checkpoints import checkpoint, checkpoint_files
 from models.checkpoints.fingerprints import hash_tensors
 from models.checkpoints.tokenizer_files import save_tokenizer
-from models.drafts.base import Draft, Extras, Loss
+from models.drafts.base import Draft, Extras, HeadTerm, LossTerms
 from models.drafts.medusa import MedusaConfig, MedusaDraft
 from models.drafts.options import Medusa2Conf
 from models.io.files import atomic_directory, report_disk_errors
 from models.lora import add_adapters, merge_adapters
-from models.losses.chunked import chunked_distillation_loss
 from models.losses.config import LossConf, LossName
 from models.losses.loss_weights import position_weights, shift_left, token_weights
 from models.targets.config import TargetConf
@@ -125,13 +124,13 @@ class Medusa2Draft(MedusaDraft):
         _, heads_sum = position_weights(batch.answer_mask, batch.document_ids, steps=1, **options)
         return torch.stack([keep_sum, heads_sum])
 
-    def loss(
+    def loss_terms(
         self,
         batch: Batch,
         target_output: TargetOutput,
         ramp: Tensor | float = 1.0,
         term_weight_sums: Float[Tensor, " terms"] | None = None,
-    ) -> Loss:
+    ) -> LossTerms:
         """Return the sum of both terms; without `term_weight_sums` the batch is the whole step."""
         assert self.lm is not None
         adapted = self.lm.forward_hidden(
@@ -144,32 +143,31 @@ class Medusa2Draft(MedusaDraft):
         weight, total_weight = token_weights(
             batch.answer_mask, batch.document_ids, conf=self.loss_conf, context_mask=batch.context_mask
         )
-        keep_loss, metrics = chunked_distillation_loss(
-            adapted.hidden.flatten(0, 1),
-            target_output.hidden.flatten(0, 1),
+        keep = HeadTerm(
+            draft_hidden=adapted.hidden.flatten(0, 1),
+            target_hidden_or_topk=target_output.hidden.flatten(0, 1),
             draft_heads=[self.head.weight],
             target_head=self.head,
             weight=weight.flatten(),
             kept_ids=None,
             labels=shift_left(batch.input_ids, 1).flatten(),
             conf=replace(self.loss_conf, name=LossName.forward_kl),
-        )
-        heads_loss = self.distill(
-            [block(adapted.hidden.to(self.dtype)) for block in self.blocks],
-            batch,
-            TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured),
-            heads=[head.weight for head in self.heads],
+            scale=self.conf.keep_weight,
+            prefix="kept_",
         )
         # The loop divides by the first term's weight, so the other term is scaled by their ratio.
         # Positions that count for a head count for the first term too, so that its weight is 0 only
         # if both are.
         keep_sum, heads_sum = self.term_weights(batch) if term_weight_sums is None else term_weight_sums
         ratio = torch.where(heads_sum > 0, keep_sum / heads_sum, 0.0)
-        return Loss(
-            total=self.conf.keep_weight * keep_loss + self.conf.heads_weight * ramp * ratio * heads_loss.total,
-            weight=total_weight,
-            metrics=heads_loss.metrics | {f"kept_{name}": pair for name, pair in metrics.items()},
+        terms = self.distill(
+            [block(adapted.hidden.to(self.dtype)) for block in self.blocks],
+            batch,
+            TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured),
+            heads=[head.weight for head in self.heads],
+            scale=self.conf.heads_weight * ramp * ratio,
         )
+        return LossTerms(weight=total_weight, heads=[keep, *terms.heads])
 
     def get_adapted_target(self, target: Target) -> Target | None:
         """Return the adapted target: that of the checkpoint, or the current one in training."""

@@ -1,12 +1,15 @@
 """The distillation loss of many tokens, computed in chunks together with its gradient.
 
 `chunked_distillation_loss` applies the output heads and never holds [tokens, vocab] for more than
-one chunk. `token_losses` defines the losses, `config` their options.
+one chunk. `token_losses` defines the losses, `config` their options. All chunks have one shape, so that compilers
+read `evaluate_chunk` once, however many chunks a batch has.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,7 +30,35 @@ TargetHead = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
 Metrics = dict[str, Float[Tensor, "*steps 2"]]  # name -> (sum, count) of each step
 # Draft hidden states, target hidden states or top-k logits, weights, labels.
 Chunk = tuple[Tensor, Tensor | TopKLogits, Tensor, Tensor | None]
+ChunkEvaluator = Callable[["ChunkSettings", Chunk], tuple[Float[Tensor, ""], Metrics, Tensor]]
 ChunkMap = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkSettings:
+    """What the chunks of a loss share."""
+
+    draft_heads: tuple[Tensor, ...]
+    # The gradients of the heads are added to these, in place; a frozen head has None.
+    head_grads: tuple[Tensor | None, ...]
+    target_head: TargetHead
+    kept_ids: Tensor | None
+    conf: LossConf
+
+
+def evaluate_chunk(settings: ChunkSettings, chunk: Chunk) -> tuple[Float[Tensor, ""], Metrics, Tensor]:
+    """Return the loss of a chunk, its metrics and its gradient for the draft's hidden states."""
+    hidden, target_hidden_or_topk, weight, labels = chunk
+    heads, kept_ids, conf = settings.draft_heads, settings.kept_ids, settings.conf
+    target = build_target_distribution(settings.target_head, target_hidden_or_topk, labels, kept_ids, conf)
+    scores, grad = score_with_grad(apply_heads(heads, hidden), target, kept_ids, conf, weight)
+    grad = grad.to(hidden.dtype)
+    pairs = [(grad, hidden)] if len(heads) == 1 else zip(grad, hidden, strict=True)
+    for head_grad, (logit_grad, head_input) in zip(settings.head_grads, pairs, strict=True):
+        if head_grad is not None:
+            head_grad += logit_grad.flatten(0, -2).T @ head_input.flatten(0, -2)
+    hidden_grad = apply_heads([head.T for head in heads], grad)
+    return (scores["loss"] * weight).sum(), sum_metrics(scores, weight), hidden_grad
 
 
 def chunked_distillation_loss(
@@ -40,6 +71,7 @@ def chunked_distillation_loss(
     labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
+    evaluate: ChunkEvaluator = evaluate_chunk,
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """Return the sum of the weighted losses, and the metrics of the tokens whose weight is not 0.
 
@@ -48,11 +80,11 @@ def chunked_distillation_loss(
     `target_hidden_or_topk`: hidden states for the target's head, or the likeliest tokens.
     `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
     `labels`: the text's token (a target id) that the target's distribution t predicts.
+    `evaluate`: `evaluate_chunk` or what a compiler made of it.
     """
-    has_own_size = not (torch.compiler.is_compiling() or getattr(target_head, "joins_ranks", False))
-    if weight.device.type == "cpu" and has_own_size:
+    if weight.device.type == "cpu" and not getattr(target_head, "joins_ranks", False):
         # Prompts and padding weigh 0. On other devices dropping them would make the device wait for
-        # the host, and give every batch its own graph; ranks that join their heads need as many chunks as the others.
+        # the host; ranks that join their heads need as many chunks as the others.
         counted = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
         draft_hidden = draft_hidden.index_select(-2, counted)
         target_hidden_or_topk = _map_tensors(target_hidden_or_topk, lambda t: t[counted])
@@ -60,28 +92,23 @@ def chunked_distillation_loss(
         labels = None if labels is None else labels[counted]
     # `conf.logits_chunk` counts the drafted tokens of all steps, which share the target's.
     chunk_size = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
-    total = weight.new_zeros(())
     head_grads = [torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None for head in draft_heads]
-    evaluate_chunk = partial(
-        _evaluate_chunk,
-        draft_heads=draft_heads,
-        head_grads=head_grads,
+    settings = ChunkSettings(
+        draft_heads=tuple(map(_autocast, draft_heads)),
+        head_grads=tuple(head_grads),
         target_head=target_head,
         kept_ids=kept_ids,
         conf=conf,
     )
     with torch.no_grad():
         chunks = _split_chunks(draft_hidden.detach(), target_hidden_or_topk, weight, labels, size=chunk_size)
-        losses, sums, hidden_grads = zip(*_chunk_maps[-1](evaluate_chunk, chunks), strict=True)
-        for loss in losses:
-            total = total + loss
+        losses, sums, hidden_grads = zip(*_chunk_maps[-1](partial(evaluate, settings), chunks), strict=True)
         # The last chunk was padded.
         hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, weight.shape[-1])
         metrics = {name: torch.stack([s[name] for s in sums]).sum(0) for name in sums[0]}
-
-    total = _attach_grad(total, draft_hidden, hidden_grad)
-    for head, head_grad in zip(draft_heads, head_grads, strict=True):
-        total = _attach_grad(total, head, head_grad)
+    pairs = [(draft_hidden, hidden_grad), *zip(draft_heads, head_grads, strict=True)]
+    learned = [(variable, grad) for variable, grad in pairs if variable.requires_grad]
+    total: Tensor = _GivenGradients.apply(torch.stack(losses).sum(), *chain(*learned))
     return total, metrics
 
 
@@ -106,7 +133,7 @@ def build_target_distribution(
     )
 
 
-def apply_heads(heads: list[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:
+def apply_heads(heads: Sequence[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:
     """Return the product of all steps with a shared head, or of each step with its own head."""
     if len(heads) == 1:
         return linear(hidden, heads[0])
@@ -118,31 +145,6 @@ def sum_metrics(scores: dict[str, Tensor], weight: Float[Tensor, "*steps tokens"
     is_counted = weight != 0
     count = is_counted.sum(-1).float()
     return {name: torch.stack([score.float().mul(is_counted).sum(-1), count], -1) for name, score in scores.items()}
-
-
-def _evaluate_chunk(
-    chunk: Chunk,
-    *,
-    draft_heads: list[Tensor],
-    head_grads: list[Tensor | None],
-    target_head: TargetHead,
-    kept_ids: Tensor | None,
-    conf: LossConf,
-) -> tuple[Float[Tensor, ""], Metrics, Tensor]:
-    """Return the loss, its metrics and its gradient for the draft's hidden states.
-
-    The gradients of the heads are added to `head_grads`, in place; a frozen head has None there.
-    """
-    hidden, target_hidden_or_topk, weight, labels = chunk
-    target = build_target_distribution(target_head, target_hidden_or_topk, labels, kept_ids, conf)
-    scores, grad = score_with_grad(apply_heads(draft_heads, hidden), target, kept_ids, conf, weight)
-    grad = grad.to(hidden.dtype)
-    pairs = [(grad, hidden)] if len(head_grads) == 1 else zip(grad, hidden, strict=True)
-    for head_grad, (logit_grad, head_input) in zip(head_grads, pairs, strict=True):
-        if head_grad is not None:
-            head_grad += logit_grad.flatten(0, -2).T @ head_input.flatten(0, -2)
-    hidden_grad = apply_heads([head.T for head in draft_heads], grad)
-    return (scores["loss"] * weight).sum(), sum_metrics(scores, weight), hidden_grad
 
 
 def _map_tensors(hidden_or_topk: Tensor | TopKLogits, change: Callable[[Tensor], Tensor]) -> Tensor | TopKLogits:
@@ -159,15 +161,16 @@ def _split_chunks(
     *,
     size: int,
 ) -> list[Chunk]:
-    """Return the arguments in chunks of `size` target positions; pad the last chunk with 0.
+    """Return the arguments in chunks of `size` target positions, at least one; pad the last with 0.
 
-    All chunks have one shape, so that they share a graph.
+    All chunks have one shape and are contiguous, so that they share a graph.
     """
-    padding = -weight.shape[-1] % size
-    weights = pad(weight, (0, padding)).split(size, -1)
+    tokens = weight.shape[-1]
+    padding = -tokens % size if tokens else size
+    weights = [part.contiguous() for part in pad(weight, (0, padding)).split(size, -1)]
     return list(
         zip(
-            pad(draft_hidden, (0, 0, 0, padding)).split(size, -2),
+            [part.contiguous() for part in pad(draft_hidden, (0, 0, 0, padding)).split(size, -2)],
             # The first axis is padded; the list of pads starts with the last one.
             _map_tensors(target_hidden_or_topk, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, padding))).split(size),
             weights,
@@ -177,12 +180,25 @@ def _split_chunks(
     )
 
 
-def _attach_grad(value: Tensor, variable: Tensor, grad: Tensor | None) -> Tensor:
-    """Return `value` with the gradient `grad` for `variable`, by adding a zero that has it."""
-    if grad is None or not variable.requires_grad:
-        return value
-    carrier = (variable * grad).sum()
-    return value + (carrier - carrier.detach())
+class _GivenGradients(torch.autograd.Function):
+    """A value whose gradients are known: takes the value, then each variable and its gradient in turn."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *variables_and_grads: Tensor) -> Tensor:
+        ctx.dtypes = [variable.dtype for variable in variables_and_grads[::2]]
+        ctx.save_for_backward(*variables_and_grads[1::2])
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = (grads[0] * grad.to(dtype) for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
+        return None, *chain.from_iterable((grad, None) for grad in scaled)
+
+
+def _autocast(head: Tensor) -> Tensor:
+    """Return a head in the type of products, to which autocast would convert it for every chunk."""
+    kind = head.device.type
+    return head.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else head
 
 
 def _compute_all(compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any]:

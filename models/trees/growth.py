@@ -125,7 +125,7 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
         if depth + 1 < tree.depth:
             previous, expanded = expanded, sorted({p for p, _ in tree.levels[depth + 1]})
             parent_index = [previous.index(level[i][0]) for i in expanded]
-            parent_index_W = torch.tensor(parent_index, device=tokens.device)
+            parent_index_W = _make_constant(parent_index, tokens.device)
             logits = expand(tokens[:, expanded], parent_index_W.expand(len(tokens), -1), depth + 1)
     child_log_probs = None
     if scorer.sampler.draws:
@@ -133,9 +133,14 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
         child_log_probs = torch.stack([drawn_from.get(i, leaf) for i in range(-1, len(parents))], 1)
     return Proposal(
         ids=torch.cat(ids, 1),
-        parents=torch.tensor(parents, device=logits.device).repeat(len(logits), 1),
+        parents=_make_constant(parents, logits.device).repeat(len(logits), 1),
         child_log_probs=child_log_probs,
     )
+
+
+def _make_constant(numbers: list[int], device: torch.device) -> Int[Tensor, " numbers"]:
+    """Return numbers as a tensor without a copy from the host, which a recorded round cannot hold."""
+    return torch.cat([torch.full((1,), number, device=device) for number in numbers])
 
 
 def _grow_dynamic(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn) -> Proposal:

@@ -4,25 +4,28 @@ A further case reuses the features of an earlier epoch, as the demo does.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.features.target_pass import run_target
 from infer.report.tables import Table
 from models.batch import Batch
-from models.drafts.base import Draft, Loss
-from models.drafts.bases import feature
+from models.drafts.base import Draft
 from models.drafts.registry import build_draft
+from models.losses import chunked
+from models.losses.chunked import ChunkEvaluator
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 from scripts.benchmarks.loss import distillation_loss
 from train.config.run import TrainConf
 from train.graph_warmup import draw_rows
 from train.optim import build_optimizers
+from train.trainer import LossModule
 
 PROMPT = 32  # prompt tokens of each row
 
@@ -33,7 +36,7 @@ class Learner:
 
     compiled: bool
     plain: bool
-    loss: Callable[[Batch, object], Loss]
+    loss: nn.Module
     features: TargetOutput | None = None  # the features if the target pass is skipped
     seconds: list[float] = field(default_factory=list)
 
@@ -48,16 +51,15 @@ def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     # Random tokens, which do not affect the cost.
     batch = draw_rows(number, conf.data.row_length, target.vocab_size).batch(list(range(number)))
     batch = replace(batch, answer_mask=batch.positions >= PROMPT).to(target.device.torch_device)
-    compile_ = target.device.compile
-    learners = [Learner(compiled=False, plain=False, loss=draft.loss)]
-    learners.append(Learner(compiled=False, plain=True, loss=draft.loss))
+    eager, compiled = (LossModule(draft, target.device, compiled=compiled) for compiled in (False, True))
+    learners = [Learner(compiled=False, plain=False, loss=eager)]
+    learners.append(Learner(compiled=False, plain=True, loss=eager))
     with torch.no_grad():
         features = run_target(target, draft.needs.layers, batch)
-    learners.append(Learner(compiled=False, plain=False, loss=draft.loss, features=features))
+    learners.append(Learner(compiled=False, plain=False, loss=eager, features=features))
     if target.device.compiles:
-        learners.insert(0, Learner(compiled=True, plain=False, loss=compile_(draft.loss)))
-        learners.insert(1, Learner(compiled=True, plain=True, loss=compile_(draft.loss)))
-        learners.append(Learner(compiled=True, plain=False, loss=compile_(draft.loss), features=features))
+        learners.insert(0, Learner(compiled=True, plain=False, loss=compiled))
+        learners.append(Learner(compiled=True, plain=False, loss=compiled, features=features))
     optimizers, _ = build_optimizers(conf.optim, draft)
     for learner in learners:
         learn(learner, draft, target, batch, optimizers)  # compiles; not timed
@@ -77,7 +79,7 @@ def learn(
     with torch.no_grad():
         target_output = learner.features or run_target(target, draft.needs.layers, batch)
     with loss_form(plain=learner.plain):
-        loss = learner.loss(batch, target_output)
+        loss = learner.loss(batch, target_output, {})
         mean = loss.total / loss.weight
         mean.backward()
     for optimizer in optimizers:
@@ -89,13 +91,17 @@ def learn(
 @contextmanager
 def loss_form(*, plain: bool) -> Iterator[None]:
     """Replace the draft's chunked loss by the plain one while the block runs, if `plain`."""
-    chunked = feature.chunked_distillation_loss
+    form = chunked.chunked_distillation_loss
     if plain:
-        feature.chunked_distillation_loss = distillation_loss
+        chunked.chunked_distillation_loss = ignore_chunks
     try:
         yield
     finally:
-        feature.chunked_distillation_loss = chunked
+        chunked.chunked_distillation_loss = form
+
+
+def ignore_chunks(*args: Any, evaluate: ChunkEvaluator, **options: Any) -> Any:  # noqa: ARG001
+    return distillation_loss(*args, **options)
 
 
 def _table(learners: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> Table:

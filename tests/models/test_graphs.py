@@ -154,7 +154,7 @@ def test_a_run_compiles_the_graphs_that_it_announced():
     for run in ("training", "evaluation"):
         for function, count in facts["graphs"][run].items():
             assert count["compiled"] == count["announced"], (run, function)
-    assert set(facts["graphs"]["training"]) == {"run_target", "loss"}
+    assert set(facts["graphs"]["training"]) == {"run_target", "loss_terms", "evaluate_chunk"}
     assert facts["late"] == 0
 
 
@@ -253,6 +253,7 @@ def test_the_tuned_mode_needs_the_announced_graphs(tmp_path, name, tuned):
 def test_own_answers_and_features_in_memory_have_the_announced_shapes():
     device = build_counting_device()
     target = tiny_target(seed=0, device=device)
+    names = ("run_target", "loss_terms", "evaluate_chunk")
     for case, data in (
         ("draft model", {"on_policy": OnPolicyConf(share=0.5, interval=2)}),
         ("medusa", {"keep_features": True}),  # ten rows in groups of four: the last is filled up
@@ -260,7 +261,7 @@ def test_own_answers_and_features_in_memory_have_the_announced_shapes():
         conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
         conf.data = DataConf(row_length=LENGTH, **data)
         counted = run_loop(conf, CASES[case].build(target), target, device)
-        assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in ("run_target", "loss")}
+        assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in names}
 
 
 def test_a_lazy_device_compiles_full_steps_as_announced(monkeypatch):
@@ -302,8 +303,8 @@ def test_unannounced_graphs_of_training_stand_in_its_metrics(tmp_path):
         def prepare_batch(self, batch, *, step, generators):
             return {"grown": torch.ones(1 if step < 2 else 2)}
 
-        def loss(self, batch, target_output, grown):
-            return super().loss(batch, target_output)
+        def loss_terms(self, batch, target_output, grown):
+            return super().loss_terms(batch, target_output)
 
     device = build_counting_device()
     target = tiny_target(seed=0, device=device)
@@ -311,7 +312,7 @@ def test_unannounced_graphs_of_training_stand_in_its_metrics(tmp_path):
     conf.data, conf.interval.log = DataConf(row_length=LENGTH), 1
     draft = Growing(conf.draft, Growing.engine_config(conf.draft, target), target)
     counted = run_loop_in(tmp_path, conf, draft, target, device)
-    assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}
+    assert counted.counts()["loss_terms"] == {"announced": 1, "compiled": 2}
     assert [line["train/graphs_unannounced"] for line in metrics(tmp_path)] == [0, 0, 1, 1]
 
 
@@ -336,7 +337,7 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
         compile_training_graphs(conf, parallel, tmp_path / "scratch")
     lines = [*(record.getMessage() for record in caplog.records), *capsys.readouterr().out.splitlines()]
     training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))
-    assert lines[training].removesuffix("announced") == "graphs: 2 (loss 1, run_target 1) "
+    assert lines[training].removesuffix("announced") == "graphs: 3 (evaluate_chunk 1, loss_terms 1, run_target 1) "
     for first in (training, judging):
         announced = lines[first].removesuffix("announced")
         assert f"{announced}compiled" in lines[first:]

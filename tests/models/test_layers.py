@@ -1,5 +1,7 @@
 """The parts of a draft's layer compute the same on every route."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -10,7 +12,8 @@ from models.layers import attend
 from models.meta_model import collect_models
 from models.targets.attention import without_kernel
 from tests.support.models.methods import CASES, QUICK
-from tests.support.models.tiny import batch_of, sampled_texts
+from tests.support.models.tiny import CPU, batch_of, sampled_texts
+from train.trainer import LossModule
 
 RECOMPUTING = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.system)
@@ -42,8 +45,9 @@ def test_prompts_attend_in_chunks_as_at_once(monkeypatch, kv_heads):
 
 
 def find_gradients(draft, target, batch, *, compiled: bool) -> list[torch.Tensor]:
-    loss = torch.compile(draft.loss, backend="aot_eager", fullgraph=True) if compiled else draft.loss
-    loss(batch, run_target(target, draft.needs.layers, batch)).total.backward()
+    device = replace(CPU, compiles=compiled, backend="aot_eager")
+    loss = LossModule(draft, device, compiled=compiled)
+    loss(batch, run_target(target, draft.needs.layers, batch), {}).total.backward()
     gradients = [p.grad.clone() for p in draft.parameters() if p.requires_grad]
     draft.zero_grad()
     return gradients

@@ -12,6 +12,7 @@ from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.engine.phase_timer import PhaseTimer
 from infer.verify.config import Verification
 from models import operators
+from models.drafts.loss import compute_loss
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft
@@ -30,6 +31,7 @@ from tests.support.models.watching import WatchedOperators
 from tests.support.runs.compiled_run import counted_reads
 from tests.support.runs.graphs_run import LENGTH, ROWS, draw_texts, run_loop
 from tests.support.runs.toy_run import toy_conf
+from train.trainer import LossModule
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
 # operations that the host must read, or whose number of results depends on values; only an eager
@@ -48,7 +50,7 @@ def test_a_loss_draws_no_numbers_reads_no_values_and_has_shapes_that_no_value_ch
         extras["term_weight_sums"] = 2 * weights
     names = []
     with record_names(names):
-        draft.loss(batch, seen, **extras).total.backward()
+        compute_loss(draft.loss_terms(batch, seen, **extras)).total.backward()
     assert "mul" in names
     assert not [n for n in names if any(word in n for word in (*RANDOM, *DYNAMIC))]
 
@@ -69,9 +71,9 @@ def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(tar
     names = []
     with record_names(names):
         drawn = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
-        disturbed = draft.loss(batch, seen, **drawn).total
+        disturbed = compute_loss(draft.loss_terms(batch, seen, **drawn)).total
     assert not [n for n in names if any(word in n for word in RANDOM)]
-    assert disturbed != draft.loss(batch, seen).total
+    assert disturbed != compute_loss(draft.loss_terms(batch, seen)).total
     backwards = draft.prepare_batch(batch, step=3, generators=build_generators(reversed(range(ROWS))))
     assert torch.equal(backwards["noise"], drawn["noise"].flip(0))
     short, long = LENGTH // 4, LENGTH - LENGTH // 4
@@ -206,16 +208,16 @@ def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_supports(l
     seen = run_target(target, draft.needs.layers, batch)
     top = target.device.compile(TopKLogits.from_logits)(target.logits(seen.hidden), 4)
     unread = torch.zeros_like(seen.hidden[..., :1])
-    compiled = target.device.compile(draft.loss)
-    compiled(batch, replace(seen, hidden=unread, topk=top)).total.backward()
-    compiled(batch, seen).total.backward()
+    compiled = LossModule(draft, target.device, compiled=True)
+    compiled(batch, replace(seen, hidden=unread, topk=top), {}).total.backward()
+    compiled(batch, seen, {}).total.backward()
     assert not find_forbidden()
 
 
 def record_training(draft, target, batch):
     seen = target.device.compile(run_target)(target, draft.needs.layers, batch)
     extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
-    target.device.compile(draft.loss)(batch, seen, **extras).total.backward()
+    LossModule(draft, target.device, compiled=True)(batch, seen, extras).total.backward()
 
 
 def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):

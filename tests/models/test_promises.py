@@ -11,6 +11,7 @@ from torch import Tensor
 from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.drafts.base import Draft, DraftState
+from models.drafts.loss import compute_loss
 from models.drafts.ngram import MixedDraft
 from models.drafts.options import METHODS
 from models.drafts.registry import load_draft
@@ -218,7 +219,7 @@ def test_the_loss_falls(target, name):
     losses = []
     for _ in range(2):
         seen = run_target(target, draft.needs.layers, batch)
-        loss = draft.loss(batch, seen)
+        loss = compute_loss(draft.loss_terms(batch, seen))
         losses.append(float(loss.total.detach() / loss.weight))
         learn(draft, target, batch, steps=40, lr=case.lr)
     assert losses[1] < 0.5 * losses[0]

@@ -47,7 +47,7 @@ class BigramDraft(FeatureDraft):
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.guess = nn.Embedding(config.vocab_size, config.hidden_size)
 
-    def loss(self, batch, target_output):
+    def loss_terms(self, batch, target_output):
         guessed = self.guess(shift_left(batch.input_ids, 1))
         return self.distill([guessed], batch, target_output, heads=[self.head.weight])
 

@@ -279,7 +279,7 @@ def test_rows_that_cores_repeat_are_told(folder):
     advice = "8 processes, parallel.tensor=2; 2 cores learn the same rows: 8 rows per step would give each its own"
     assert describe_launch(repeated) == advice
     assert describe_launch(own) == "8 processes, parallel.tensor=2"
-    assert count_graphs(own) == 2  # the loss and the target's pass
+    assert count_graphs(own) == 3  # the draft's layers, a chunk of the loss and the target's pass
 
 
 def test_the_command_prints_a_plan(folder, capsys, monkeypatch):

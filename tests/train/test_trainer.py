@@ -145,13 +145,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_spoils_no_state(tmp_path, mo
     """Step 7 is read together with step 8, before a state of step 8 is saved."""
     called = []
 
-    def spoiled(self, batch, seen, loss=ToyDraft.loss, **extras):
+    def spoiled(self, batch, seen, loss_terms=ToyDraft.loss_terms, **extras):
         called.append(batch)
-        result = loss(self, batch, seen, **extras)
+        result = loss_terms(self, batch, seen, **extras)
         result.total = result.total * (torch.nan if len(called) == 7 else 1)
         return result
 
-    monkeypatch.setattr(ToyDraft, "loss", spoiled)
+    monkeypatch.setattr(ToyDraft, "loss_terms", spoiled)
     with pytest.raises(UserError, match=r"optim\.lr: the loss must stay finite, got nan at step 7"):
         toy_run(tmp_path, toy_conf())
     assert RunState(tmp_path, {}).newest_state().name == "00000006"

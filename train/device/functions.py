@@ -33,6 +33,7 @@ from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.config.run import TrainConf
 from train.device.checks import Check, CheckContext, CheckFailedError, confirm
 from train.graph_warmup import draw_rows
+from train.trainer import LossModule
 
 VOCAB, NUM_LAYERS = 512, 4  # of the small target
 SHARPNESS = 12.0  # of its next token's distribution, so that a draft of some of its layers agrees at times
@@ -201,7 +202,7 @@ def compute_gradient(method: str, device: Device) -> tuple[float, Tensor]:
     moved = batch.to(device.torch_device)
     with torch.no_grad():
         seen = device.compile_part(run_target)(target, draft.needs.layers, moved)
-    loss = device.compile(draft.loss)(moved, seen, **on_device).total
+    loss = LossModule(draft, device, compiled=True)(moved, seen, on_device).total
     loss.backward()
     device.synchronize()
     gradients = [p.grad.flatten().float().cpu() for p in draft.parameters() if p.grad is not None]

@@ -1,9 +1,10 @@
 """List the graphs that a training run needs, which depend only on its configuration.
 
-    loss         the draft's loss of a micro-batch, and its gradient
-    run_target   the target's pass over rows: a micro-batch, or a group to keep; not with a store
+    loss_terms       the draft's layers over a micro-batch, and their gradient
+    evaluate_chunk   the loss of a chunk of its tokens, and its gradient; one more for an adapted target's own head
+    run_target       the target's pass over rows: a micro-batch, or a group to keep; not with a store
 
-On a lazy device both are part of one graph, `train_step`; `compute_features` is the pass over rows to keep. Decoding
+On a lazy device all are part of one graph, `train_step`; `compute_features` is the pass over rows to keep. Decoding
 during training is eager; the evaluation at the end announces its own graphs.
 """
 
@@ -27,7 +28,10 @@ def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     if lazy:
         names = {"allocate_optimizer_states", "train_step"}
         return {Graph(name) for name in names | ({"compute_features"} if conf.data.keep_features else set())}
-    graphs = {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile_loss else set()
+    graphs = set()
+    if conf.optim.compile_loss:
+        graphs = {Graph("loss_terms", (micro_batch_size, conf.data.row_length))}
+        graphs |= {Graph("evaluate_chunk", (term,)) for term in range(1 + conf.draft.trains_target)}
     if compiles_features(conf) and conf.data.source is not DataSource.captured:
         graphs |= {Graph("run_target", (micro_batch_size, conf.data.row_length))}
     return graphs

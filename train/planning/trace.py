@@ -19,6 +19,7 @@ from infer.engine.decode import Decoder
 from models.batch import Batch
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.drafts.base import Draft, Extras, Needs
+from models.drafts.loss import compute_loss
 from models.losses.chunked import map_chunks_by
 from models.losses.distributions import TopKLogits
 from models.meta_model import MetaTarget, collect_models
@@ -86,8 +87,10 @@ def trace_run(
         elif stored_schema is not None:
             with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
                 row = fullest_batch(1, conf.data.row_length)
-                draft.loss(
-                    row, fake_stored_output(stored_schema, draft.needs, row.input_ids.shape, target.device.dtype)
+                compute_loss(
+                    draft.loss_terms(
+                        row, fake_stored_output(stored_schema, draft.needs, row.input_ids.shape, target.device.dtype)
+                    )
                 )
             phases.append(phase)
         del optimizers  # keeps their state alive until here
@@ -155,7 +158,7 @@ def _trace_micro_batch(
                 lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
             )
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-            loss = draft.loss(batch, target_output, **extras)
+            loss = compute_loss(draft.loss_terms(batch, target_output, **extras))
         loss.total.backward()
     return [*phases, draft_phase]
 
@@ -207,5 +210,5 @@ def _trace_evaluation(
         decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)
         del decoder, cache
         batch = fullest_batch(1, slots)
-        draft.loss(batch, run_target(target, draft.needs.layers, batch))
+        compute_loss(draft.loss_terms(batch, run_target(target, draft.needs.layers, batch)))
     return phase

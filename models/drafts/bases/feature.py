@@ -14,10 +14,9 @@ from transformers import LlamaConfig
 
 from models.batch import Batch
 from models.checkpoints import checkpoint, checkpoint_files
-from models.drafts.base import Draft, DraftState, Loss, Needs
+from models.drafts.base import Draft, DraftState, HeadTerm, LossTerms, Needs
 from models.drafts.options import DraftConf
 from models.io.errors import require
-from models.losses.chunked import chunked_distillation_loss
 from models.losses.config import LossConf
 from models.losses.loss_weights import position_weights, shift_left, shift_right
 from models.parallel.dtensor import full_tensor
@@ -126,11 +125,12 @@ class FeatureDraft(Draft):
         target_output: TargetOutput,
         *,
         heads: list[Tensor],
-    ) -> Loss:
+        scale: Tensor | float = 1.0,
+    ) -> LossTerms:
         """Return the loss of all steps: step i of position t proposes token t+2+i.
 
         It is compared with the target's distribution at position t+1+i. `outputs` are the inputs of
-        the heads; there is one head for all steps, or one for each.
+        the heads; there is one head for all steps, or one for each. `scale` is that of the term in the loss.
         """
         weights_by_step, total_weight = position_weights(
             batch.answer_mask,
@@ -143,25 +143,18 @@ class FeatureDraft(Draft):
         # target's logits.
         aligned = [shift_right(output, 1 + i) for i, output in enumerate(outputs)]
         weights = [shift_right(step_weight, 1 + i) for i, step_weight in enumerate(weights_by_step)]
-        total, metrics = chunked_distillation_loss(
-            torch.stack(aligned).flatten(1, 2),
-            target_output.loss_inputs(),
+        term = HeadTerm(
+            draft_hidden=torch.stack(aligned).flatten(1, 2),
+            target_hidden_or_topk=target_output.loss_inputs(),
             draft_heads=heads,
             target_head=self.head,
             weight=torch.stack(weights).flatten(1, 2),
             kept_ids=self.kept_ids,
             labels=shift_left(batch.input_ids, 1).flatten(),
             conf=self.loss_conf,
+            scale=scale,
         )
-        return Loss(
-            total=total,
-            weight=total_weight,
-            metrics={
-                f"{name}_{i + 1}": sum_and_count
-                for name, steps in metrics.items()
-                for i, sum_and_count in enumerate(steps)
-            },
-        )
+        return LossTerms(weight=total_weight, heads=[term])
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint by their published names; collective where some are the target's."""

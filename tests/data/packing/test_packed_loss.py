@@ -9,6 +9,7 @@ from data.packing.documents import Documents, Packed
 from data.packing.pack import cut_documents, pack_documents
 from data.sources.rows import document_from_pair
 from models.drafts.base import Draft
+from models.drafts.loss import compute_loss
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf, LossName, Reduction
 from models.targets.target import Target
@@ -46,7 +47,7 @@ def compute_gradients(draft: Draft, target: Target, rows: Packed) -> dict[str, t
     with torch.no_grad():
         target_features = run_target(target, draft.needs.layers, batch)
     draft.zero_grad()
-    loss = draft.loss(batch, target_features)
+    loss = compute_loss(draft.loss_terms(batch, target_features))
     loss.total.backward()
     gradients = {n: p.grad.clone() for n, p in draft.named_parameters() if p.grad is not None}
     return {"total": loss.total.detach(), "weight": loss.weight, **gradients}

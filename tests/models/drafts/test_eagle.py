@@ -9,6 +9,7 @@ from torch import nn
 from data.features.target_pass import run_target
 from models.checkpoints import checkpoint
 from models.checkpoints.checkpoint_files import WEIGHTS_FILE
+from models.drafts.loss import compute_loss
 from models.drafts.options import Eagle1Conf, Eagle3Conf
 from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf
@@ -34,7 +35,7 @@ def test_trained_embeddings_stay_the_drafts_own(target, tmp_path):
     table = target.model.get_input_embeddings().weight
     assert torch.equal(draft.embed_tokens.weight, table)
     batch = batch_of(sampled_texts(target, count=1, length=12))
-    draft.loss(batch, run_target(target, draft.needs.layers, batch)).total.backward()
+    compute_loss(draft.loss_terms(batch, run_target(target, draft.needs.layers, batch))).total.backward()
     assert draft.embed_tokens.weight.grad.abs().sum() > 0
     with torch.no_grad():
         draft.embed_tokens.weight[7] += 1

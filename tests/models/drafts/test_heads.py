@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
+from models.drafts.loss import compute_loss
 from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf
 from models.drafts.registry import build_draft, load_draft
 from models.losses.config import LossConf, LossName
@@ -128,7 +129,7 @@ def test_hydras_dropout_is_before_every_block_and_head_and_not_in_decoding(targe
 
     @torch.no_grad()
     def total(**changes):
-        return float(draft.loss(batch, run_target(target, [], batch), **changes).total)
+        return float(compute_loss(draft.loss_terms(batch, run_target(target, [], batch), **changes)).total)
 
     everything = torch.ones_like(mask)
     for part in range(6):

@@ -1,10 +1,13 @@
 """The chunked form of the losses has the plain form's value and gradient, in chunks and over processes."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from models.losses.chunked import chunked_distillation_loss
+from models.device.device import Device
+from models.losses.chunked import chunked_distillation_loss, evaluate_chunk
 from models.losses.config import LossConf, LossName, Reduction
 from models.losses.loss_weights import token_weights
 from tests.support.models.loss_cases import (
@@ -100,13 +103,20 @@ def test_bf16_autocast_keeps_the_softmax_in_fp32(name):
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(("name", "bias"), [(LossName.lk_hybrid, True), *((name, False) for name in LossName)])
-def test_the_loss_compiles_into_a_single_graph(name, bias):
-    args = draw_inputs(draft_ids=DRAFT_IDS, steps=(2,), own_heads=True)
-    conf = LossConf(name=name, logits_chunk=16, temperature=0.7, top_k=2)
+@each_steps
+def test_all_chunks_share_a_compiled_graph(name, bias, steps):
+    """Two batches, whose numbers of counted tokens differ, and one without any; the last chunk is padded."""
+    args = draw_inputs(draft_ids=DRAFT_IDS, steps=steps, own_heads=bool(steps))
+    conf = LossConf(name=name, logits_chunk=6, temperature=0.7, top_k=2)
     if bias:
         args["target_head"] = nn.Linear(5, 11).requires_grad_(False)
-    compiled = torch.compile(chunked_distillation_loss, backend="aot_eager", fullgraph=True)
-    assert_all_close(differentiate(compiled, args, conf), differentiate(chunked_distillation_loss, args, conf))
+    before = Device.count_graphs()
+    compiled = torch.compile(evaluate_chunk, backend="aot_eager", fullgraph=True, dynamic=False)
+    form = partial(chunked_distillation_loss, evaluate=compiled)
+    for share in (1, 0.5, 0):
+        args["weight"][..., int(share * 23) :] = 0
+        assert_all_close(differentiate(form, args, conf), differentiate(chunked_distillation_loss, args, conf))
+    assert Device.count_graphs() == before + 1
 
 
 @each_loss

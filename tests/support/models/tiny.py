@@ -16,6 +16,7 @@ from models.batch import Batch
 from models.device.cpu import CpuDevice
 from models.device.device import Device
 from models.drafts.eagle3 import Eagle3Draft
+from models.drafts.loss import compute_loss
 from models.drafts.options import Eagle3Conf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf, LossName
@@ -146,7 +147,7 @@ def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: f
     def step(number: int) -> None:
         generators = [np.random.default_rng([0, number, row]) for row in range(len(batch.input_ids))]
         extras = draft.prepare_batch(batch, step=number, generators=generators)
-        loss = draft.loss(batch, seen, **extras)
+        loss = compute_loss(draft.loss_terms(batch, seen, **extras))
         optimizer.zero_grad()
         (loss.total / loss.weight).backward()
         optimizer.step()

@@ -29,6 +29,7 @@ from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, mixed, new_draft, sampled_texts, tiny_target
+from train.trainer import LossModule
 
 LENGTHS = [*range(5, 15), 17, 20, 23, 26, 29, 32, 33, 41, 50, 60]  # twenty lengths; sixteen are in the first bucket
 NEW = 10
@@ -104,8 +105,9 @@ def compare_compiled_loss(name: str, target: Target) -> float:
     )
     trained = [p for p in draft.parameters() if p.requires_grad]
     # not "eager", which does not trace the backward pass
-    compiled = replace(CPU, compiles=True, backend="aot_eager").compile(draft.loss)
-    ours, theirs = (torch.autograd.grad(loss(batch, seen).total, trained) for loss in (draft.loss, compiled))
+    device = replace(CPU, compiles=True, backend="aot_eager")
+    losses = (LossModule(draft, device, compiled=compiled) for compiled in (False, True))
+    ours, theirs = (torch.autograd.grad(loss(batch, seen, {}).total, trained) for loss in losses)
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 

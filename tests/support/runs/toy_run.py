@@ -23,7 +23,7 @@ from models.batch import Batch
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
-from models.drafts.base import Draft, Extras, Loss, Needs
+from models.drafts.base import Draft, Extras, LossTerms, Needs
 from models.drafts.options import DraftConf
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
@@ -78,7 +78,7 @@ class ToyDraft(Draft):
         drawn = np.stack([numbers.random(shape, dtype=np.float32) for numbers in generators])
         return {"mask": torch.from_numpy(drawn >= self.dropout) / (1 - self.dropout)}
 
-    def loss(self, batch: Batch, target_output: TargetOutput, mask: Tensor) -> Loss:
+    def loss_terms(self, batch: Batch, target_output: TargetOutput, mask: Tensor) -> LossTerms:
         both = torch.cat([self.embed(batch.input_ids), target_output.captured.float()], -1)
         mixed = self.norm((self.mix(both).tanh() * mask).float())
         logits = self.lm_head(mixed)[:, :-1]
@@ -86,7 +86,7 @@ class ToyDraft(Draft):
         counted = batch.answer_mask[:, 1:] & (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])
         hits = (logits.argmax(-1) == batch.input_ids[:, 1:]) & counted
         weight = counted.sum().float()
-        return Loss(
+        return LossTerms(
             total=(each * counted).sum(), weight=weight, metrics={"hit": torch.stack([hits.sum().float(), weight])}
         )
 

@@ -129,15 +129,18 @@ def test_a_round_that_is_compiled_again_for_its_strides_fails():
 # --- training ---------------------------------------------------------------------------------
 
 
-def scale_gradient(loss):
-    """Leave the loss as it is, with a gradient that is 1 % too large."""
-    total = loss.total
-    return replace(loss, total=total.detach() + 1.01 * (total - total.detach()))
+def scale_gradient(loss, metrics, gradient):
+    """Leave the loss as it is, with a gradient of the hidden states that is 1 % too large."""
+    return loss, metrics, 1.01 * gradient
 
 
-def scale_loss(loss):
+def scale_loss(loss, metrics, gradient):
     """Leave the gradient as it is, with a loss that is 1 % too large."""
-    return replace(loss, total=loss.total + 0.01 * loss.total.detach())
+    return 1.01 * loss, metrics, gradient
+
+
+def spoil(loss, metrics, gradient):
+    return loss * torch.nan, metrics, gradient * torch.nan
 
 
 @pytest.mark.parametrize(
@@ -145,11 +148,11 @@ def scale_loss(loss):
     [
         (scale_gradient, "loss off by 0.0e+00, gradient off by 1.0e-02"),
         (scale_loss, "loss off by 1.0e-02, gradient off by 0.0e+00"),
-        (lambda loss: replace(loss, total=loss.total * torch.nan), "loss off by nan, gradient off by nan"),
+        (spoil, "loss off by nan, gradient off by nan"),
     ],
 )
 def test_a_wrong_loss_or_gradient_fails(change, detail):
-    outcome = run_named("training, demo", change_result("loss", change))
+    outcome = run_named("training, demo", change_result("evaluate_chunk", lambda results: change(*results)))
     assert (outcome.result, outcome.remedy) == ("FAIL", functions.WRONG)
     assert outcome.detail == detail
 

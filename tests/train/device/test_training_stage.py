@@ -1,6 +1,5 @@
 """Ten steps of the demo, and its answers, are right on a device, or fail with a remedy."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,11 @@ class ScalingDevice(Device):
     """A device whose losses are 1 % too large."""
 
     def compile_part(self, function, **options):
-        def scaled(*args, **kwargs):
-            loss = function(*args, **kwargs)
-            return replace(loss, total=1.01 * loss.total)
+        def scaled(*args):
+            loss, *others = function(*args)
+            return 1.01 * loss, *others
 
-        return scaled if function.__name__ == "loss" else function
+        return scaled if function.__name__ == "evaluate_chunk" else function
 
 
 class ForgetfulDevice(Device):

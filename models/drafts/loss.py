@@ -1,0 +1,30 @@
+"""The training loss of a draft: the sum of its terms, with vocabulary heads applied in chunks."""
+
+from dataclasses import fields
+
+from jaxtyping import Float
+from torch import Tensor
+
+from models.drafts.base import HeadTerm, Loss, LossTerms
+from models.losses.chunked import ChunkEvaluator, chunked_distillation_loss, evaluate_chunk
+
+
+def compute_loss(terms: LossTerms, evaluate: ChunkEvaluator = evaluate_chunk) -> Loss:
+    """Apply the heads, by `evaluate_chunk` or what a compiler made of it, and add up all terms."""
+    total, metrics = terms.total, terms.metrics
+    for term in terms.heads:
+        term_total, term_metrics = _compute_term(term, evaluate)
+        total, metrics = total + term_total, metrics | term_metrics
+    assert isinstance(total, Tensor)
+    return Loss(total=total, weight=terms.weight, metrics=metrics)
+
+
+def _compute_term(term: HeadTerm, evaluate: ChunkEvaluator) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, " 2"]]]:
+    """Return the scaled term, and its metrics by name; the names of several steps end with the step's number."""
+    inputs = {f.name: getattr(term, f.name) for f in fields(term) if f.name not in ("scale", "prefix")}
+    total, metrics = chunked_distillation_loss(**inputs, evaluate=evaluate)
+    named = {}
+    for name, pairs in metrics.items():
+        by_step = {"": pairs} if pairs.ndim == 1 else {f"_{i + 1}": pair for i, pair in enumerate(pairs)}
+        named |= {f"{term.prefix}{name}{step}": pair for step, pair in by_step.items()}
+    return term.scale * total, named
