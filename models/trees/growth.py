@@ -126,7 +126,8 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
             previous, expanded = expanded, sorted({p for p, _ in tree.levels[depth + 1]})
             parent_index = [previous.index(level[i][0]) for i in expanded]
             parent_index_W = _make_constant(parent_index, tokens.device)
-            logits = expand(tokens[:, expanded], parent_index_W.expand(len(tokens), -1), depth + 1)
+            chosen = torch.stack([tokens[:, i] for i in expanded], 1)
+            logits = expand(chosen, parent_index_W.expand(len(tokens), -1), depth + 1)
     child_log_probs = None
     if scorer.sampler.draws:
         leaf = torch.full_like(drawn_from[-1], DROPPED_SCORE)

@@ -236,6 +236,7 @@ def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
         "infinity in masked_fill": lambda: values.masked_fill(values > 0.5, -torch.inf),
         "size zero in call_function slice": lambda: values[..., :0],
         "float64 in _to_copy": lambda: values.double(),
+        "constant of the host": lambda: ids + torch.tensor([4, 3, 2, 1]),
     }
     for rule, function in cases.items():
         build_recording_device().compile(function)()

@@ -77,6 +77,8 @@ def list_forbidden(node: Node) -> Iterator[str]:
         yield f"{name} of bools"
     if "shift" in name and read[0].dtype is torch.int64:
         yield "shift of 64 bits"
+    if name == "lift_fresh_copy":
+        yield "constant of the host"
     if any(isinstance(value, float) and math.isinf(value) for value in constants):
         yield f"infinity in {name}"
     for tensor in list_tensors(node):
