@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import (
@@ -100,11 +100,24 @@ def chunked_distillation_loss(
         kept_ids=kept_ids,
         conf=conf,
     )
+    hidden, hidden_grad = draft_hidden.detach(), torch.empty_like(draft_hidden)
+
+    def compute_chunk(start: int) -> tuple[Tensor, Metrics]:
+        chunk = (
+            _take_tokens(hidden, -2, start, chunk_size),
+            _map_tensors(target_hidden_or_topk, lambda t: _take_tokens(t, 0, start, chunk_size)),
+            _take_tokens(weight, -1, start, chunk_size),
+            None if labels is None else _take_tokens(labels, 0, start, chunk_size),
+        )
+        loss, sums, grad = evaluate(settings, chunk)
+        own = hidden_grad.narrow(-2, start, min(chunk_size, num_tokens - start))
+        own.copy_(grad.narrow(-2, 0, own.shape[-2]))
+        return loss, sums
+
+    num_tokens = weight.shape[-1]
     with torch.no_grad():
-        chunks = _split_chunks(draft_hidden.detach(), target_hidden_or_topk, weight, labels, size=chunk_size)
-        losses, sums, hidden_grads = zip(*_chunk_maps[-1](partial(evaluate, settings), chunks), strict=True)
-        # The last chunk was padded.
-        hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, weight.shape[-1])
+        starts = range(0, max(num_tokens, 1), chunk_size)  # a chunk at least, which gives the metrics' names
+        losses, sums = zip(*_chunk_maps[-1](compute_chunk, starts), strict=True)
         metrics = {name: torch.stack([s[name] for s in sums]).sum(0) for name in sums[0]}
     pairs = [(draft_hidden, hidden_grad), *zip(draft_heads, head_grads, strict=True)]
     learned = [(variable, grad) for variable, grad in pairs if variable.requires_grad]
@@ -153,31 +166,18 @@ def _map_tensors(hidden_or_topk: Tensor | TopKLogits, change: Callable[[Tensor],
     return change(hidden_or_topk)
 
 
-def _split_chunks(
-    draft_hidden: Tensor,
-    target_hidden_or_topk: Tensor | TopKLogits,
-    weight: Tensor,
-    labels: Tensor | None,
-    *,
-    size: int,
-) -> list[Chunk]:
-    """Return the arguments in chunks of `size` target positions, at least one; pad the last with 0.
+def _take_tokens(values: Tensor, axis: int, start: int, size: int) -> Tensor:
+    """Return `size` tokens from `start` on, and 0 for those past the last.
 
-    All chunks have one shape and are contiguous, so that they share a graph.
+    All results have one shape and are contiguous, so that chunks share a graph.
     """
-    tokens = weight.shape[-1]
-    padding = -tokens % size if tokens else size
-    weights = [part.contiguous() for part in pad(weight, (0, padding)).split(size, -1)]
-    return list(
-        zip(
-            [part.contiguous() for part in pad(draft_hidden, (0, 0, 0, padding)).split(size, -2)],
-            # The first axis is padded; the list of pads starts with the last one.
-            _map_tensors(target_hidden_or_topk, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, padding))).split(size),
-            weights,
-            [None] * len(weights) if labels is None else pad(labels, (0, padding)).split(size),
-            strict=True,
-        )
-    )
+    part = values.narrow(axis, start, min(size, values.shape[axis] - start))
+    missing = size - part.shape[axis]
+    if not missing:
+        return part.contiguous()
+    shape = list(part.shape)
+    shape[axis] = missing
+    return torch.cat([part, part.new_zeros(shape)], axis)
 
 
 class _GivenGradients(torch.autograd.Function):
