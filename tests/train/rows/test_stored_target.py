@@ -66,7 +66,7 @@ def test_a_language_model_is_chosen_by_its_share_of_right_tokens(folder):
     distill_draft(FittedRun(conf=conf, parallel=build_run_parallel(conf, trackers=[]), planned_bytes=None))
     shares = [line["eval/hit"] for line in metrics(folder / "train" / "model") if "eval/hit" in line]
     best = read_progress_file(find_newest_state(folder / "train" / "model"))["progress"]["best"]
-    assert max(shares) == best > 0.5  # the draft began as the target itself
+    assert max(shares) == best > 0.3  # the draft began as the target itself; a guess is right in 1 of 61
 
 
 def test_no_layer_is_loaded(folder, store):
