@@ -48,6 +48,6 @@ def test_the_loss_is_compiled_and_cut_where_buckets_end(folder):
     for file in sorted(folder.glob("parts-*.json")):
         parts = json.loads(file.read_text())
         for draft in ("eagle3", "draft model"):
-            assert (parts[f"{draft}, eager"], parts[f"{draft}, compiled"]) == (0, 2)
-        assert parts["eagle3, split target"] == 2
+            assert (parts[f"{draft}, eager"], parts[f"{draft}, compiled"]) == (0, 3)
+        assert parts["eagle3, split target"] == 3  # the target, the draft, a chunk of the loss
         assert parts["eagle3, small buckets"] > 6
