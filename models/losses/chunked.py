@@ -94,7 +94,7 @@ def chunked_distillation_loss(
     chunk_size = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
     head_grads = [torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None for head in draft_heads]
     settings = ChunkSettings(
-        draft_heads=tuple(map(_autocast, draft_heads)),
+        draft_heads=tuple(_autocast(head.detach()) for head in draft_heads),
         head_grads=tuple(head_grads),
         target_head=target_head,
         kept_ids=kept_ids,

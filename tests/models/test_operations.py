@@ -193,7 +193,8 @@ def test_graphs_of_training_hold_only_operators_that_every_compiler_supports(nam
     target = tiny_target(seed=0, device=build_recording_device())
     draft = CASES[name].build(target)
     record_training(draft, target, batch_of(draw_texts(*[LENGTH] * ROWS)))
-    assert len(GRAPHS) == 3  # features, loss and its gradient
+    # The target, the draft and its gradient, and a chunk of each term of the loss.
+    assert len(GRAPHS) == 4 + CASES[name].conf.trains_target
     assert {"embedding", "mm"} <= list_operators()
     assert not find_forbidden()
 
