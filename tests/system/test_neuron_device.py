@@ -140,7 +140,7 @@ def test_its_compiler_is_found_by_name_and_compiles_once(facts):
     assert compiled["backend"] == "neuron"
     assert compiled["compiled"] == compiled["announced"]
     assert compiled["announced"] == {"prefill": 1, "begin:eagle3": 1, "fused:eagle3": 1}
-    assert compiled["graphs"] == [3, 2]  # of decoding twice; of a loss and the target before it
+    assert compiled["graphs"] == [3, 3]  # of decoding twice; of the target, a draft and a chunk of its loss
     greedy = [ids for ids, _ in facts["eagle3"]["greedy"]]
     assert compiled["ids"] == 2 * greedy  # the target's own text, whatever the draft
     assert compiled["losses"] == pytest.approx(facts["medusa"]["losses"], rel=1e-5)
