@@ -62,6 +62,11 @@ class Recording:
     def write(self, values: list[Any]) -> None:
         """Copy a state into the recording's own; a value may be one of its tensors, also another than its own."""
         changed = [(own, new) for own, new in zip(self.leaves, values, strict=True) if new is not own]
-        owned = {own.data_ptr() for own in self.leaves if isinstance(own, Tensor)}
-        for own, new in [(own, new.clone() if new.data_ptr() in owned else new) for own, new in changed]:
+        owned = {_storage_of(own) for own in self.leaves if isinstance(own, Tensor)}
+        for own, new in [(own, new.clone() if _storage_of(new) in owned else new) for own, new in changed]:
             own.copy_(new)
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory, which its views share."""
+    return tensor.untyped_storage().data_ptr()

@@ -36,7 +36,7 @@ ChunkMap = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkSettings:
-    """What the chunks of a loss share."""
+    """The heads and options that all chunks of a loss read."""
 
     draft_heads: tuple[Tensor, ...]
     # The gradients of the heads are added to these, in place; a frozen head has None.

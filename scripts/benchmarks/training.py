@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from data.features.target_pass import run_target
 from infer.report.tables import Table
 from models.batch import Batch
+from models.drafts import loss as draft_loss
 from models.drafts.base import Draft
 from models.drafts.registry import build_draft
-from models.losses import chunked
-from models.losses.chunked import ChunkEvaluator
+from models.losses.chunked import ChunkEvaluator, Metrics
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 from scripts.benchmarks.loss import distillation_loss
@@ -91,17 +91,18 @@ def learn(
 @contextmanager
 def loss_form(*, plain: bool) -> Iterator[None]:
     """Replace the draft's chunked loss by the plain one while the block runs, if `plain`."""
-    form = chunked.chunked_distillation_loss
+    chunked = draft_loss.chunked_distillation_loss
     if plain:
-        chunked.chunked_distillation_loss = ignore_chunks
+        draft_loss.chunked_distillation_loss = compute_at_once
     try:
         yield
     finally:
-        chunked.chunked_distillation_loss = form
+        draft_loss.chunked_distillation_loss = chunked
 
 
-def ignore_chunks(*args: Any, evaluate: ChunkEvaluator, **options: Any) -> Any:  # noqa: ARG001
-    return distillation_loss(*args, **options)
+def compute_at_once(evaluate: ChunkEvaluator, **inputs: Any) -> tuple[Tensor, Metrics]:  # noqa: ARG001
+    """Compute a loss without chunks, which nothing evaluates then."""
+    return distillation_loss(**inputs)
 
 
 def _table(learners: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> Table:
