@@ -18,7 +18,7 @@ from models.device.host import Host
 from models.io.errors import require
 
 MEASURE_SECONDS = 0.5  # of each measurement
-MATRIX_SIZE = 2048  # rows and columns of the matrices that are multiplied
+SMALLEST_MATRIX, LARGEST_MATRIX = 256, 2048  # rows and columns of the matrices that are multiplied
 COPY_BYTES = 1 << 28  # more than any cache holds
 
 
@@ -81,7 +81,7 @@ def measure_machine(device: Device) -> MachineConf:
     # Source and destination, of 4 bytes per element, have COPY_BYTES together.
     source = torch.ones(COPY_BYTES // 8, device=torch_device)
     destination = torch.empty_like(source)
-    copy_seconds = _time_fastest(lambda: destination.copy_(source), device)
+    copy_seconds = _time_fastest(lambda: destination.copy_(source), device, MEASURE_SECONDS)
     return MachineConf(
         name=LOCAL_MACHINE,
         chips=chips,
@@ -109,15 +109,26 @@ def _round_figure(figure: float) -> float:
 
 
 def _measure_flops(device: Device, dtype: torch.dtype) -> float:
-    """Return the measured operations per second of a matrix product."""
-    left = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=dtype, device=device.torch_device)
-    return 2 * MATRIX_SIZE**3 / _time_fastest(lambda: left @ left, device)
+    """Return the measured operations per second of a matrix product, the largest that is over in time.
+
+    Without instructions for bf16 a CPU needs 20 seconds for one of the last size, and an eighth for the size before.
+    """
+    size = SMALLEST_MATRIX
+    while size < LARGEST_MATRIX and 8 * _time_product(size, device, dtype, 0.0) < MEASURE_SECONDS:
+        size *= 2
+    return 2 * size**3 / _time_product(size, device, dtype, MEASURE_SECONDS)
 
 
-def _time_fastest(work: Callable[[], object], device: Device) -> float:
-    """Return the seconds of the fastest of several calls: slower ones waited for something else."""
+def _time_product(size: int, device: Device, dtype: torch.dtype, seconds: float) -> float:
+    """Return the seconds of the fastest product of two square matrices that fits the given time."""
+    matrix = torch.ones(size, size, dtype=dtype, device=device.torch_device)
+    return _time_fastest(lambda: torch.matmul(matrix, matrix), device, seconds)
+
+
+def _time_fastest(work: Callable[[], object], device: Device, seconds: float) -> float:
+    """Return the seconds of the fastest of all calls that fit the given time: slower ones waited for something else."""
     work()  # allocates and initializes, so it is not timed
-    best, until = math.inf, time.perf_counter() + MEASURE_SECONDS
+    best, until = math.inf, time.perf_counter() + seconds
     # A busy machine may need longer for a single call; that is measured too.
     while math.isinf(best) or time.perf_counter() < until:
         device.synchronize()

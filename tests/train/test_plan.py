@@ -10,10 +10,8 @@ import transformers
 
 from conf.entry import compose
 from models import unrolled_attention
-from models.device import machine_specs
 from models.device.config import MachineConf
 from models.device.device import Device
-from models.device.machine_specs import check_dtype, measure_machine
 from models.device.memory_trace import TracedPhase, fake_model
 from models.io.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
@@ -344,14 +342,3 @@ def test_mistakes_are_refused_in_a_single_line(folder, overrides, line):
 def test_a_run_that_the_machine_cannot_do_is_refused(folder, machine, override, line):
     with pytest.raises(UserError, match=line):
         plan_run(build_plan_conf(folder, override, machine=MachineConf(**vars(GENEROUS) | machine)))
-
-
-@pytest.mark.parametrize("seconds", [machine_specs.MEASURE_SECONDS, 0.0])
-def test_this_machine_is_measured_however_busy_it_is(monkeypatch, seconds):
-    monkeypatch.setattr(machine_specs, "MEASURE_SECONDS", seconds)
-    machine = measure_machine(CPU)
-    assert machine.chips == machine.cores == 1
-    assert machine.memory_gib > 0.5
-    assert machine.bandwidth_gb_s > 0
-    assert set(machine.tflops) == {"float32"}
-    check_dtype(machine, torch.float32)
