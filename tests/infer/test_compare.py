@@ -14,8 +14,6 @@ from infer.report.report_files import write_report_files
 from models.io.errors import UserError
 from tests.support.reports.sample_reports import as_json, build_comparison_report, build_draft_report, from_json
 
-pytestmark = pytest.mark.no_shapes
-
 
 @pytest.fixture(scope="module")
 def report():

@@ -19,8 +19,6 @@ from tests.support.decoding.samples import (
     sample_tokens,
 )
 
-pytestmark = pytest.mark.no_shapes
-
 FEW, MANY = 300, 6000
 WRONG = 0.4  # noise on the weights of a draft that seldom agrees
 TEMPERATURES = [0.7, 1.0, 1.3]

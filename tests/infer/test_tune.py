@@ -33,8 +33,6 @@ from tests.support.models.tiny import new_draft
 from tests.support.reports.tuning import TABLE, considered, costs, prompts_of
 from tests.support.reports.wandb_files import logged, run_ids
 
-pytestmark = pytest.mark.no_shapes
-
 KINDS = ("static", "dynamic", "product")
 
 

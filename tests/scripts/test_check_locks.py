@@ -9,8 +9,6 @@ import pytest
 from scripts import check_locks
 from scripts.check_locks import LOCKS, ROOT, list_misfits, note_tested
 
-pytestmark = pytest.mark.no_shapes
-
 PYPROJECT = """
 [project]
 dependencies = ["torch>=2.9,<2.15", "safetensors>=0.8,<0.9"]

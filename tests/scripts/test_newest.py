@@ -4,8 +4,6 @@ import pytest
 
 from scripts.newest import ROOT, lift_bounds, note_result
 
-pytestmark = pytest.mark.no_shapes
-
 WITHIN_BOUNDS, NO_BOUNDS = "| the newest versions within the bounds:", "| the newest versions of all:"
 ROWS = f"{WITHIN_BOUNDS} torch 1 | CPU | x |\n{NO_BOUNDS} | - | y |\n"
 

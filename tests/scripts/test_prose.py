@@ -6,8 +6,6 @@ import pytest
 
 from scripts.prose import is_fragment, list_private_words
 
-pytestmark = pytest.mark.no_shapes
-
 PRIVATE = [
     "found = 1",
     "def read(rows_kept): pass",

@@ -10,8 +10,6 @@ import pytest
 
 from infer.results.intervals import bootstrap_t, ratio_of_means
 
-pytestmark = pytest.mark.no_shapes
-
 DEPTH, LEAST, MORE = 5, 8, 40  # rounds of a prompt: LEAST, and MORE trials with 1 - acceptance
 EASE = (4, 2)  # Beta parameters of a draft's acceptance on a prompt
 KEPT_SHARE = (9, 2)  # and of the share of it that a worse draft keeps

@@ -32,8 +32,6 @@ from tests.support.models.tiny import new_draft, sampled_texts
 from tests.support.reports.sample_reports import as_json, from_json
 from tests.support.reports.tuning import GIVEN_TREE, TABLE, costs
 
-pytestmark = pytest.mark.no_shapes
-
 OWN = TargetConf(name="tiny")
 TREE = TreeConf(depth=2, nodes=4, beam_width=2, children=2, ngram_tokens=3)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.no_shapes]  # each stage is a process
+pytestmark = pytest.mark.system  # each stage is a process
 
 
 def test_the_command_checks_a_cpu_and_writes_both_files(tmp_path):

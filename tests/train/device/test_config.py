@@ -9,8 +9,6 @@ from models.io.errors import UserError
 from train.config.device_check import STAGES, DeviceCheckConf
 from train.device.__main__ import main
 
-pytestmark = pytest.mark.no_shapes  # no tensors
-
 
 def test_all_stages_run_unless_some_are_chosen():
     assert compose("device_check", DeviceCheckConf, []).stages == list(STAGES)

@@ -34,7 +34,7 @@ def run_named(name: str, device: Device) -> Outcome:
 
 def mark(name: str):
     is_long = name.endswith(f"batch {functions.BATCH}")
-    return pytest.param(name, marks=[pytest.mark.system, pytest.mark.no_shapes] if is_long else [])
+    return pytest.param(name, marks=[pytest.mark.system] if is_long else [])
 
 
 @pytest.mark.parametrize("name", [mark(name) for name in list_checks(CPU)])
@@ -109,7 +109,6 @@ def count_graphs(build: type[Device]) -> Outcome:
 
 
 @pytest.mark.system
-@pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_rounds_need_the_announced_graphs():
     outcome = count_graphs(Device)
@@ -118,7 +117,6 @@ def test_compiled_rounds_need_the_announced_graphs():
 
 
 @pytest.mark.system
-@pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_round_that_is_compiled_again_for_its_strides_fails():
     outcome = count_graphs(StridedDevice)
@@ -178,7 +176,6 @@ def round_bits(values: Tensor, *, bits: int) -> Tensor:
 
 
 @pytest.mark.system
-@pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
 @pytest.mark.parametrize("method", ["demo-lm", "demo-medusa2"])

@@ -12,7 +12,7 @@ from train.device import product
 from train.device.checks import CheckContext, CheckFailedError, run_check
 from train.device.place import find_cache_folder
 
-pytestmark = [pytest.mark.system, pytest.mark.no_shapes]  # each function is a process
+pytestmark = pytest.mark.system  # each function is a process
 
 
 class RoundingDevice(Device):

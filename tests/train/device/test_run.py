@@ -10,7 +10,7 @@ from train.config.device_check import DeviceCheckConf
 from train.device import run
 from train.device.checks import Outcome, OutcomeFile
 
-pytestmark = [pytest.mark.system, pytest.mark.no_shapes]  # each stage is a process
+pytestmark = pytest.mark.system  # each stage is a process
 
 
 def run_fake(folder: Path, stage: str, *, minutes: float = 5.0) -> dict[str, Outcome]:

@@ -46,7 +46,6 @@ def run_last(folder: Path, device: Device, **options) -> Outcome:
 
 
 @pytest.mark.system
-@pytest.mark.no_shapes
 @pytest.mark.parametrize("draft", training.DRAFTS)
 def test_a_device_that_computes_as_the_cpu_passes(draft, tmp_path):
     outcome = run_last(tmp_path, CPU, drafts=[draft])
@@ -56,7 +55,6 @@ def test_a_device_that_computes_as_the_cpu_passes(draft, tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.no_shapes
 def test_a_loss_that_is_too_large_fails_with_the_remedy(tmp_path):
     outcome = run_last(tmp_path, ScalingDevice(**vars(CPU)), drafts=["demo"])
     assert outcome.result == "FAIL", outcome.detail
@@ -65,7 +63,6 @@ def test_a_loss_that_is_too_large_fails_with_the_remedy(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.no_shapes
 def test_answers_that_are_those_of_transformers_pass(tmp_path):
     outcome = run_last(tmp_path, CPU, drafts=[])
     assert outcome.result == "PASS", outcome.detail
@@ -73,7 +70,6 @@ def test_answers_that_are_those_of_transformers_pass(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.no_shapes
 def test_other_answers_fail_with_the_remedy(tmp_path):
     outcome = run_last(tmp_path, ForgetfulDevice(**vars(CPU)), drafts=[])
     assert outcome.result == "FAIL", outcome.detail
