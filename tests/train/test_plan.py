@@ -240,9 +240,9 @@ def test_layers_run_again_before_rows_are_cut(folder):
 
 def test_the_layout_with_the_longest_rows_is_suggested(folder):
     """A single core could train on rows of 128 tokens, two cores on rows of 256, and of 384 if they share the draft."""
-    machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.043})
+    machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.0361})
     tight = (
-        "draft=demo draft.layers=[1,2,3] optim=adamw optim.rows_per_step=2 optim.micro_batch_size=1 "
+        "draft=demo draft.layers=[1,2,3] draft.ttt_steps=1 optim=adamw optim.rows_per_step=2 optim.micro_batch_size=1 "
         "optim.recompute=true held_out.selection=1 loss.logits_chunk=64"
     ).split()
     short = plan_run(build_plan_conf(folder, *tight, "data.row_length=128", machine=machine))
