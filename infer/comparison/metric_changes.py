@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float
 from numpy import ndarray
-from scipy import stats
 
 from infer.comparison.diff import index_modes
 from infer.results.intervals import Statistic, estimate_interval
@@ -134,5 +134,5 @@ def _estimate_run_noise(old: list[float], new: list[float], level: float) -> flo
     """
     if min(len(old), len(new)) < 2 or len(set(old)) == len(set(new)) == 1:
         return 0.0
-    interval = stats.ttest_ind(new, old, equal_var=False).confidence_interval(level)
+    interval = scipy.stats.ttest_ind(new, old, equal_var=False).confidence_interval(level)
     return float(interval.high - interval.low) / 2

@@ -7,7 +7,6 @@ from pathlib import Path
 from infer.report.definitions import DEFINITIONS
 from infer.report.mode_tables import summary_table
 from infer.report.number_format import format_lossless
-from infer.report.plots import render_plots
 from infer.report.prose import build_headline, describe_training, describe_verdicts, list_absences
 from infer.report.tables import build_tables, collect_definitions, render_markdown
 from infer.report.views import has_several_drafts, list_modes
@@ -28,6 +27,8 @@ KIND_LEGEND = {
 
 def render_page(report: Report) -> str:
     """Return report.html; all text in it is escaped."""
+    from infer.report.plots import render_plots  # a command starts a second sooner without matplotlib
+
     tables = build_tables(report)
     return render_html(
         TEMPLATE,

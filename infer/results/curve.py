@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float
 from numpy import ndarray
-from scipy import stats
 
 from infer.results.intervals import Estimate
 from infer.results.schema import CurvePoint
@@ -49,8 +49,8 @@ class Line:
 
     def __init__(self, x: Float[ndarray, " points"], y: Float[ndarray, " points"]):
         self.x = x
-        self.fit: Any = stats.linregress(x, y)  # scipy does not declare its fields
-        self.t = float(stats.t.ppf(0.975, len(x) - 2))
+        self.fit: Any = scipy.stats.linregress(x, y)  # scipy does not declare its fields
+        self.t = float(scipy.stats.t.ppf(0.975, len(x) - 2))
 
     @property
     def slope(self) -> Estimate:

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
+import scipy
 from jaxtyping import Float
 from numpy import ndarray
 from pydantic import Field
-from scipy import stats
 
 NUM_RESAMPLES = 2000
 RESAMPLE_BLOCKS = 10  # so that a block of resamples of 100 prompts fits the CPU cache
@@ -116,7 +116,7 @@ def _studentized_quantiles(
 
     They are those of Student's t with too few prompts, or if too many resamples have no spread.
     """
-    student = float(stats.t.ppf(1 - tail, len(rows) - 1))
+    student = float(scipy.stats.t.ppf(1 - tail, len(rows) - 1))
     if len(rows) < MIN_PROMPTS:
         return -student, student
     times = _draw_resamples(len(rows))

@@ -16,7 +16,7 @@ from tests.support.models.tiny import CPU, batch_of, sampled_texts
 from train.trainer import LossModule
 
 RECOMPUTING = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.system)
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name, case in CASES.items()
     if case.conf.has_layers
 ]

@@ -249,7 +249,8 @@ def test_sampled_answers_are_judged_by_the_noise_of_their_draws(case, temperatur
     assert divergence.logit_gap > 0
 
 
-WARPED = [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.95}]
+LONG = [{}, {"top_k": 5}, {"top_p": 0.8}]
+WARPED = [{"min_p": 0.1}, {"top_k": 20, "top_p": 0.95}, *(pytest.param(rule, marks=pytest.mark.slow) for rule in LONG)]
 
 
 @pytest.mark.parametrize("warped", WARPED, ids=str)

@@ -95,7 +95,7 @@ def test_a_split_target_is_compiled_into_the_announced_graphs(folder):
         assert seen["compiled"]
         assert seen["late"] == 0
         assert seen["answers"] == {name: alone[name] for name in seen["answers"]}
-        assert len(seen["answers"]) == 4
+        assert len(seen["answers"]) == 2
 
 
 def test_processes_whose_clocks_differ_tune_the_same_tree(folder):
@@ -210,7 +210,7 @@ def test_an_error_of_all_processes_is_one_line(folder):
     assert line.startswith("error: device.memory_gib: must hold target, drafts and ")
 
 
-@pytest.mark.parametrize("moment", ["early", "late"])
+@pytest.mark.parametrize("moment", ["early", pytest.param("late", marks=pytest.mark.slow)])
 def test_processes_end_with_a_killed_launcher(folder, moment):
     words = judge(folder, "parallel.tensor=2", f"run_name={moment}")
     run = subprocess.Popen([sys.executable, "-m", "infer.eval", *words], cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -178,7 +178,7 @@ def round_bits(values: Tensor, *, bits: int) -> Tensor:
 @pytest.mark.system
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
-@pytest.mark.parametrize("method", ["demo-lm", "demo-medusa2"])
+@pytest.mark.parametrize("method", [pytest.param("demo-lm", marks=pytest.mark.slow), "demo-medusa2"])
 def test_a_compiled_loss_has_the_gradient_of_an_eager_one(method, tmp_path):
     device = open_device(DeviceConf(name=DeviceName.cpu))
     functions.compare_training(method, device, CheckContext(device=device, folder=tmp_path).reference)
