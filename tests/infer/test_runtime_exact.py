@@ -81,9 +81,9 @@ def test_cut_distributions_are_sampled_too(small, drafts, behind, rule, shape):
 @pytest.mark.parametrize(
     "use",
     [
-        steps.COIN_NOISE,
-        pytest.param(steps.DRAFT_NOISE, marks=pytest.mark.system),
-        pytest.param(steps.RESIDUAL_NOISE, marks=pytest.mark.system),
+        pytest.param(steps.COIN_NOISE, marks=pytest.mark.system),
+        pytest.param(steps.DRAFT_NOISE, marks=pytest.mark.slow),
+        pytest.param(steps.RESIDUAL_NOISE, marks=pytest.mark.slow),
     ],
 )
 def test_noise_that_is_used_again_in_a_later_round_is_caught(small, behind, monkeypatch, use):

@@ -202,10 +202,11 @@ def test_experts_stored_in_four_bits_are_computed_in_full_precision(tmp_path):
 
 
 @pytest.mark.system
-def test_compiled_rounds_add_no_graph_and_emit_the_tokens_of_eager_rounds():
+@pytest.mark.parametrize("family", ["gpt_oss", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_compiled_rounds_add_no_graph_and_emit_the_tokens_of_eager_rounds(family):
     """The rounds are compiled in a separate process: see tests/support/runs/compiled_run.py."""
-    for family, facts in run_module("compiled_families", "gemma3", "gpt_oss").items():
-        assert facts["graphs"] > 0, family
-        assert facts["added"] == 0, family
-        assert facts["equal"], family
-        assert facts["layer_graphs"] == 1, family  # of four layers of two kinds
+    facts = run_module("compiled_families", family)[family]
+    assert facts["graphs"] > 0
+    assert facts["added"] == 0
+    assert facts["equal"]
+    assert facts["layer_graphs"] == 1  # of four layers of two kinds

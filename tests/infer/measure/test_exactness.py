@@ -236,7 +236,7 @@ def test_a_target_that_answers_differently_twice_is_not_counted_against_the_draf
     assert exactness.verdict == (LosslessVerdict.no if exact else LosslessVerdict.yes)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.5, marks=pytest.mark.slow), 1.0])
 def test_sampled_answers_are_judged_by_the_noise_of_their_draws(case, temperature):
     plain = case.build_decoder(None, temperature=temperature)
     expected = case.decode_prompts(plain)

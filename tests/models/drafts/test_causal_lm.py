@@ -101,7 +101,9 @@ def test_adapters_alone_are_trained_and_merged_on_save(target, tmp_path):
     assert not torch.allclose(plain(ids).logits, before(ids).logits, atol=1e-3)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(0, 19), (19, 0), (8, 8)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(0, 19), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((19, 0), (8, 8)))]
+)
 def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, tmp_path):
     """Rows that the draft has beyond the target's are never proposed and never trained."""
     target = tiny_target(seed=0, padding=ours)

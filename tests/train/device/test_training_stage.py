@@ -46,7 +46,9 @@ def run_last(folder: Path, device: Device, **options) -> Outcome:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("draft", training.DRAFTS)
+@pytest.mark.parametrize(
+    "draft", ["demo", *(pytest.param(name, marks=pytest.mark.slow) for name in training.DRAFTS[1:])]
+)
 def test_a_device_that_computes_as_the_cpu_passes(draft, tmp_path):
     outcome = run_last(tmp_path, CPU, drafts=[draft])
     assert outcome.result == "PASS", outcome.detail
