@@ -148,18 +148,7 @@ def narrow_topk(monkeypatch):
 
 # Others have no operator that none of these has: a mixed tree, for one, has the operators of a static and of a dynamic
 # tree. They belong to the long tests.
-SHORT = (
-    "autoregressive",
-    "n-gram",
-    "chain",
-    "product",
-    "mixed",
-    "penalties",
-    f"{METHOD}eagle1",
-    f"{METHOD}medusa2",
-    f"{METHOD}hydra++",
-    f"{METHOD}draft model",
-)
+SHORT = ("chain", "product", "mixed", "penalties", f"{METHOD}medusa2", f"{METHOD}draft model")
 
 
 @recorded_graphs
@@ -189,7 +178,7 @@ def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mod
         (NO_TREE, Verification.auto),
         pytest.param(static(), Verification.auto, marks=pytest.mark.slow),
         (mixed(), Verification.auto),
-        (static(), Verification.rejection),
+        pytest.param(static(), Verification.rejection, marks=pytest.mark.slow),
         (chain(3), Verification.block),
     ],
 )

@@ -56,6 +56,7 @@ def start_ranks(conf: DataConf, output_dir: Path) -> set[str]:
     return contents
 
 
+@pytest.mark.slow
 def test_four_ranks_tokenize_once_and_a_later_start_nothing(tmp_path, monkeypatch):
     write_conversations(tmp_path / "rows.jsonl", ROWS)
     conf = DataConf(source=DataSource.jsonl, path=str(tmp_path / "rows.jsonl"), processes=2)

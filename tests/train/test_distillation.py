@@ -140,6 +140,7 @@ def check_card(checkpoint: Path, folder: Path) -> None:
     assert f"| tokens | {tokens:,}, of which" in card.text
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     """A single command trains both stages and does not repeat the first; here the second trains only the target."""

@@ -238,6 +238,7 @@ def test_layers_run_again_before_rows_are_cut(folder):
     assert suggest_overrides(plan) == ["optim.recompute=true"]
 
 
+@pytest.mark.slow
 def test_the_layout_with_the_longest_rows_is_suggested(folder):
     """A single core could train on rows of 128 tokens, two cores on rows of 256, and of 384 if they share the draft."""
     machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.0361})

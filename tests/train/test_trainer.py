@@ -72,6 +72,7 @@ def start_two_ranks(*folders: Path, changes: dict) -> list[Popen]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_processes_that_see_other_states_are_refused(tmp_path):
     """A network file system may show a node the files of a while ago."""

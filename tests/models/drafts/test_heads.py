@@ -163,6 +163,7 @@ def test_untrained_adapters_change_no_output(target):
     assert measure_change(build_adapted(target), target) == 0.0
 
 
+@pytest.mark.slow
 def test_self_distillation_limits_the_change_of_the_target(target):
     far, near = build_adapted(target, keep_weight=0.0), build_adapted(target, keep_weight=1.0)
     for draft in (far, near):

@@ -17,6 +17,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "gpt_oss, compiled"])
 def test_two_processes_write_the_tokens_of_a_single_one(folder, name):
     alone = json.loads((folder / "alone.json").read_text())[name.partition(",")[0]]

@@ -140,6 +140,7 @@ def read_prepared(folder: Path) -> list[dict[str, Any]]:
     return pq.read_table(file).to_pylist()
 
 
+@pytest.mark.slow
 def test_two_processes_prepare_the_answers_of_a_single_one(folder):
     texts = [" ".join(map(str, range(i, i + 4 + i % 5))) for i in range(1, 21)]
     for tensor in (1, 2):
@@ -151,6 +152,7 @@ def test_two_processes_prepare_the_answers_of_a_single_one(folder):
     assert "already prepared" in again
 
 
+@pytest.mark.slow
 def test_a_full_disk_amid_answers_ends_all_processes_in_one_line_and_the_same_command_goes_on(folder):
     generator = random.Random(0)
     texts = [" ".join(str(generator.randint(1, 40)) for _ in range(8)) for _ in range(600)]

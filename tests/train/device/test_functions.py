@@ -175,6 +175,7 @@ def round_bits(values: Tensor, *, bits: int) -> Tensor:
     return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent).to(values.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor

@@ -56,6 +56,7 @@ def test_a_device_that_computes_as_the_cpu_passes(draft, tmp_path):
     assert "tokens/s" in outcome.detail
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_loss_that_is_too_large_fails_with_the_remedy(tmp_path):
     outcome = run_last(tmp_path, ScalingDevice(**vars(CPU)), drafts=["demo"])
@@ -71,6 +72,7 @@ def test_answers_that_are_those_of_transformers_pass(tmp_path):
     assert outcome.detail.startswith("4 of 4 answers")
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_other_answers_fail_with_the_remedy(tmp_path):
     outcome = run_last(tmp_path, ForgetfulDevice(**vars(CPU)), drafts=[])

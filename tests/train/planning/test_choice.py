@@ -130,6 +130,7 @@ def test_a_number_of_processes_is_positive_or_auto(tensor):
         ParallelConf(tensor=tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path):
     target.tokenizer.save_pretrained(tmp_path / "target")

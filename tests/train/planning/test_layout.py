@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.runs import launch_script
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.slow
 FEW = ("eagle3,replicated,fp32,1", "eagle3,sharded,fp32,1", "medusa,sharded,bf16,1", "eagle3,split,bf16,2")
 MORE = (
     "eagle3,replicated,bf16,2",
@@ -25,7 +25,7 @@ def measure_cases(folder: Path, cases: tuple[str, ...]) -> dict[str, tuple[int, 
     return json.loads((folder / "bytes.json").read_text())
 
 
-@pytest.mark.parametrize("cases", [FEW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["few", "more"])
+@pytest.mark.parametrize("cases", [FEW, MORE], ids=["few", "more"])
 def test_steps_of_four_processes_take_the_planned_memory(tmp_path, cases):
     """The profiler misses what gloo's threads free, of a shared draft or target: measured figures may be too high.
 
