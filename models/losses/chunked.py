@@ -1,8 +1,8 @@
 """The distillation loss of many tokens, computed in chunks together with its gradient.
 
 `chunked_distillation_loss` applies the output heads and never holds [tokens, vocab] for more than
-one chunk. `token_losses` defines the losses, `config` their options. All chunks have one shape, so that compilers
-read `evaluate_chunk` once, however many chunks a batch has.
+one chunk. `token_losses` defines the losses, `config` their options. Compiled, all chunks have one shape, so that
+`evaluate_chunk` is compiled once, however many chunks a batch has.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -103,11 +103,13 @@ def chunked_distillation_loss(
     hidden, hidden_grad = draft_hidden.detach(), torch.empty_like(draft_hidden)
 
     def compute_chunk(start: int) -> tuple[Tensor, Metrics]:
+        # Graphs take chunks of one size; without them, the last chunk is as short as it is.
+        size = chunk_size if evaluate is not evaluate_chunk else max(1, min(chunk_size, num_tokens - start))
         chunk = (
-            _take_tokens(hidden, -2, start, chunk_size),
-            _map_tensors(target_hidden_or_topk, lambda t: _take_tokens(t, 0, start, chunk_size)),
-            _take_tokens(weight, -1, start, chunk_size),
-            None if labels is None else _take_tokens(labels, 0, start, chunk_size),
+            _take_tokens(hidden, -2, start, size),
+            _map_tensors(target_hidden_or_topk, lambda t: _take_tokens(t, 0, start, size)),
+            _take_tokens(weight, -1, start, size),
+            None if labels is None else _take_tokens(labels, 0, start, size),
         )
         loss, sums, grad = evaluate(settings, chunk)
         own = hidden_grad.narrow(-2, start, min(chunk_size, num_tokens - start))

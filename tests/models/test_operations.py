@@ -146,9 +146,8 @@ def narrow_topk(monkeypatch):
     monkeypatch.setattr(operators, "MAX_TOPK_COLUMNS", 60)
 
 
-# Others have no operator that none of these has: a mixed tree, for one, has the operators of a static and of a dynamic
-# tree. They belong to the long tests.
-SHORT = ("chain", "product", "mixed", "penalties", f"{METHOD}medusa2", f"{METHOD}draft model")
+# The other modes repeat parts of these, or of the graphs of sampling below, and are long tests.
+SHORT = ("n-gram", "chain", "product", "mixed", "penalties", *(f"{METHOD}{name}" for name in QUICK if name != "eagle3"))
 
 
 @recorded_graphs
@@ -163,7 +162,7 @@ def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mod
     draft = drafts.get(name, lambda: CASES[name].build(target))()
     decoder = Decoder(target, draft, shape, sampling=sampling, slots=40)
     decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4)
-    if mode in ("autoregressive", "chain"):  # timed phases are graphs with their own outputs
+    if mode in ("autoregressive", "chain", "dynamic"):  # timed phases are graphs with their own outputs
         timer = PhaseTimer(synchronize=target.device.synchronize)
         decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4, phase_timer=timer)
     assert "embedding" in list_operators()

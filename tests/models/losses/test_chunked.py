@@ -62,13 +62,15 @@ def test_each_step_may_have_a_head_of_its_own(chunk):
     assert_all_close(*results)
 
 
-def test_the_targets_logits_are_computed_once_for_all_steps():
+@pytest.mark.parametrize("evaluate", [evaluate_chunk, partial(evaluate_chunk)], ids=["eager", "compiled"])
+def test_the_targets_logits_are_computed_once_for_all_steps(evaluate):
+    """What a compiler made of `evaluate_chunk` gets chunks of one size."""
     head, rows = nn.Linear(5, 11), []
     head.register_forward_hook(lambda _, seen, __: rows.append(len(seen[0])))
     args = draw_inputs(steps=(3,), own_heads=True) | {"target_head": head}
     args["weight"] = args["weight"] + 0.1
-    chunked_distillation_loss(**args, conf=LossConf(logits_chunk=12))
-    assert rows == [4] * 6  # 23 tokens
+    chunked_distillation_loss(**args, conf=LossConf(logits_chunk=12), evaluate=evaluate)
+    assert rows == [4] * 5 + [3 if evaluate is evaluate_chunk else 4]  # 23 tokens
 
 
 def test_uncovered_rows_have_no_gradient_and_count_as_misses():
