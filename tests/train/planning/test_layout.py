@@ -30,10 +30,13 @@ def bytes_by_case(tmp_path_factory) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_of_four_processes_takes_the_planned_memory(bytes_by_case, case):
-    """The profiler misses what gloo's threads free, of a shared draft or target: measured figures may be too high."""
+    """The profiler misses what gloo's threads free, of a shared draft or target: measured figures may be too high.
+
+    The plan counts the last two tokens of a row of 128, 1.6 %. They have no weight, so that a CPU leaves them out.
+    """
     measured, planned = bytes_by_case[case]
     missed = 0.01 if "replicated" in case else 0.05
-    assert (1 - missed) * measured <= planned <= 1.01 * measured
+    assert (1 - missed) * measured <= planned <= (1 + 2 / 128) * measured
 
 
 def test_a_shared_draft_takes_less_than_one_that_every_process_holds(bytes_by_case):
