@@ -28,7 +28,8 @@ from models.targets.target import Target
 from tests.support.models.tiny import CPU, tiny_tokenizer
 from tests.support.runs.toy_run import VOCAB, ToyConf, build_toy_model, toy_conf, toy_run
 
-ROWS, STEPS = 8, 20  # of a run; the rows of a step
+ROWS, STEPS = 8, 20  # rows of a step, steps of a run
+LEARNING_RATE = 1e-3
 
 
 @dataclass(kw_only=True)
@@ -79,7 +80,7 @@ def train(name: str, folder: Path, *, at_a_time: int) -> None:
             "steps": STEPS,
             "rows_per_step": ROWS,
             "micro_batch_size": at_a_time,
-            "lr": 1e-3,
+            "lr": LEARNING_RATE,
             "max_grad_norm": 1e3,  # a clipped gradient has the same norm at every scale
         },
         interval={"eval": STEPS, "save": STEPS},
