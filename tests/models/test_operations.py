@@ -23,11 +23,11 @@ from models.losses.distributions import TopKLogits
 from models.targets import attention
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
-from models.trees.tree import NO_TREE
+from models.trees.tree import NO_TREE, TreeKind
 from models.unrolled_attention import attend_unrolled
 from tests.support.models.methods import CASES, QUICK
-from tests.support.models.recorded import GRAPHS, build_recording_device, find_forbidden, list_operators
-from tests.support.models.tiny import CPU, batch_of, chain, mixed, static, tiny_target, tree
+from tests.support.models.recorded import GRAPHS, build_recording_device, find_forbidden, list_operators, record_call
+from tests.support.models.tiny import CPU, batch_of, chain, tiny_target
 from tests.support.models.watching import WatchedOperators
 from tests.support.runs.compiled_run import counted_reads
 from tests.support.runs.graphs_run import LENGTH, ROWS, draw_texts, run_loop
@@ -111,30 +111,26 @@ def recorded_graphs(test):
     return test
 
 
-METHOD = "a tree of "  # for each class of drafts, beside the modes of EAGLE-3
+DEEP = {"depth": 2, "beam_width": 2, "children": 3}  # two levels: from the second on, a beam is chosen
+DYNAMIC_TREE, MIXED_TREE = (TreeConf(nodes=5, **DEEP, **ngram).build() for ngram in ({}, {"ngram_tokens": 3}))
+STATIC_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [0, 0]]).build()
 
 
 def build_decoding_modes():
-    """Build the case of the draft, the tree and the sampling of each mode, by name."""
-    sampled = SamplingConf(temperature=0.7)
+    """Build the case of the draft, the tree and the sampling of each greedy mode, by name."""
     penalty = SamplingConf(repetition_penalty=1.2, presence_penalty=0.1)
-    product = TreeConf(depth=3, nodes=6, beam_width=None, children=3).build()
+    product = TreeConf(depth=2, nodes=5, beam_width=None, children=3).build()
     modes = {
         "autoregressive": (None, NO_TREE),
-        "n-gram": ("ngram", chain(3)),
-        "chain": ("eagle3", chain(3)),
-        "static": ("eagle3", static()),
-        "dynamic": ("eagle3", tree()),
+        "n-gram": ("ngram", chain(2)),
+        "chain": ("eagle3", chain(2)),
+        "static": ("eagle3", STATIC_TREE),
         "product": ("medusa", product),
-        "mixed": ("eagle3", mixed()),
+        "mixed": ("eagle3", MIXED_TREE),
     }
-    every = {f"{METHOD}{name}": (name, tree()) for name in QUICK}
-    return {name: (*mode, SamplingConf()) for name, mode in (modes | every).items()} | {
-        "penalties": ("eagle3", mixed(), penalty),
-        "penalties, autoregressive": (None, NO_TREE, penalty),
-        "sampled": ("eagle3", mixed(), sampled),
-        "sampled, autoregressive": (None, NO_TREE, sampled),
-    }
+    every = {f"a tree of {name}": (name, DYNAMIC_TREE) for name in QUICK}  # the cases of a class decode alike
+    greedy = {name: (*mode, SamplingConf()) for name, mode in (modes | every).items()}
+    return greedy | {"penalties": ("eagle3", MIXED_TREE, penalty)}
 
 
 DECODING = build_decoding_modes()
@@ -146,66 +142,74 @@ def narrow_topk(monkeypatch):
     monkeypatch.setattr(operators, "MAX_TOPK_COLUMNS", 60)
 
 
-# The other modes repeat parts of these, or of the graphs of sampling below, and are long tests.
-SHORT = ("n-gram", "chain", "product", "mixed", "penalties", *(f"{METHOD}{name}" for name in QUICK if name != "eagle3"))
+def decode_prompts(decoder, batch, **options):
+    decoder.decode([[1, 2, 3]] * batch, row_ids=range(batch), max_new_tokens=4, **options)
 
 
 @recorded_graphs
 @pytest.mark.usefixtures("narrow_topk")
-@pytest.mark.parametrize(
-    "mode", [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in DECODING]
-)
-def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mode):
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("mode", DECODING)
+def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mode, batch):
     name, shape, sampling = DECODING[mode]
     target = tiny_target(seed=0, device=build_recording_device())
     drafts = {None: lambda: None, "ngram": NgramDraft}
     draft = drafts.get(name, lambda: CASES[name].build(target))()
-    decoder = Decoder(target, draft, shape, sampling=sampling, slots=40)
-    decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4)
-    if mode in ("autoregressive", "chain", "dynamic"):  # timed phases are graphs with their own outputs
-        timer = PhaseTimer(synchronize=target.device.synchronize)
-        decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4, phase_timer=timer)
+    decoder = Decoder(target, draft, shape, sampling=sampling, slots=40, batch=batch)
+    decode_prompts(decoder, batch)
+    if batch == 1 and mode in ("autoregressive", "chain", "mixed"):  # timed phases are graphs with their own outputs
+        decode_prompts(decoder, batch, phase_timer=PhaseTimer(synchronize=target.device.synchronize))
     assert "embedding" in list_operators()
     assert not find_forbidden()
 
 
 @recorded_graphs
 @pytest.mark.usefixtures("narrow_topk")
+@pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize(
     ("shape", "verification"),
     [
         (NO_TREE, Verification.auto),
-        pytest.param(static(), Verification.auto, marks=pytest.mark.slow),
-        (mixed(), Verification.auto),
-        pytest.param(static(), Verification.rejection, marks=pytest.mark.slow),
-        (chain(3), Verification.block),
+        (STATIC_TREE, Verification.auto),
+        (MIXED_TREE, Verification.auto),
+        (STATIC_TREE, Verification.rejection),
+        (chain(2), Verification.block),
     ],
 )
-def test_graphs_of_sampling_have_neither_sorts_nor_infinities_nor_scatters_that_add_integers(shape, verification):
+def test_graphs_of_sampling_have_neither_sorts_nor_infinities_nor_scatters_that_add_integers(
+    shape, verification, batch
+):
     target = tiny_target(seed=0, device=build_recording_device())
     draft = None if shape is NO_TREE else CASES["eagle3"].build(target)
     sampling = SamplingConf(
         temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.1
     )
     rule = build_acceptance_rule(verification, sampling)
-    decoder = Decoder(target, draft, shape, sampling=sampling, slots=40, acceptance_rule=rule)
-    decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4)
+    decoder = Decoder(target, draft, shape, sampling=sampling, slots=40, acceptance_rule=rule, batch=batch)
+    decode_prompts(decoder, batch)
     assert "scatter_add" in list_operators()
     assert not find_forbidden()
 
 
 @recorded_graphs
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_graphs_of_training_hold_only_operators_that_every_compiler_supports(name):
     target = tiny_target(seed=0, device=build_recording_device())
     draft = CASES[name].build(target)
-    record_training(draft, target, batch_of(draw_texts(*[LENGTH] * ROWS)))
-    # The target, the draft and its gradient, and a chunk of each term of the loss.
-    assert len(GRAPHS) == 4 + CASES[name].conf.trains_target
+    batch = batch_of(draw_texts(*[LENGTH] * ROWS))
+    seen = target.device.compile(run_target)(target, draft.needs.layers, batch)
+    extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
+    record_training(draft, target, batch, seen, extras)
+    # The target, the draft, and a chunk of each term of the loss.
+    assert len(GRAPHS) == 3 + CASES[name].conf.trains_target
     assert {"embedding", "mm"} <= list_operators()
     assert not find_forbidden()
+
+
+def record_training(draft, target, batch, seen, extras):
+    total = LossModule(draft, target.device, compiled=True)(batch, seen, extras).total
+    with WatchedOperators(record_call):
+        total.backward()
 
 
 @recorded_graphs
@@ -233,15 +237,8 @@ def test_graphs_of_training_on_likeliest_tokens_take_features_that_the_draft_doe
     seen = run_target(target, draft.needs.layers, batch)
     unread = torch.zeros_like(seen.hidden[..., :1])
     top = TopKLogits.from_logits(target.logits(seen.hidden), 4)
-    compiled = LossModule(draft, target.device, compiled=True)
-    compiled(batch, replace(seen, hidden=unread, topk=top), {}).total.backward()
+    record_training(draft, target, batch, replace(seen, hidden=unread, topk=top), {})
     assert not find_forbidden()
-
-
-def record_training(draft, target, batch):
-    seen = target.device.compile(run_target)(target, draft.needs.layers, batch)
-    extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
-    LossModule(draft, target.device, compiled=True)(batch, seen, extras).total.backward()
 
 
 def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
@@ -258,7 +255,7 @@ def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
         "gather of bools": lambda: (values > 0).gather(2, torch.zeros_like(values).long()),
         "shift of 64 bits": lambda: ids >> 2,
         "infinity in masked_fill": lambda: values.masked_fill(values > 0.5, -torch.inf),
-        "size zero in call_function slice": lambda: values[..., :0],
+        "size zero in slice": lambda: values[..., :0],
         "float64 in _to_copy": lambda: values.double(),
         "constant of the host": lambda: ids + torch.tensor([4, 3, 2, 1]),
     }

@@ -1,64 +1,77 @@
-"""Record the ATen graphs of compiled functions; find operators that not every compiler supports."""
+"""Record the operators that compiled functions run; find those that not every compiler supports."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch._dynamo import register_backend
-from torch._dynamo.backends.common import aot_autograd
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from models import operators
+from models.device.device import Device
 from models.device.graph_budget import GraphLedger
 from tests.support.models.tiny import CPU
+from tests.support.models.watching import WatchedOperators
 
-GRAPHS: list[GraphModule] = []  # forward, backward and inference, in the order of compilation
+
+@dataclass(frozen=True)
+class Call:
+    """An ATen operator with the tensors that it reads, its other arguments and its results."""
+
+    name: str
+    read: list[torch.Tensor]
+    constants: list[Any]
+    results: list[torch.Tensor]
 
 
-def record_graph(graph: GraphModule, _inputs: list):
+GRAPHS: list[GraphModule] = []  # of forward passes, in the order of compilation
+CALLS: list[Call] = []
+
+
+def record_call(func: torch._ops.OpOverload, args: tuple, output: Any) -> None:
+    leaves = tree_leaves(args)
+    read = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    constants = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    # An operator in place has the name of its functional form.
+    CALLS.append(Call(func.overloadpacket.__name__.rstrip("_"), read, constants, results))
+
+
+def record_graph(graph: GraphModule, _inputs: list) -> Callable:
+    """Compile nothing: a graph is run as it is, and the operators below autograd are recorded."""
     GRAPHS.append(graph)
-    return make_boxed_func(graph.forward)
+
+    def run(*args):
+        with WatchedOperators(record_call):
+            return graph(*args)
+
+    return run
 
 
-register_backend(
-    aot_autograd(fw_compiler=record_graph, bw_compiler=record_graph, inference_compiler=record_graph), name="recording"
-)
+register_backend(record_graph, name="recording")
 
 
-def build_recording_device():
-    """Forget earlier graphs and return a device that keeps those that it compiles in GRAPHS."""
+def build_recording_device() -> Device:
+    """Forget earlier records; return a device whose graphs are recorded and, as on accelerators, have no regions."""
     GRAPHS.clear()
-    return replace(CPU, compiles=True, backend="recording", ledger=GraphLedger())
+    CALLS.clear()
+    return Device(**vars(CPU) | {"compiles": True, "backend": "recording", "ledger": GraphLedger()})
 
 
 def list_operators() -> set[str]:
-    return {get_name(node) for graph in GRAPHS for node in list_nodes(graph)}
+    return {call.name for call in CALLS}
 
 
 def find_forbidden() -> set[str]:
-    """Return the operators of all recorded graphs that not every compiler supports."""
-    return {problem for graph in GRAPHS for node in list_nodes(graph) for problem in list_forbidden(node)}
+    """Return what not every compiler supports of all recorded calls."""
+    return {problem for call in CALLS for problem in list_forbidden(call)}
 
 
-def list_nodes(graph: GraphModule) -> Iterator[Node]:
-    """Yield the nodes of a graph and of its regions."""
-    for module in graph.modules():
-        if isinstance(module, GraphModule):
-            yield from module.graph.nodes
-
-
-def get_name(node: Node) -> str:
-    packet = getattr(node.target, "overloadpacket", None)
-    return packet.__name__ if packet else str(node.target)
-
-
-def list_forbidden(node: Node) -> Iterator[str]:
-    name = get_name(node)
-    read = [value for other in node.all_input_nodes for value in list_tensors(other)]
-    constants = tree_leaves((node.args, node.kwargs))
+def list_forbidden(call: Call) -> Iterator[str]:
+    name, read = call.name, call.read
     if name.endswith("sort"):
         yield "sort"
     if name == "topk" and read[0].ndim != 2:
@@ -77,16 +90,12 @@ def list_forbidden(node: Node) -> Iterator[str]:
         yield f"{name} of bools"
     if "shift" in name and read[0].dtype is torch.int64:
         yield "shift of 64 bits"
-    if name == "lift_fresh_copy":
+    if name == "lift_fresh":
         yield "constant of the host"
-    if any(isinstance(value, float) and math.isinf(value) for value in constants):
+    if any(isinstance(value, float) and math.isinf(value) for value in call.constants):
         yield f"infinity in {name}"
-    for tensor in list_tensors(node):
+    for tensor in (*read, *call.results):
         if not tensor.numel():
-            yield f"size zero in {node.op} {name}"
+            yield f"size zero in {name}"
         if tensor.dtype is torch.float64:
             yield f"float64 in {name}"
-
-
-def list_tensors(node: Node) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
