@@ -15,7 +15,8 @@ class Batch:
     answer_mask: Bool[Tensor, "rows length"]  # input_ids[t] is a token of an answer
     document_ids: Int[Tensor, "rows length"]  # number of the piece within its row, -1 = padding
     positions: Int[Tensor, "rows length"]  # restart at 0 in each piece
-    # The context at the start of a later piece: its tokens are trained with the piece before.
+    # Tokens that weigh nothing: the start of a later piece, which repeats the end of the one before (data.overlap);
+    # in a quick evaluation the prompt and the first token of the answer.
     context_mask: Bool[Tensor, "rows length"] | None = None
 
     def to(self, device: torch.device) -> "Batch":

@@ -24,9 +24,29 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        return _Normalize.apply(x, self.weight, self.eps)
+
+
+class _Normalize(torch.autograd.Function):
+    """`RMSNorm` whose gradient needs the input alone, where autograd's would keep it in fp32 and normed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight.to(x.dtype)
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).to(x.dtype) * weight.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normed, grad = x.float() * scale, grads[0].float()
+        weight_grad = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        if not ctx.needs_input_grad[0]:
+            return None, weight_grad, None
+        grad = grad * weight
+        along = (grad * normed).mean(-1, keepdim=True)
+        return (scale * (grad - normed * along)).to(x.dtype), weight_grad, None
 
 
 def apply_rope(

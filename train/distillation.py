@@ -53,7 +53,7 @@ def distill_draft(fitted: FittedRun) -> None:
                 "are unknown; where the target fits, measure them by\n    python -m infer.eval checkpoint=%s",
                 run.folder / "checkpoint",
             )
-        elif parallel.runs_target:
+        elif parallel.decodes:
             report = measure_draft(conf, target, run.folder)
             if parallel.is_main:
                 publish_report(conf, report, run.folder, metric_logger)
@@ -120,8 +120,8 @@ def train_draft(
         draft=draft,
         rows=data.rows,
         store=data.store,
-        state=run,
-        log=metric_logger,
+        run_state=run,
+        metric_logger=metric_logger,
         evaluate=evaluate,
     ).run()
     return metric_logger

@@ -60,12 +60,12 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         draft=draft,
         rows=rows,
         store=store,
-        state=state,
-        log=MetricLogger(TrackerConf(), state, parallel.accelerator),
+        run_state=state,
+        metric_logger=MetricLogger(TrackerConf(), state, parallel.accelerator),
         evaluate=lambda _: {},
     ).warmup()
     with full_params(draft):
-        if parallel.runs_target and conf.measure:
+        if parallel.decodes and conf.measure:
             # Saved and loaded as at the end of a run: some methods merge their adapters into the
             # target when they are saved, and graphs depend on the modules.
             draft.save(folder / "checkpoint", target)

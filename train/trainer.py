@@ -63,7 +63,7 @@ class LossModule(nn.Module):
         return compute_loss(self.loss_terms(batch, target_output, **extras), self.evaluate_chunk)
 
 
-def compute_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[float]:
+def average_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[float]:
     """Return each step's loss from its sum and weight; raise UserError if one is not finite."""
     # A step whose rows contain no answer has weight 0.
     losses = [total / weight if weight else 0.0 for total, weight in pairs]
@@ -85,8 +85,8 @@ class Trainer:
     target: Target
     draft: Draft
     rows: Packed
-    state: RunState
-    log: MetricLogger
+    run_state: RunState
+    metric_logger: MetricLogger
     evaluate: Callable[[Draft], dict[str, float]]  # the first figure chooses the checkpoint
     store: FeatureStore | None = None  # holds the rows' features; None: the target computes them
     clock_start: float = 0.0  # of the steps since the last log line
@@ -138,21 +138,22 @@ class Trainer:
         return MicroBatchBuilder(self.conf, self.parallel, self.draft, self.features)
 
     @cached_property
-    def micro_batches(self) -> Generator[list[MicroBatch]]:
+    def step_inputs(self) -> Generator[list[MicroBatch]]:
         """Return an iterator over the micro-batches of each step to come."""
-        return self.builder.iterate_steps(range(self.state.progress.step, self.rate.steps))
+        return self.builder.iterate_steps(range(self.run_state.progress.step, self.rate.steps))
 
     @cached_property
     def metric_buffer(self) -> MetricBuffer:
         return MetricBuffer(steps=self.conf.interval.log)
 
     @cached_property
-    def _train_step_graph(self) -> Callable[[dict[int, MicroBatch]], None]:
+    def _run_train_step(self) -> Callable[[dict[int, MicroBatch]], None]:
+        """Return `train_step`, as one graph on a lazy device."""
         return self.parallel.device.compile_if_lazy(self.train_step)
 
     def run(self) -> RunProgress:
         """Train to the last step, fill the run folder, return progress; raise UserError if a loss is not finite."""
-        conf, progress, steps = self.conf, self.state.progress, self.rate.steps
+        conf, progress, steps = self.conf, self.run_state.progress, self.rate.steps
         progress.num_rows, progress.steps = len(self.rows), steps
         saves = SaveSchedule(parallel=self.parallel, minutes=conf.interval.save_minutes, every_steps=conf.save_interval)
         bar = ProgressBar(steps_done=progress.step, steps=steps)
@@ -161,8 +162,10 @@ class Trainer:
             visited = f"{steps:,} steps x {rows_per_step:,} rows = {steps * rows_per_step:,} of {rows:,} rows"
             log.info("%s (%.3g epochs)", visited, steps * rows_per_step / rows)
             if not (deal := self.builder.deal).is_even:
-                rows = self.parallel.accelerator.num_processes
-                log.info("%d processes learn each row; optim.rows_per_step=%d gives each its own", deal.copies, rows)
+                processes = self.parallel.accelerator.num_processes
+                log.info(
+                    "%d processes learn each row; optim.rows_per_step=%d gives each its own", deal.copies, processes
+                )
             self._restart_clock()
             while progress.step < steps:
                 self._take_step()
@@ -176,7 +179,7 @@ class Trainer:
                     self._log_metrics(bar, should_evaluate)
                     saves.read_clock()  # a collective, so only here; it can make a state due
                 if is_last or saves.is_due(progress.step):
-                    self.state.save(self.training_state, self.parallel)
+                    self.run_state.save(self.training_state, self.parallel)
                     saves.restart()
                     self._restart_clock()
         return progress
@@ -197,22 +200,23 @@ class Trainer:
         # Accelerate replaces the groups of an optimizer that it wraps, and would copy loaded moments.
         _ = self.wrapped
         needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
-        with device.expect_graphs(needed, log.info), closing(self.micro_batches):
+        with device.expect_graphs(needed, log.info), closing(self.step_inputs):
             if self.parallel.is_main:
-                drop_later_lines(self.log.file, after=self.state.progress.step)
+                drop_later_lines(self.metric_logger.file, after=self.run_state.progress.step)
             if self.conf.data.keep_features:
                 self.features.keep_all(self.builder.size)
             device.compile_if_lazy(allocate_optimizer_states)(optimizers)
-            self.state.load(self.training_state, self.parallel)
+            self.run_state.load(self.training_state, self.parallel)
             self.parallel.prepare_optimizers(optimizers)
             yield
 
     def _take_step(self) -> None:
+        """Train on the micro-batches of the next step, then step the schedules."""
         device, began = self.parallel.accelerator.device, time.perf_counter()
-        micro_batches = next(self.micro_batches)
+        micro_batches = next(self.step_inputs)
         self.wait_seconds += time.perf_counter() - began
         # In a dict, because a lazy device tells graphs apart by its tensors, not by a list's.
-        self._train_step_graph({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
+        self._run_train_step({n: micro_batch.to(device) for n, micro_batch in enumerate(micro_batches)})
         _, schedules = self.wrapped
         for schedule in schedules:
             schedule.step()
@@ -260,6 +264,7 @@ class Trainer:
         if target_output is not None:
             is_pinned = self.parallel.device.reads_pinned_memory
             target_output = target_output.to(self.parallel.accelerator.device, non_blocking=is_pinned)
+        # The members of a split target run all passes together, those of other parts too.
         for other in micro_batch.target_passes:
             computed = self.features.compute_features(micro_batch.batch if other is None else other)
             if other is None:
@@ -276,19 +281,19 @@ class Trainer:
 
     def _log_metrics(self, bar: ProgressBar, should_evaluate: bool) -> None:
         """Write a line of metrics, of the steps since the last one and of the draft; collective."""
-        step, clock_start_step = self.state.progress.step, self.clock_start_step
+        step, clock_start_step = self.run_state.progress.step, self.clock_start_step
         seconds = time.perf_counter() - self.clock_start
         values = self._read_metrics(seconds)
         bar.report(step, values, seconds_per_step=seconds / (step - clock_start_step))
         self._restart_clock()
         line = {f"train/{name}": value for name, value in values.items()}
-        self.log.write(step, line | (self._evaluate_draft() if should_evaluate else {}))
+        self.metric_logger.write(step, line | (self._evaluate_draft() if should_evaluate else {}))
 
     def _read_metrics(self, seconds: float) -> dict[str, float]:
         """Return the metrics of these seconds; count tokens; raise UserError if a loss is not finite; collective."""
-        progress, optim = self.state.progress, self.conf.optim
+        progress, optim = self.run_state.progress, self.conf.optim
         step_sums = self.metric_buffer.read(self.parallel)
-        losses = compute_losses(step_sums.pop("loss"), last_step=progress.step)
+        losses = average_losses(step_sums.pop("loss"), last_step=progress.step)
         sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in step_sums.items()}
         tokens, answer_tokens = (count / self.builder.deal.copies for count in sums.pop("tokens"))
         progress.tokens += round(tokens)
@@ -313,18 +318,18 @@ class Trainer:
 
     def _restart_clock(self) -> None:
         """Restart the clock of the training time, which excludes evaluation and saving."""
-        self.clock_start, self.clock_start_step = time.perf_counter(), self.state.progress.step
+        self.clock_start, self.clock_start_step = time.perf_counter(), self.run_state.progress.step
         self.wait_seconds = 0.0
 
     def _evaluate_draft(self) -> dict[str, float]:
-        """Decode held-out prompts, and return the metrics by their `eval/` names; collective.
+        """Measure the draft by `evaluate`, and return the metrics by their `eval/` names; collective.
 
         Save the draft if it is the best so far, and restart the clock. Return {} on processes that
-        do not run the target.
+        do not decode.
         """
         values: dict[str, float] = {}
         with full_params(self.draft):
-            if self.parallel.runs_target:
+            if self.parallel.decodes:
                 values = self.evaluate(self.draft)
                 self._save_if_best(*next(iter(values.items())))
         self.parallel.barrier()
@@ -332,13 +337,13 @@ class Trainer:
         return {f"eval/{name}": value for name, value in values.items()}
 
     def _save_if_best(self, name: str, figure: float) -> None:
-        progress = self.state.progress
+        progress = self.run_state.progress
         # Medusa-2 changes the target too. One that collapses to repetition is the easiest to draft
         # for, so tokens per round cannot choose: its last draft is kept.
         is_adapted = self.draft.get_adapted_target(self.target) is not None
         if progress.best is None or figure > progress.best or is_adapted:
             progress.best, progress.best_step = figure, progress.step
-            self.draft.save(self.state.folder / "checkpoint", self.target, writes=self.parallel.is_main)
+            self.draft.save(self.run_state.folder / "checkpoint", self.target, writes=self.parallel.is_main)
         log.info(
             "step %d  %s %.3f, best %.3f at step %s",
             progress.step,

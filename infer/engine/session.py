@@ -85,15 +85,8 @@ class Session:
     @property
     def cache_slots(self) -> int:
         """Return the size of the caches: `slots`, a round's nodes, and tokens emitted past the end, aligned."""
-        slots = self.slots + max(self._scratch_slots, MIN_SCRATCH_SLOTS)
+        slots = self.slots + max(self.program.tree.round_slots, MIN_SCRATCH_SLOTS)
         return -(-slots // SLOT_ALIGNMENT) * SLOT_ALIGNMENT  # rounded up
-
-    @property
-    def _scratch_slots(self) -> int:
-        """Return how many slots after a row's tokens a round may write."""
-        tree = self.program.tree
-        # + 1: a round emits its path and one token of the target's own
-        return max(tree.size, tree.scratch_slots) + tree.max_path_length + 1
 
     @cached_property
     def buffers(self) -> Buffers:
@@ -156,7 +149,7 @@ class Session:
         """
         if not self.reads_views or self.cache_slots < MIN_VIEWED_SLOTS:
             return self._run_round(state, end_phase)
-        needed = -(-(longest + self._scratch_slots) // VIEW_ALIGNMENT) * VIEW_ALIGNMENT  # rounded up
+        needed = -(-(longest + self.program.tree.round_slots) // VIEW_ALIGNMENT) * VIEW_ALIGNMENT  # rounded up
         wholes: dict[StaticCache, StaticCache] = {}
 
         def narrow(cache: StaticCache) -> StaticCache:

@@ -88,7 +88,8 @@ class RoundOutput:
     count: Int[Tensor, " batch"]  # valid entries of `ids`; 0 in inactive rows
     target_output: TargetOutput  # of the path's nodes
     logits: Float[Tensor, "batch path vocab"]  # after each node of the path
-    scores: Float[Tensor, "batch path vocab"]  # the target's token is their argmax
+    # Warped logits, plus noise; their argmax is the target's token, but not by a ratio test.
+    scores: Float[Tensor, "batch path vocab"]
     ids_and_count: Int[Tensor, "batch path_and_count"]  # in one tensor, which the host reads at once
 
 
@@ -107,12 +108,12 @@ def lookahead_noise(
     lookahead: int,
     vocab_size: int,
     row_limbs: Int[Tensor, "batch limbs"],
-    lengths: Int[Tensor, " batch"],
+    first_positions: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch lookahead vocab"] | None:
-    """Return the target's noise of the positions from `lengths` on; None if it is not shared."""
+    """Return the target's noise of the positions from `first_positions` on; None if it is not shared."""
     if not lookahead:
         return None
-    positions = lengths[:, None] + torch.arange(lookahead, device=lengths.device)
+    positions = first_positions[:, None] + torch.arange(lookahead, device=first_positions.device)
     return _keyed_noise(sampling, TARGET_NOISE, vocab_size, row_limbs, 0, positions)
 
 

@@ -148,8 +148,7 @@ class Replay:
         Exhaust each iterator before the next is taken. It is empty for a text whose answer is a
         single token, which has no starts.
         """
-        # `1 +`: a round emits its path and one token from the target.
-        extra_slots = 1 + max(max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees)
+        extra_slots = max(tree.round_slots for tree in trees)
         lookahead = max(tree.max_path_length for tree in trees)
         for text in track_progress(self.texts, f"replaying {self.draft.method}"):
             yield self._split_starts(text, len(text.ids) + extra_slots, lookahead)

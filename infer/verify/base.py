@@ -1,6 +1,6 @@
 """Interface of the acceptance rules: a scored tree in, an accepted path out.
 
-Axes: B rows, N root and nodes, D deepest node, V vocabulary.
+Axes: B rows, N root and nodes (in models/trees/ without the root), D levels of a path, the root's included.
 """
 
 from dataclasses import dataclass
@@ -41,12 +41,10 @@ class ScoredNodes:
         return self.scores.argmax(-1)
 
     def sample_token(self, weights: Float[Tensor, "batch vocab"], node: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """Return the token after `node`, sampled from `weights` (Gumbel-max trick), or without noise the likeliest."""
-        scores = weights.log().clamp_min(DROPPED_SCORE)
-        if self.noise is not None:
-            index = node[:, None, None].expand(-1, 1, weights.shape[-1])
-            scores = scores + self.noise.gather(1, index)[:, 0]
-        return scores.argmax(-1)
+        """Return the token after `node`, sampled from `weights` (Gumbel-max trick)."""
+        assert self.noise is not None
+        index = node[:, None, None].expand(-1, 1, weights.shape[-1])
+        return (weights.log().clamp_min(DROPPED_SCORE) + self.noise.gather(1, index)[:, 0]).argmax(-1)
 
 
 @dataclass(kw_only=True)
@@ -111,8 +109,8 @@ class AcceptanceRule:
     def needs_drawn_tokens(self, tree: Tree) -> bool:
         """Return True if the proof needs the tree's tokens sampled and their probabilities known.
 
-        A dynamic tree keeps its likeliest nodes, which is not sampling: it is built without noise
-        and verified as a deterministic tree.
+        A dynamic tree keeps its likeliest nodes, which is not sampling: for a ratio test it is built
+        without noise and verified as a deterministic tree.
         """
         return self.verification.is_ratio_test and tree.kind is not TreeKind.dynamic
 

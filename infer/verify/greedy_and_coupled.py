@@ -7,7 +7,7 @@ time would emit, for any tree and any draft.
 
 `typical`: accept tokens that are likely enough under the target; lossy, with longer paths.
 
-Axes: B rows, N root and nodes, D deepest node, V vocabulary.
+Axes: B rows, N root and nodes.
 """
 
 from dataclasses import dataclass

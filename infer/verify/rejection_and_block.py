@@ -12,7 +12,7 @@ EAGLE, arXiv 2401.15077, and Sequoia, 2402.12374.
 
 The path ends at the last node whose uniform number is below h; the next token is sampled from the terms of s.
 
-Axes: B rows, N root and nodes, V vocabulary.
+Axes: B rows, N root and nodes (of a chain without them: x_1 .. x_N), V vocabulary.
 """
 
 from dataclasses import dataclass

@@ -33,12 +33,12 @@ class Loss:
 
 @dataclass(kw_only=True)
 class HeadTerm:
-    """A term of a loss before its vocabulary heads are applied, which models/losses/chunked.py does in chunks."""
+    """A term of a loss before its heads are applied: arguments of `chunked_distillation_loss`, a scale, a prefix."""
 
     draft_hidden: Float[Tensor, "*steps tokens draft_width"]
     target_hidden_or_topk: Float[Tensor, "tokens target_width"] | TopKLogits
     draft_heads: list[Tensor]
-    target_head: Any  # of `chunked_distillation_loss`, as are the others
+    target_head: Any
     weight: Float[Tensor, "*steps tokens"]
     labels: Int[Tensor, " tokens"] | None
     kept_ids: Int[Tensor, " draft_vocab"] | None

@@ -52,7 +52,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         "kv_heads": "num_key_value_heads",
         "head_size": "head_dim",
     }
-    fc: nn.Linear  # merges what the layer reads
+    fc: nn.Linear  # merges embedding and feature into one input (EAGLE-1), or captured layers into a feature (EAGLE-3)
     backprop_through_outputs: ClassVar[bool]  # whether gradients flow back through the features
 
     def __init__(self, conf: EagleConf, config: LlamaConfig, target: Target):

@@ -3,7 +3,7 @@
     position t:  fc(low, mid, high captured at t), embedding of token t+1  ->  token t+2
     step i:      its own last output, embedding of token t+1+i             ->  token t+2+i
 
-`loss` unrolls the steps that decoding performs: it calls `unroll_steps` (eagle.py), then `distill`
+`loss_terms` unrolls the steps that decoding performs: it calls `unroll_steps` (eagle.py), then `distill`
 (bases/feature.py). Decoding is that of bases/cached.py. See docs/eagle3.md.
 
 Axes: B rows, T tokens, H hidden.

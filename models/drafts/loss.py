@@ -1,7 +1,5 @@
 """The training loss of a draft: the sum of its terms, with vocabulary heads applied in chunks."""
 
-from dataclasses import fields
-
 from jaxtyping import Float
 from torch import Tensor
 
@@ -21,8 +19,17 @@ def compute_loss(terms: LossTerms, evaluate: ChunkEvaluator = evaluate_chunk) ->
 
 def _compute_term(term: HeadTerm, evaluate: ChunkEvaluator) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, " 2"]]]:
     """Return the scaled term, and its metrics by name; the names of several steps end with the step's number."""
-    inputs = {f.name: getattr(term, f.name) for f in fields(term) if f.name not in ("scale", "prefix")}
-    total, metrics = chunked_distillation_loss(**inputs, evaluate=evaluate)
+    total, metrics = chunked_distillation_loss(
+        term.draft_hidden,
+        term.target_hidden_or_topk,
+        draft_heads=term.draft_heads,
+        target_head=term.target_head,
+        weight=term.weight,
+        labels=term.labels,
+        kept_ids=term.kept_ids,
+        conf=term.conf,
+        evaluate=evaluate,
+    )
     named = {}
     for name, pairs in metrics.items():
         by_step = {"": pairs} if pairs.ndim == 1 else {f"_{i + 1}": pair for i, pair in enumerate(pairs)}

@@ -47,7 +47,10 @@ class ChunkSettings:
 
 
 def evaluate_chunk(settings: ChunkSettings, chunk: Chunk) -> tuple[Float[Tensor, ""], Metrics, Tensor]:
-    """Return the loss of a chunk, its metrics and its gradient for the draft's hidden states."""
+    """Return the loss of a chunk, its metrics and its gradient for the draft's hidden states.
+
+    The gradients of the heads are added to `settings.head_grads`, in place.
+    """
     hidden, target_hidden_or_topk, weight, labels = chunk
     heads, kept_ids, conf = settings.draft_heads, settings.kept_ids, settings.conf
     target = build_target_distribution(settings.target_head, target_hidden_or_topk, labels, kept_ids, conf)

@@ -1,4 +1,4 @@
-"""Static key-value cache of the target: write to any slots, roll back, keep one path of a tree.
+"""Static key-value cache of a language model: write to any slots, keep one path of a tree.
 
     slots:  [ committed 0 .. length-1 | scratch length .. length+nodes | free ...  | garbage ]
 

@@ -111,23 +111,23 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
     ids, parents = [], []
     offset = -1  # number of the first node of the level above; -1 is the root
     drawn_from: dict[int, Tensor] = {}  # by the number of the parent
-    for depth, level in enumerate(tree.levels):
-        ranks = max(rank for _, rank in level) + 1
-        warped, scores = scorer.score_candidates(logits, depth)
+    for level, nodes in enumerate(tree.levels):
+        ranks = max(rank for _, rank in nodes) + 1
+        warped, scores = scorer.score_candidates(logits, level)
         top = topk_rows(scores, ranks)[1].expand(-1, len(expanded), -1)
         if scorer.sampler.draws:
             log_probs = scorer.target_log_probs(warped).expand(-1, len(expanded), -1)
             drawn_from |= {offset + p: log_probs[:, i] for i, p in enumerate(expanded)}
-        tokens = scorer.target_ids(torch.stack([top[:, expanded.index(p), rank] for p, rank in level], 1))
+        tokens = scorer.target_ids(torch.stack([top[:, expanded.index(p), rank] for p, rank in nodes], 1))
         ids.append(tokens)
-        parents += [p + offset if depth else -1 for p, _ in level]
-        offset = len(parents) - len(level)
-        if depth + 1 < tree.depth:
-            previous, expanded = expanded, sorted({p for p, _ in tree.levels[depth + 1]})
-            parent_index = [previous.index(level[i][0]) for i in expanded]
+        parents += [p + offset if level else -1 for p, _ in nodes]
+        offset = len(parents) - len(nodes)
+        if level + 1 < tree.depth:
+            previous, expanded = expanded, sorted({p for p, _ in tree.levels[level + 1]})
+            parent_index = [previous.index(nodes[i][0]) for i in expanded]
             parent_index_W = _make_constant(parent_index, tokens.device)
             chosen = torch.stack([tokens[:, i] for i in expanded], 1)
-            logits = expand(chosen, parent_index_W.expand(len(tokens), -1), depth + 1)
+            logits = expand(chosen, parent_index_W.expand(len(tokens), -1), level + 1)
     child_log_probs = None
     if scorer.sampler.draws:
         leaf = torch.full_like(drawn_from[-1], DROPPED_SCORE)
@@ -145,33 +145,38 @@ def _make_constant(numbers: list[int], device: torch.device) -> Int[Tensor, " nu
 
 
 def _grow_dynamic(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn) -> Proposal:
+    """Keep the nodes whose paths have the highest score, the sum of the logarithms of their tokens' softmax.
+
+    By coupled sampling these are of logits with the target's noise, so that what the target chooses is kept.
+    """
+
     def rank_children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
         _, scores = scorer.score_candidates(logits, level)
         # Values above 0, which rounding may cause, would let a child outrank its parent.
         log_scores = scores.float().log_softmax(-1).clamp_max(0.0)
-        logp, token = topk_rows(log_scores, tree.children)
-        return logp, scorer.target_ids(token)
+        score, token = topk_rows(log_scores, tree.children)
+        return score, scorer.target_ids(token)
 
-    logp, token = (part[:, 0] for part in rank_children(logits, 0))
-    pool = [(logp, token, torch.full_like(token, -1))]  # the candidates of each level
+    score, token = (part[:, 0] for part in rank_children(logits, 0))
+    pool = [(score, token, torch.full_like(token, -1))]  # the candidates of each level
     size = 0  # candidates before this level
     parent_index = torch.zeros_like(token)
     for level in range(1, tree.depth):
         width = min(tree.beam_width, token.shape[1])
-        beam_logp, beam = stable_topk(logp, width)
+        beam_score, beam = stable_topk(score, width)
         logits = expand(token.gather(1, beam), parent_index.gather(1, beam), level)
-        child_logp, child = (part.expand(-1, width, -1) for part in rank_children(logits, level))
+        child_score, child = (part.expand(-1, width, -1) for part in rank_children(logits, level))
         # index of the parent among all candidates
         parent = (beam + size)[:, :, None].expand_as(child).flatten(1)
         size += token.shape[1]
-        logp, token = (beam_logp[:, :, None] + child_logp).flatten(1), child.flatten(1)
+        score, token = (beam_score[:, :, None] + child_score).flatten(1), child.flatten(1)
         beam_index = torch.arange(width, device=token.device)[None, :, None]
         parent_index = beam_index.expand_as(child).flatten(1)
-        pool.append((logp, token, parent))
-    all_logp, candidates, parents = (torch.cat(parts, 1) for parts in zip(*pool, strict=True))
+        pool.append((score, token, parent))
+    all_scores, candidates, parents = (torch.cat(parts, 1) for parts in zip(*pool, strict=True))
     # Parents come before their children and score no less, so a tree that is cut by this order is
     # prefix-closed and lists parents first, even with ties.
-    _, best = stable_topk(all_logp, tree.nodes)
+    _, best = stable_topk(all_scores, tree.nodes)
     node_index = torch.arange(tree.nodes, device=best.device).expand_as(best)
     # the node of each candidate in the tree, or -1 if it was not chosen
     node_of = torch.full_like(candidates, -1).scatter(1, best, node_index)

@@ -33,8 +33,10 @@ class History:
         in_prompt = mark_tokens(input_ids, is_prompt, vocab)
         return cls(in_text=in_prompt, in_answer=torch.zeros_like(in_prompt))
 
-    def on_path(self, node_ids: Int[Tensor, "batch nodes"], ancestors: Bool[Tensor, "batch nodes nodes"]) -> "History":
-        """Return the histories of the texts that end in each tree node: [batch, nodes, vocab].
+    def on_path(
+        self, node_ids: Int[Tensor, "batch verified"], ancestors: Bool[Tensor, "batch verified verified"]
+    ) -> "History":
+        """Return the histories of the texts that end in the root and each node: [batch, verified, vocab].
 
         `ancestors` is the mask of each node's ancestors and itself.
         """

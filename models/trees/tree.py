@@ -75,6 +75,12 @@ class Tree:
             return (self.depth - 1) * self.beam_width
         return sum(len({parent for parent, _ in level}) for level in self.levels[1:])
 
+    @property
+    def round_slots(self) -> int:
+        """Return how many slots after a row's tokens a round may write."""
+        # + 1: a round emits its path and one token of the target's own
+        return max(self.size, self.scratch_slots) + self.max_path_length + 1
+
 
 NO_TREE = Tree(kind=TreeKind.chain, depth=0, nodes=0)  # autoregressive decoding
 

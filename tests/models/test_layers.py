@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
 
 from data.features.target_pass import run_target
 from models import layers
-from models.layers import attend
+from models.layers import RMSNorm, attend
 from models.meta_model import collect_models
 from models.targets.attention import without_kernel
 from tests.support.models.methods import CASES, QUICK
@@ -77,3 +78,24 @@ def test_layers_that_run_again_in_the_backward_pass_give_the_same_gradients(targ
 
 def is_mlp(module: torch.nn.Module) -> bool:
     return type(module).__name__.endswith("MLP")
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)])
+@pytest.mark.parametrize("has_grad", [True, False])
+def test_a_norm_has_the_gradients_of_autograd_and_keeps_its_input_alone(dtype, bound, has_grad):
+    torch.manual_seed(0)
+    norm = RMSNorm(64, 1e-6)
+    torch.nn.init.normal_(norm.weight)
+    x, grad = torch.randn(2, 3, 5, 64).to(dtype)
+    x.requires_grad_(has_grad)
+    kept = []
+    with saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
+        actual = norm(x)
+    assert kept == [x.numel(), 64, x.numel() // 64]
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+    expected = normed.to(dtype) * norm.weight.to(dtype)
+    assert torch.equal(actual, expected)
+    leaves = [norm.weight, x] if has_grad else [norm.weight]
+    for ours, plain in zip(*(torch.autograd.grad(y, leaves, grad) for y in (actual, expected)), strict=True):
+        torch.testing.assert_close(ours, plain, atol=bound * plain.abs().max().item(), rtol=0)

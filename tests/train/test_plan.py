@@ -117,7 +117,7 @@ def test_random_numbers_of_a_batch_are_in_the_plan(kind, switch, bytes_per_posit
 
 def test_random_numbers_of_a_micro_batch_move_to_the_device_only_for_its_pass(tmp_path):
     run = build_conf(*KINDS["eagle1"], "optim.rows_per_step=4", "optim.micro_batch_size=2")
-    micro_batches = next(build_trainer(run, CPU, tmp_path).micro_batches)
+    micro_batches = next(build_trainer(run, CPU, tmp_path).step_inputs)
     moved = [micro_batch.to(torch.device("meta")) for micro_batch in micro_batches]
     assert len(moved) == 2
     assert {micro_batch.batch.input_ids.device.type for micro_batch in moved} == {"meta"}

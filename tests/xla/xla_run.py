@@ -63,7 +63,7 @@ class RecordingTrainer(Trainer):
 
     def _take_step(self) -> None:
         super()._take_step()
-        if not self.state.progress.step:
+        if not self.run_state.progress.step:
             decay = self.conf.optim.betas[0]  # the first average is the gradient times 1 - decay
             optimizer = self.training_state.optimizers[0]
             self.gradient = [optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained]
@@ -97,9 +97,9 @@ def train_draft(device: Device, target: Target, rows: Packed) -> tuple[dict, lis
         parallel=parallel,
         target=target,
         rows=rows,
-        state=state,
+        run_state=state,
         draft=build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed),
-        log=MetricLogger(conf.log, state, parallel.accelerator),
+        metric_logger=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=lambda draft: {"delivered_per_round": 1.0},
     )
     loop.run()

@@ -17,7 +17,7 @@ class RowDeal:
     parts: int  # of a group
     copies: int  # members of a part
     rows: int  # of a part
-    is_even: bool  # more rows would give no process more of its own
+    is_even: bool  # each process has rows of its own, or rows are not dealt to members here
 
 
 def deal_rows(conf: TrainConf, *, groups: int, tensor: int) -> RowDeal:

@@ -62,8 +62,8 @@ class Parallel:
         return self.accelerator.process_index % self.conf.tensor_size
 
     @property
-    def runs_target(self) -> bool:
-        """Return True if this process runs the target for work needed once: the main one, all if it is split."""
+    def decodes(self) -> bool:
+        """Return whether this process decodes in measurements: the main one, all if the target is split."""
         return self.is_main or self.is_target_split
 
     @property

@@ -31,7 +31,7 @@ class MicroBatch:
 
     batch: Batch
     target_output: TargetOutput | None  # on the host; None: computed in the step
-    target_passes: list[Batch | None]  # of the step, which a tensor group runs together; None is that of `batch`
+    target_passes: list[Batch | None]  # that a tensor group runs together, in this order; None is that of `batch`
     extras: Extras  # on the host
     term_weights: Tensor | None
 

@@ -33,7 +33,7 @@ DEFAULT_ROPE_THETA = 10_000.0  # Llama's
 
 
 class FeatureDraft(Draft):
-    """A draft that proposes several tokens from what the target computed at one position."""
+    """A draft that reads hidden states of the target, at one position or at all."""
 
     config_class: ClassVar[Callable[..., Any]] = LlamaConfig  # holds the content of config.json
     config_keys: ClassVar[dict[str, str]]  # for each option of a checkpoint its key in config.json

@@ -81,8 +81,8 @@ def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
         target=target,
         draft=draft,
         rows=rows,
-        state=state,
-        log=MetricLogger(conf.log, state, parallel.accelerator),
+        run_state=state,
+        metric_logger=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=lambda _: {},
     )
 

@@ -72,8 +72,8 @@ def run_loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, dev
         target=target,
         draft=draft,
         rows=build_rows(),
-        state=state,
-        log=MetricLogger(conf.log, state, parallel.accelerator),
+        run_state=state,
+        metric_logger=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=evaluate,
     ).run()
     return budgets[-1]

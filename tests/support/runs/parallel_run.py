@@ -105,8 +105,8 @@ def run(
         target=own,
         draft=learner,
         rows=toy_rows(),
-        state=state,
-        log=MetricLogger(conf.log, state, spread.accelerator),
+        run_state=state,
+        metric_logger=MetricLogger(conf.log, state, spread.accelerator),
         evaluate=build_quick_eval(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6), batch=8),
     )
     save = state.save

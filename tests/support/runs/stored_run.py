@@ -89,8 +89,8 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
         draft=draft,
         rows=rows,
         store=store,
-        state=state,
-        log=MetricLogger(conf.log, state, parallel.accelerator),
+        run_state=state,
+        metric_logger=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=evaluate,
     ).run()
 

@@ -160,8 +160,8 @@ def toy_run(
         target=target,
         draft=draft,
         rows=toy_rows(),
-        state=state,
-        log=log,
+        run_state=state,
+        metric_logger=log,
         evaluate=toy_length,
     )
     if interrupt_at is not None:
