@@ -224,6 +224,7 @@ STATIC = TreeConf(kind=TreeKind.static, paths=[[0], [1], [0, 0], [0, 1], [0, 0, 
 PRODUCT = TreeConf(depth=3, nodes=6, beam_width=None, children=3)
 
 
+@pytest.mark.no_shapes
 @pytest.mark.parametrize(
     ("names", "tree", "conf"),
     [
@@ -239,6 +240,7 @@ def test_drafts_side_by_side_need_the_announced_graphs(tmp_path, names, tree, co
         assert count["compiled"] == count["announced"], function
 
 
+@pytest.mark.no_shapes
 @pytest.mark.parametrize(
     ("name", "tuned"),
     [

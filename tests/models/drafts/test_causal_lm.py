@@ -146,6 +146,7 @@ def test_a_smaller_tokenizer_is_refused_with_the_first_token_it_lacks(target, tm
         build_from_path(target, save_model(build_qwen3(), tmp_path / "start", words=50))
 
 
+@pytest.mark.no_shapes
 def test_the_command_distils_from_local_folders_alone(tmp_path):
     """Target and draft come from local folders, and conversations pass through the chat template."""
     target = tiny_target(seed=0)

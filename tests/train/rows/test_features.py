@@ -146,6 +146,7 @@ def describe_tensors(output):
     return {name: (part.shape, part.dtype) if isinstance(part, torch.Tensor) else part for name, part in parts.items()}
 
 
+@pytest.mark.no_shapes
 def test_a_plan_of_a_stored_run_has_no_pass_of_the_target(folder, store):
     """The pass of the draft costs the same; the features are those on disk."""
     live, stored = (

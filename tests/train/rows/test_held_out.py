@@ -43,6 +43,8 @@ from train.__main__ import main
 from train.config.run import TrainConf
 from train.rows.held_out import hold_out
 
+pytestmark = pytest.mark.no_shapes  # commands
+
 FAMILY = FAMILIES["qwen3"]
 FEW = ["device.compile=false", "device.threads=1"]
 TREE = ["tree=chain", "tree.depth=2"]

@@ -118,6 +118,7 @@ def test_a_store_of_another_name_is_told(folder, store, tmp_path, caplog):
     assert f"the store is of {folder / 'target'}; whether {moved} has the same layers is not checked" in caplog.text
 
 
+@pytest.mark.no_shapes
 def test_a_target_that_fits_nowhere_is_planned_as_a_store(folder):
     small = ["optim.rows_per_step=1", "loss.logits_chunk=8"]
     words = [*small, f"target.path={folder / 'target'}", "draft=demo-medusa", "optim=adamw", "data.row_length=64"]
