@@ -159,8 +159,8 @@ class Trainer:
         bar = ProgressBar(steps_done=progress.step, steps=steps)
         with self._prepare_steps(), bar:
             rows, rows_per_step = len(self.rows), conf.optim.rows_per_step
-            visited = f"{steps:,} steps x {rows_per_step:,} rows = {steps * rows_per_step:,} of {rows:,} rows"
-            log.info("%s (%.3g epochs)", visited, steps * rows_per_step / rows)
+            visited = f"{steps:,} steps x {rows_per_step:,} rows = {steps * rows_per_step:,} rows"
+            log.info("%s (%.3g epochs of %s)", visited, steps * rows_per_step / rows, f"{rows:,}")
             if not (deal := self.builder.deal).is_even:
                 processes = self.parallel.accelerator.num_processes
                 log.info(

@@ -67,7 +67,7 @@ class Decoder:
         require(
             draft is None or tree.depth <= max_depth,
             f"tree.depth: must be at most the {max_depth} tokens that the draft can propose, got "
-            f"{tree.depth}; lower tree.depth or raise draft.max_depth",
+            f"{tree.depth}; take tree=chain tree.depth={max_depth}",
         )
         rule = acceptance_rule or build_acceptance_rule(Verification.auto, sampling)
         rule.check(sampling, tree)
@@ -79,7 +79,8 @@ class Decoder:
         self.program = Program(
             target=target,
             draft=draft,
-            layers=layers or (draft.needs.layers if draft else []),
+            # A copy: a graph that reads a list which the draft holds too is compiled again for each draft.
+            layers=list(layers or (draft.needs.layers if draft else [])),
             tree=tree,
             sampling=sampling,
             acceptance_rule=rule,

@@ -56,7 +56,7 @@ class MedusaDraft(HeadsDraft):
     config_class: ClassVar[Callable[..., Any]] = MedusaConfig
     config_keys: ClassVar[dict[str, str]] = {"heads": "num_heads", "num_layers": "num_hidden_layers"}
 
-    def __init__(self, conf: MedusaConf, config: MedusaConfig, target: Target):
+    def __init__(self, conf: Any, config: MedusaConfig, target: Target):
         super().__init__(conf, config, target)
         size, vocab = config.hidden_size, config.vocab_size
         self.blocks = nn.ModuleList(ResidualBlock(size, config.num_hidden_layers) for _ in range(config.num_heads))
@@ -66,7 +66,7 @@ class MedusaDraft(HeadsDraft):
             self.lm_heads = nn.ModuleList(nn.Linear(size, vocab, bias=False) for _ in range(config.num_heads))
 
     @classmethod
-    def engine_config(cls, conf: MedusaConf, target: Target, **overrides: Any) -> MedusaConfig:
+    def engine_config(cls, conf: Any, target: Target, **overrides: Any) -> MedusaConfig:
         """Build the content of config.json as vLLM's loader reads it."""
         return MedusaConfig(
             architectures=[conf.architecture],

@@ -35,7 +35,7 @@ def find_options(directory: Path) -> type[DraftConf]:
     config = read_config(directory)
     if matching := [conf for conf in METHODS.values() if find_draft_class(conf).matches_config(config)]:
         return matching[-1]  # the most specific
-    known = ", ".join(conf.architecture for conf in METHODS.values())
+    known = ", ".join(dict.fromkeys(conf.architecture for conf in METHODS.values()))
     raise UserError(
         f"checkpoint: architecture must be one of {known}, got {config.get('architectures')} in {directory}"
     )

@@ -86,7 +86,7 @@ def topk_kl(draft: DraftDistribution, target: TargetDistribution, conf: LossConf
     return -entropy - cross
 
 
-# A loss is the function of its name, so that a new one is a function and a value of LossName.
+# A loss is the function of its name: a new one is a function and a value of LossName. KeyError: a value without one.
 LOSSES: dict[LossName, Callable[..., Tensor]] = {name: globals()[name.value] for name in LossName}
 
 # --- gradients of scale * value, for the draft's logits -------------------------------------------

@@ -10,6 +10,7 @@ from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
 from data.prepare_config import PrepareConf
 from infer.config import EvalConf
 from models.drafts.options import METHODS
+from models.losses.config import LossName
 from models.trees.config import TreeConf
 from models.trees.tree import TreeKind
 from train.config.run import TrainConf, TrainPlanConf
@@ -43,6 +44,10 @@ def test_every_option_composes_and_validates(option):
     conf = compose(name, schema, [option, *NEEDS.get(option, [])])
     assert type(conf) is schema
     assert not hasattr(conf, "draft") or type(conf.draft) in METHODS.values()
+
+
+def test_every_loss_can_be_chosen():
+    assert {name.value for name in LossName} <= {path.stem for path in YAMLS["loss"]}
 
 
 @pytest.mark.parametrize("draft", [draft for draft in DRAFTS if draft.endswith("eagle3")])

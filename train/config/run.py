@@ -197,7 +197,7 @@ class TrainConf:
         require(
             depth <= deepest,
             f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
-            f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}",
+            f"got {depth}; take tree=chain tree.depth={deepest}, or raise draft.{self.draft.depth_key}",
         )
 
     def check_measure(self) -> None:

@@ -81,7 +81,7 @@ def test_epochs_become_steps_and_can_be_raised(tmp_path, caplog):
     for epochs, steps in ((1.5, 9), (1.5, 9), (3.0, 18)):
         _, progress = toy_run(tmp_path, build_conf(None, epochs=epochs, **CONSTANT))
         assert (progress.step, progress.steps) == (steps, steps)
-    assert "9 steps x 4 rows = 36 of 24 rows (1.5 epochs)" in caplog.text
+    assert "9 steps x 4 rows = 36 rows (1.5 epochs of 24)" in caplog.text
 
 
 def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
