@@ -100,9 +100,9 @@ def loss_form(*, plain: bool) -> Iterator[None]:
         draft_loss.chunked_distillation_loss = chunked
 
 
-def compute_at_once(evaluate: ChunkEvaluator, **inputs: Any) -> tuple[Tensor, Metrics]:  # noqa: ARG001
+def compute_at_once(*hidden: Any, evaluate: ChunkEvaluator, **inputs: Any) -> tuple[Tensor, Metrics]:  # noqa: ARG001
     """Compute a loss without chunks, which nothing evaluates then."""
-    return distillation_loss(**inputs)
+    return distillation_loss(*hidden, **inputs)
 
 
 def _table(learners: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> Table:
