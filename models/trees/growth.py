@@ -147,7 +147,7 @@ def _make_constant(numbers: list[int], device: torch.device) -> Int[Tensor, " nu
 def _grow_dynamic(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn) -> Proposal:
     """Keep the nodes whose paths have the highest score, the sum of the logarithms of their tokens' softmax.
 
-    By coupled sampling these are of logits with the target's noise, so that what the target chooses is kept.
+    Under coupled sampling the logits have the target's noise, so that what the target will choose is kept.
     """
 
     def rank_children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
