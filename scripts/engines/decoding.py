@@ -72,9 +72,10 @@ def race(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int,
     Every second turn runs in reverse: with two turns per prompt, two contenders alternate ABBA.
     """
     warm_up(contenders, prompts, new_tokens=new_tokens)
+    shortest = min(prompts, key=len)
     repeated_prompts = [prompt for prompt in prompts for _ in range(turns)]
     for number, prompt in enumerate(track_progress(repeated_prompts, "prompts")):
-        take_turns(contenders, prompt, number=number, new_tokens=new_tokens)
+        take_turns(contenders, prompt, number=number, new_tokens=new_tokens, untimed=shortest)
 
 
 def warm_up(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int) -> None:
@@ -85,14 +86,14 @@ def warm_up(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: i
             contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
 
 
-def take_turns(contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int) -> None:
+def take_turns(contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int, untimed: Prompt) -> None:
     """Let every contender continue the prompt, in an order that depends on its number.
 
-    A few tokens go before each turn, untimed: what a contender last used a minute ago may have left the memory, as a
-    system that reclaims cold pages reads weights and code from the disk again.
+    A few tokens after the prompt `untimed` go before each turn: what a contender last used a minute ago may have left
+    the memory, as a system that reclaims cold pages reads weights and code from the disk again.
     """
     for contender in alternate_order(contenders, number):
-        contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
+        contender.run(untimed, min(WARM_UP_TOKENS, new_tokens))
         contender.go(prompt, new_tokens)
         assert len(contender.answers[-1]) == new_tokens
 
