@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from infer.inputs.memory_check import find_core_bytes
-from models.checkpoints.saved_states import find_newest_state, read_progress_file
+from models.checkpoints.saved_states import find_newest_state
 from models.device.config import LOCAL_MACHINE, MachineConf
 from models.io.errors import UserError, require
 from models.meta_model import build_meta_target
@@ -20,6 +20,7 @@ from train.planning.choice import choose_layout, record_choice
 from train.planning.layout import build_layout
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
+from train.run.state import read_saved_config
 
 GIB = 2**30
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def is_usable(plan: MachinePlan) -> bool:
 def read_saved_settings(conf: TrainConf) -> dict[str, Any]:
     """Return the settings by key of the run that this one continues, {} if it continues none."""
     newest = find_newest_state(Path(conf.output_dir) / conf.run_name) if conf.resume else None
-    return read_progress_file(newest)["config"] if newest else {}
+    return read_saved_config(newest) if newest else {}
 
 
 def keep_choices(conf: TrainConf, saved: dict[str, Any], *, with_layout: bool) -> TrainConf:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
 from conf.entry import config_to_yaml
+from models.checkpoints.saved_states import STATES_FOLDER
 from models.drafts.base import Draft
 from models.io.errors import UserError, require
 from models.io.files import report_disk_errors
@@ -110,7 +111,7 @@ def create_run_dir(folder: Path) -> None:
 
 def reset_run_dir(folder: Path) -> None:
     """Remove the files of an earlier run, first its states by one rename, so that a kill leaves all or none."""
-    remove_state(folder / "state")
+    remove_state(folder / STATES_FOLDER)
     if (folder / "checkpoint").exists():
         shutil.rmtree(folder / "checkpoint")
     for name in RUN_FILES:
@@ -118,8 +119,9 @@ def reset_run_dir(folder: Path) -> None:
 
 
 def check_disk_space(folder: Path, draft: Draft, target: Target | None = None) -> None:
-    """Raise UserError if the disk lacks space for the files of a run."""
-    needed = disk_bytes_needed(draft, target)
+    """Raise UserError if the disk lacks space for the files of a run, beside those that it has already."""
+    files = [path for name in (STATES_FOLDER, "checkpoint") for path in (folder / name).rglob("*") if path.is_file()]
+    needed = disk_bytes_needed(draft, target) - sum(path.stat().st_size for path in files)
     free = shutil.disk_usage(folder).free
     require(
         free >= needed,

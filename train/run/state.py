@@ -26,9 +26,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from models.checkpoints.saved_states import PROGRESS_FILE, STATES_FOLDER, find_newest_state, read_progress_file
+from models.device.config import DeviceConf
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, atomic_directory
+from train.config.optim import OptimConf
 from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,8 @@ CHANGEABLE_PREFIXES = (
     *("held_out.batch", "device.name"),
     *("device.threads", "device.cache_dir", "device.visible_cores", "device.num_cores", "device.memory_gib"),
 )
-LATER_KEYS = {"measure": True}  # what keys stood for in states that were saved before there were these keys
+# Of these, what the figure that chooses the checkpoint depends on.
+JUDGING_PREFIXES = ("evaluation.sampling.", "evaluation.max_new_tokens")
 STEP_KEYS = ("optim.steps", "optim.epochs")  # train/run/folder.py checks whether they may differ
 
 
@@ -75,6 +78,15 @@ def flatten_config(conf: Any, prefix: str = "") -> dict[str, Any]:
         else:
             values[key] = value.name if isinstance(value, Enum) else value
     return json.loads(json.dumps(values, default=str))
+
+
+def read_saved_config(state: Path) -> dict[str, Any]:
+    """Return the values by dotted key of the config that a saved state was trained with.
+
+    A key that is younger than the state has its default, which is what was done before there was a choice.
+    """
+    defaults = flatten_config(DeviceConf(), "device.") | flatten_config(OptimConf(), "optim.") | {"measure": True}
+    return defaults | read_progress_file(state)["config"]
 
 
 @dataclass(kw_only=True)
@@ -107,6 +119,7 @@ class RunState:
 
     def __init__(self, folder: Path, config: dict[str, Any]):
         self.folder, self.states_dir, self.config = folder, folder / STATES_FOLDER, config
+        self.saved_config = config  # of the run that this one continues
         self.progress = RunProgress()
 
     def newest_state(self) -> Path | None:
@@ -124,14 +137,22 @@ class RunState:
             f"run_name: must name a run of version {STATE_VERSION}, got {saved['version']} in "
             f"{self.folder}; use another run_name or resume=false",
         )
-        saved_config = saved["config"]
-        for key in sorted(saved_config.keys() | self.config.keys(), key=lambda key: (key != "draft.method", key)):
-            before, now = saved_config.get(key, LATER_KEYS.get(key)), self.config.get(key)
+        self.saved_config = read_saved_config(newest)
+        for key in sorted(self.saved_config.keys() | self.config.keys(), key=lambda key: (key != "draft.method", key)):
+            before, now = self.saved_config.get(key), self.config.get(key)
             require(
                 before == now or key.startswith(CHANGEABLE_PREFIXES) or key in STEP_KEYS,
                 f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false",
             )
         self.progress = RunProgress(**saved["progress"])
+
+    def drop_incomparable_best(self) -> None:
+        """Let the next figure choose a checkpoint, if figures before were of other prompts' lengths or sampling."""
+        if any(
+            self.config[key] != self.saved_config.get(key) for key in self.config if key.startswith(JUDGING_PREFIXES)
+        ):
+            log.info("the best checkpoint is chosen anew: it was chosen with other settings of the evaluation")
+            self.progress.best = self.progress.best_step = None
 
     def record_rows(self, rows_hash: str) -> None:
         """Record the hash of the rows, from which the vocabulary follows; raise UserError for others than before."""

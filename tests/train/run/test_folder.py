@@ -2,7 +2,9 @@
 
 import logging
 import resource
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,6 +112,19 @@ def test_too_little_room_is_refused(tmp_path):
         huge.layer = torch.nn.Linear(10**8, 10**8)
     with pytest.raises(UserError, match=r"output_dir: needs 3[0-9]{8}.* GB of free disk space"):
         check_disk_space(tmp_path, huge)
+
+
+def test_a_continued_run_needs_no_room_for_the_files_that_it_has(tmp_path, monkeypatch):
+    draft = Draft()
+    draft.layer = torch.nn.Linear(100, 100)
+    needed = disk_bytes_needed(draft)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed // 2))
+    with pytest.raises(UserError, match=r"^output_dir: needs"):
+        check_disk_space(tmp_path, draft)
+    for name, share in (("state/00000001/weights", needed // 4), ("checkpoint/model.safetensors", needed // 4 + 1)):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(bytes(share))
+    check_disk_space(tmp_path, draft)
 
 
 @pytest.mark.parametrize("name", ["medusa", "medusa2"])

@@ -12,6 +12,7 @@ from data.config import DataConf, OnPolicyConf
 from models.checkpoints.saved_states import PROGRESS_FILE
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
+from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import CPU
 from tests.support.runs.killing import finish, kill, kill_while_saving, newest_step
 from tests.support.runs.toy_run import metrics, toy_conf, toy_run, weights
@@ -54,13 +55,33 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(started, tmp_path_fa
     assert_equal(weights(folder), weights(unbroken))
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_chosen_anew"),
+    [
+        ({}, False),
+        ({"prompts_per_category": 3}, False),
+        ({"sampling": SamplingConf(temperature=1.0)}, True),
+        ({"max_new_tokens": 5}, True),
+    ],
+)
+def test_a_best_checkpoint_is_beaten_by_figures_of_the_same_measurement_alone(tmp_path, changed, is_chosen_anew):
+    conf = toy_conf()
+    run_toy_until(tmp_path, conf, stop=8)
+    state = RunState(tmp_path, flatten_config(replace(conf, evaluation=replace(conf.evaluation, **changed))))
+    state.load_progress()
+    state.progress.best, state.progress.best_step = 2.5, 8
+    state.drop_incomparable_best()
+    assert (state.progress.best, state.progress.best_step) == ((None, None) if is_chosen_anew else (2.5, 8))
+
+
 def test_a_state_from_before_a_key_goes_on(tmp_path):
     conf = toy_conf()
     run_toy_until(tmp_path, conf, stop=8)
     state = RunState(tmp_path, flatten_config(conf))
     progress = state.newest_state() / PROGRESS_FILE
     saved = json.loads(progress.read_text())
-    del saved["config"]["measure"]
+    for key in ("measure", "device.cuda_graphs", "optim.recompute"):
+        del saved["config"][key]
     progress.write_text(json.dumps(saved))
     state.load_progress()
     assert state.progress.step == 8
