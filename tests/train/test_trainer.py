@@ -1,5 +1,6 @@
 """The training loop learns the same weights however a batch is split; tested with a toy draft."""
 
+import logging
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,16 @@ def test_features_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     with pytest.raises(UserError, match=r"^data.keep_features: must fit in half of the free"):
         toy_run(tmp_path, toy_conf(data=DataConf(keep_features=True)))
+
+
+def test_features_of_all_processes_of_a_machine_must_fit(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    toy_run(tmp_path / "a", toy_conf(data=DataConf(keep_features=True)))
+    kept = next(float(line.split()[1]) for line in caplog.messages if line.startswith("features: "))
+    assert kept < 0.01  # GB
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(10**6))
+    with pytest.raises(UserError, match=r"^data.keep_features: must fit in half of the free"):
+        toy_run(tmp_path / "b", toy_conf(data=DataConf(keep_features=True)))
 
 
 def start_two_ranks(*folders: Path, changes: dict) -> list[Popen]:

@@ -12,6 +12,7 @@ from data.packing.documents import Packed
 from models.batch import Batch
 from models.io.console import track_progress
 from models.io.errors import require
+from models.parallel import torchrun
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
 
@@ -73,8 +74,8 @@ def _list_tensors(target_output: TargetOutput) -> list[Tensor]:
 
 
 def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
-    """Return empty tensors for all rows; raise UserError if the machine lacks the memory."""
-    needed = sum(num_rows * tensor[0].nbytes for tensor in _list_tensors(example))
+    """Return empty tensors for all rows; raise UserError if the machine lacks the memory for those of its processes."""
+    needed = sum(num_rows * tensor[0].nbytes for tensor in _list_tensors(example)) * torchrun.get_local_world_size()
     free = psutil.virtual_memory().available
     require(
         needed <= free // 2,
