@@ -4,6 +4,8 @@ A draft's results belong into the W&B run that trained it; other results get a r
 wandb takes seconds to import, so it is imported only where it is used.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.util import find_spec
@@ -86,6 +88,17 @@ class TrackedResults:
         return {f"{self.prefix}/{name}": value for name, value in values.items()}
 
 
+@contextmanager
+def report_wandb_errors(*, remedy: str) -> Iterator[None]:
+    """Turn errors of W&B, raised in the block, into a one-line UserError."""
+    import wandb
+
+    try:
+        yield
+    except wandb.Error as error:
+        raise UserError(f"log.wandb: W&B must take the results, got {first_line(error)}; {remedy}") from error
+
+
 def upload_results(
     conf: TrackerConf, folder: Path, results: TrackedResults, training: TrackedRun | None = None
 ) -> None:
@@ -99,10 +112,8 @@ def upload_results(
     else:  # whose console output and description of the machine stay its own
         settings = wandb.Settings(console="off", x_disable_meta=True, x_disable_stats=True)
         place = {**asdict(training), "resume": "allow", "settings": settings}
-    try:
-        with wandb.init(mode=conf.wandb.value, dir=str(folder), **place) as run:
-            run.log(results.to_wandb())
-    except wandb.Error as error:
-        raise UserError(
-            f"log.wandb: W&B must take the results, got {first_line(error)}; they are in {folder}"
-        ) from error
+    with (
+        report_wandb_errors(remedy=f"they are in {folder}"),
+        wandb.init(mode=conf.wandb.value, dir=str(folder), **place) as run,
+    ):
+        run.log(results.to_wandb())

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.io.console import CONSOLE, SHOWS_BARS
 from models.io.files import write_text_atomically
-from models.io.tracking import TrackedResults, TrackerConf, Wandb
+from models.io.tracking import TrackedResults, TrackerConf, Wandb, report_wandb_errors
 from train.distributed.parallel import Parallel
 from train.run.state import RunState
 
@@ -111,29 +111,26 @@ class MetricLogger:
         import wandb  # imported here, because the package is needed only if it is enabled
 
         run = self._wandb_run()
-        run.log(results.to_wandb())
-        artifact = wandb.Artifact(f"draft-{run.id}", type="model")
-        artifact.add_dir(str(self.folder / "checkpoint"), name="checkpoint")
-        for suffix in ("json", "md", "html"):
-            artifact.add_file(str(self.folder / f"report.{suffix}"))
-        run.log_artifact(artifact)
+        with report_wandb_errors(remedy=f"they are in {self.folder}"):
+            run.log(results.to_wandb())
+            artifact = wandb.Artifact(f"draft-{run.id}", type="model")
+            artifact.add_dir(str(self.folder / "checkpoint"), name="checkpoint")
+            for suffix in ("json", "md", "html"):
+                artifact.add_file(str(self.folder / f"report.{suffix}"))
+            run.log_artifact(artifact)
 
     def _start_wandb(self, state: RunState) -> None:
         state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
-        self.accelerator.init_trackers(
-            self.conf.project,
-            state.config,
-            {
-                "wandb": {
-                    "mode": self.conf.wandb.value,
-                    "dir": str(self.folder),
-                    "entity": self.conf.entity,
-                    "name": self.folder.name,
-                    "id": state.progress.tracker,
-                    "resume": "allow",
-                }
-            },
-        )
+        settings = {
+            "mode": self.conf.wandb.value,
+            "dir": str(self.folder),
+            "entity": self.conf.entity,
+            "name": self.folder.name,
+            "id": state.progress.tracker,
+            "resume": "allow",
+        }
+        with report_wandb_errors(remedy="check log.entity and log.project, or take log=wandb-offline"):
+            self.accelerator.init_trackers(self.conf.project, state.config, {"wandb": settings})
         if self.accelerator.is_main_process:
             # Plot over axes of ours: W&B's step must not decrease, as the step of a run does that
             # was killed and continues. A star matches no slash, and may not match a name twice.
