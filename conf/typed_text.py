@@ -59,7 +59,10 @@ def _quote_override(override: str, schema: type, is_sweep: bool) -> str:
     if match is None:
         return override
     start, key, text = match.groups()
-    types, name = set(_list_types(schema, key)), key.rpartition(".")[2]
+    kinds = list(_list_types(schema, key))
+    if start == f"{key}=" and text.startswith("{") and any(get_origin(kind) is dict for kind in kinds):
+        return f"++{override}"  # its own names may be new, which Hydra refuses without a sign
+    types, name = set(kinds), key.rpartition(".")[2]
     is_path_or_list = Any in types and name in PATH_KEYS  # `checkpoint`
     if (is_path_or_list or list[str] in types) and re.fullmatch(r"\[.*\]", text, re.DOTALL):
         return f"{start}[{_quote_items(text[1:-1], key)}]"

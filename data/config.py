@@ -1,7 +1,9 @@
 """Configuration of training data, of `data.show` and of `data.capture`."""
 
+import operator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from models.device.config import DeviceConf
@@ -32,6 +34,18 @@ class DataSource(Enum):
     def reads_rows(self) -> bool:
         """Return False for the demo, which has prompts, and a store, which has documents."""
         return self not in (DataSource.demo, DataSource.captured)
+
+    @property
+    def unread_keys(self) -> tuple[str, ...]:
+        """Return the keys of `data` that concern other sources alone."""
+        of_rows = ("subset", "format", "column", "turns", "template", "processes")
+        return {
+            DataSource.demo: (*of_rows, "limit"),
+            DataSource.captured: of_rows,
+            DataSource.prepared: of_rows[:3],
+            DataSource.jsonl: of_rows[:1],
+            DataSource.dataset: (),
+        }[self]
 
 
 class RowFormat(Enum):
@@ -126,6 +140,15 @@ class DataConf:
     on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
 
     def __post_init__(self) -> None:
+        first_rows = f"data.{'demo.num_prompts' if self.source is DataSource.demo else 'limit'} takes the first"
+        unread = {
+            name: Rule(
+                f"must keep its default for data.source={self.source.value}, which does not read it",
+                partial(operator.eq, getattr(DataConf, name, {})),  # a default of {} is no attribute of the class
+                first_rows if name == "limit" else "leave it out",
+            )
+            for name in self.source.unread_keys
+        }
         check_values(
             self,
             "data",
@@ -135,7 +158,7 @@ class DataConf:
             split=Rule(
                 f"must be a name for data.source={self.source.value}, which is not sliced",
                 lambda split: "[" not in split or self.source.reads_rows,
-                "data.limit takes the first rows",
+                first_rows,
             ),
             row_length=at_least(16, "a row must hold a prompt and its answer"),
             overlap=Rule(
@@ -147,6 +170,7 @@ class DataConf:
             processes=at_least(1, "null takes one for each CPU"),
             seed=SEED,
         )
+        check_values(self, "data", **unread)
 
     def check_path(self) -> None:
         """Raise UserError if the source lacks its path; plans need none, so `__post_init__` does not check it."""

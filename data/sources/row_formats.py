@@ -5,6 +5,7 @@ A row that cannot be parsed raises RowRejectedError with the reason under which 
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -91,7 +92,7 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
         case str(text):
             return RowFormat.text, PlainText(text=text)
         case [{"role": _}, *_]:
-            return RowFormat.messages, _build_conversation([parse_message(message) for message in value], raw)
+            return RowFormat.messages, _build_conversation(_add_answer(map(parse_message, value), raw), raw)
         case [{"from": _}, *_]:
             require_row(all(isinstance(turn, dict) for turn in value), NOT_AN_OBJECT)
             return RowFormat.sharegpt, _build_conversation(
@@ -119,19 +120,23 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
     if prompt is None:
         raise RowRejectedError("no messages, text or prompt", f"the row has {', '.join(raw)}")
     require_row("ids" not in prompt, "token ids in place of a prompt")
-    answer_messages = _parse_answer(raw)
     if "messages" in prompt:
-        messages = [parse_message(message) for message in prompt["messages"]]
-        has_answer = messages[-1:] and messages[-1]["role"] == "assistant"
-        return _build_conversation(messages if has_answer else messages + answer_messages, raw)
+        return _build_conversation(_add_answer(map(parse_message, prompt["messages"]), raw), raw)
     if "text" in prompt and raw.get("text") is not None:
         return PlainText(text=prompt["text"])
     questions = prompt["turns"] if "turns" in prompt else [prompt["text"]]
-    if len(questions) == 1 and answer_messages:
-        return _build_conversation([*_messages_from_texts(questions), *answer_messages], raw)
+    if len(questions) == 1 and _parse_answer(raw):
+        return _build_conversation(_add_answer(_messages_from_texts(questions), raw), raw)
     # Empty assistant turns stand between the questions until answers are generated.
     texts = [text for question in questions for text in (question, "")][:-1]
     return _build_conversation(_messages_from_texts(texts), raw)
+
+
+def _add_answer(messages: Iterable[dict[str, Any]], raw: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages, and behind a question the answer that the row has beside them."""
+    listed = list(messages)
+    has_answer = listed[-1:] and listed[-1]["role"] == "assistant"
+    return listed if has_answer else [*listed, *_parse_answer(raw)]
 
 
 def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:

@@ -47,6 +47,18 @@ def compose_train(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, list(overrides))
 
 
+def test_a_table_in_braces_may_have_any_names():
+    conf = compose_prepare(
+        "mixture.sources.rows.path=rows.jsonl",
+        "mixture.sources.rows.template={enable_thinking: false}",
+        "mixture.sources.rows.columns={text:prompt}",
+    )
+    source = conf.mixture.sources["rows"]
+    assert (source.template, source.columns) == ({"enable_thinking": False}, {"text": "prompt"})
+    data = compose_train("data=jsonl", "data.path=rows.jsonl", "data.template={date_string: today, tools: null}").data
+    assert data.template == {"date_string": "today", "tools": None}
+
+
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_prompt_is_read_as_typed(prompt):
     assert compose_generate(f"prompt={prompt}").prompt == prompt
@@ -92,7 +104,7 @@ def test_quoted_values_null_and_interpolations_keep_hydras_meaning():
 
 
 def test_text_that_looks_like_a_number_is_read_back_as_text(tmp_path):
-    conf = compose_train("run_name=1.50", "log.project=2026-11-25", "data.column=1_0")
+    conf = compose_train("run_name=1.50", "log.project=2026-11-25", "data.license=1_0")
     file = tmp_path / "config.yaml"
     file.write_text(config_to_yaml(conf))
     assert dataclasses.asdict(read_config(file, TrainConf)) == dataclasses.asdict(conf)

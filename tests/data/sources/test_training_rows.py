@@ -8,7 +8,7 @@ from dataclasses import replace
 import huggingface_hub.constants
 import pytest
 
-from data.config import DataConf, DataSource, DemoConf, RowFormat
+from data.config import DataConf, DataSource, DemoConf, RowFormat, TurnSelection
 from data.sources.rows import Conversation, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data_exists, read_training_rows
 from models.io.errors import UserError
@@ -50,6 +50,8 @@ def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
     )
     messages = [row.messages for row in read_rows(conf)[0]]
     assert messages == [MESSAGES] * 4 + [MESSAGES[3:]] * 2
+    conf = write_jsonl(tmp_path, {"messages": prompt, "response": "So long"}, {"messages": MESSAGES, "response": "No."})
+    assert [row.messages for row in read_rows(conf)[0]] == [MESSAGES] * 2
 
 
 def test_every_format_is_detected_from_the_row(tmp_path):
@@ -227,7 +229,23 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     [
         (
             lambda: DataConf(split="train[1:]"),
-            r"data.split: must be a name for data.source=demo, .*, got train\[1:\]; data.limit",
+            r"data.split: must be a name for data.source=demo, .*, got train\[1:\]; data.demo.num_prompts takes",
+        ),
+        (
+            lambda: DataConf(limit=5),
+            "data.limit: must keep its default for data.source=demo, which does not read it, got 5; data.demo.num_pro",
+        ),
+        (
+            lambda: DataConf(source=DataSource.captured, path="x", turns=TurnSelection.last, template={"a": 1}),
+            "data.turns: must keep its default for data.source=captured, .*; data.template: must keep its default",
+        ),
+        (
+            lambda: DataConf(source=DataSource.prepared, path="x", format=RowFormat.text),
+            "data.format: must keep its default for data.source=prepared, .*; leave it out",
+        ),
+        (
+            lambda: DataConf(source=DataSource.jsonl, path="x", subset="en"),
+            "data.subset: must keep its default for data.source=jsonl, .*; leave it out",
         ),
         (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got x; add data=jsonl"),
         (lambda: DataConf(row_length=4, limit=0), r"data.row_length: .*; data.limit: "),
