@@ -24,7 +24,14 @@ class TextStream:
     def read(self, token: int) -> str | None:
         """Return the text that a token completes, or None if it is within a character."""
         self.ids.append(token)
-        text = self.stream.step(self.backend, token) if self.backend is not None else None
+        if self.backend is None:
+            return None
+        try:
+            text = self.stream.step(self.backend, token)
+        # tokenizers raises no class of its own for bytes that are not UTF-8 and change the text before them.
+        except Exception:  # noqa: BLE001
+            self.stream = DecodeStream(ids=[token], skip_special_tokens=self.skip_special_tokens)
+            text = self.finish()
         self.text += text or ""
         return text
 

@@ -37,6 +37,9 @@ class Generation:
         return len(self.ids) - 1
 
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # in place of bytes that are no character
+
+
 @dataclass(frozen=True, kw_only=True)
 class StopCriteria:
     """The conditions that end an answer, at the same token as decoding one token at a time.
@@ -64,14 +67,20 @@ class StopCriteria:
         return stop_string_end or (limit if len(ids) >= limit else None)
 
     def _find_stop_string_end(self, ids: list[int], num_checked: int) -> int | None:
-        """Return the number of tokens up to the first that completes a stop string, or None."""
-        if not self.stop_strings or self.detokenize is None or not self._has_stop_string(ids):
-            return None
-        return next(i for i in range(num_checked + 1, len(ids) + 1) if self._has_stop_string(ids[:i]))
+        """Return the number of tokens up to the first that completes a stop string, or None.
 
-    def _has_stop_string(self, ids: list[int]) -> bool:
-        assert self.detokenize is not None
+        Bytes that are no character yet can hide the text before them: byte-fallback tokenizers decode the whole run of
+        bytes, a line break included, as replacement characters. Only a text without any is looked at once.
+        """
+        if not self.stop_strings or self.detokenize is None:
+            return None
         text = self.detokenize(ids)
+        if REPLACEMENT not in text and not self._has_stop_string(text):
+            return None
+        lengths = range(num_checked + 1, len(ids) + 1)
+        return next((n for n in lengths if self._has_stop_string(self.detokenize(ids[:n]))), None)
+
+    def _has_stop_string(self, text: str) -> bool:
         return any(string in text for string in self.stop_strings)
 
 

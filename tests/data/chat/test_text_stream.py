@@ -3,7 +3,7 @@
 import pytest
 
 from data.chat.text_stream import TextStream, split_text
-from tests.support.models.tiny import demo_target
+from tests.support.models.tiny import byte_fallback_ids, byte_fallback_tokenizer, demo_target
 
 TEXTS = ["def f(x): return x + 1", "na\u00efve \u65e5\u672c\u8a9e \U0001f642 end", "  a\n\n b"]
 
@@ -17,6 +17,15 @@ def test_pieces_add_up_to_a_text_that_ends_anywhere_in_a_character(text):
         pieces = list(split_text(tokenizer, ids[:end]))
         assert "".join(piece for _, piece in pieces) == tokenizer.decode(ids[:end])
         assert sum(count for count, _ in pieces) == end
+
+
+def test_bytes_that_are_no_character_leave_the_text_before_and_behind_them():
+    """The decoder takes back a line break before such a byte, which a stream has shown already."""
+    tokenizer = byte_fallback_tokenizer(["a", "b"])
+    ids = byte_fallback_ids(tokenizer, "a", b"\n\xf0", "b", "a")
+    assert "".join(piece for _, piece in split_text(tokenizer, ids)) == "a\n\N{REPLACEMENT CHARACTER} b a"
+    whole = byte_fallback_ids(tokenizer, b"\n", "\N{GRINNING FACE}".encode())
+    assert list(split_text(tokenizer, whole)) == [(1, "\n"), (4, "\N{GRINNING FACE}")]
 
 
 def test_a_tokenizer_without_rust_yields_its_text_at_the_end():

@@ -13,9 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from infer.engine.decode import Decoder
+from infer.engine.requests import StopCriteria
 from models.io.errors import UserError
 from models.trees.sampling_config import SamplingConf
-from tests.support.models.tiny import VOCAB, chain, static, tree
+from tests.support.models.tiny import VOCAB, byte_fallback_ids, byte_fallback_tokenizer, chain, static, tree
 
 pytestmark = pytest.mark.no_shapes
 
@@ -196,6 +197,15 @@ def test_a_character_split_over_tokens_counts_when_it_is_complete(runs, char, nu
     assert runs.check_answers(Ends(strings=(char,)), as_transformers=False) <= position + 1
     following = runs.decode_text([runs.answers[0][position + 1]])
     runs.check_answers(Ends(strings=(char + following,)), as_transformers=False)
+
+
+@pytest.mark.parametrize("end", ["\N{GRINNING FACE}".encode(), b"\xf0\x9f", b""])
+def test_a_stop_string_before_the_bytes_of_a_character_is_found_whatever_a_round_accepts(end):
+    tokenizer = byte_fallback_tokenizer(["a", "b"])
+    criteria = StopCriteria(stop_strings=("\n",), detokenize=tokenizer.decode)
+    ids = byte_fallback_ids(tokenizer, "a", b"\n" + end, "b")
+    for accepted in range(2, len(ids) + 1):
+        assert criteria.find_end(ids[:accepted], num_checked=1, max_new_tokens=NEW) == 2
 
 
 def test_half_a_character_is_no_stop_string(runs):

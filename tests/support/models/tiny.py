@@ -29,6 +29,7 @@ from models.trees.tree import TreeKind
 
 CPU = CpuDevice(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
 VOCAB = 61
+BLANK = "\N{LOWER ONE EIGHTH BLOCK}"  # before a word, as SentencePiece writes it
 LAYERS = [1, 3, 5]
 SENTENCES = [
     "Hello there, how are you?",
@@ -74,6 +75,24 @@ def byte_tokenizer(
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, chat_template=template, bos_token=bos_token, eos_token=eos_token
     )
+
+
+def byte_fallback_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    """Build a tokenizer of words with a blank before, and of bytes for all other text, as that of Llama 2."""
+    from tokenizers import Tokenizer, decoders, models
+
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *(BLANK + word for word in words)]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    steps = (decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence([*steps])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+def byte_fallback_ids(tokenizer: PreTrainedTokenizerFast, *pieces: str | bytes) -> list[int]:
+    """Return the ids of words and of single bytes."""
+    tokens = [[f"<0x{byte:02X}>" for byte in p] if isinstance(p, bytes) else [BLANK + p] for p in pieces]
+    return [tokenizer.convert_tokens_to_ids(token) for group in tokens for token in group]
 
 
 def tiny_config(family: Any = Qwen3Config, **changes) -> Any:
