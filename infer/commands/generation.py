@@ -37,6 +37,9 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     """Load a draft with its target, and answer the prompt or the prompts of the file."""
     target_conf = resolve_target(conf.target, [directory])
     prompts = load_prompts(target_conf, conf)
+    if conf.prompts is not None and IS_MAIN_PROCESS:
+        with open_output_file(conf.output) as file, file.open("a"):
+            pass  # It can be written, which is known before anything is decoded.
     longest, batch = max(len(prompt.ids) for prompt in prompts), min(conf.batch, len(prompts))
     size = DecodingSize(
         batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens, set_batch=lambda batch: f"batch={batch}"
@@ -68,7 +71,8 @@ def compile_graphs(decoder: Decoder, prompts: list[EvalPrompt]) -> None:
     graphs = list_graphs(decoder.session, [len(prompt.ids) for prompt in prompts])
     with device.expect_graphs(graphs, print_line):
         for prompt in {bucket_length(len(prompt.ids)): prompt for prompt in prompts}.values():
-            decode_prompts(decoder, [prompt], max_new_tokens=WARMUP_TOKENS, stops_at_eos=False)
+            new_tokens = min(WARMUP_TOKENS, decoder.slots - len(prompt.ids))
+            decode_prompts(decoder, [prompt], max_new_tokens=new_tokens, stops_at_eos=False)
 
 
 def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
@@ -111,14 +115,14 @@ def write_answers(decoder: Decoder, target: Target, prompts: list[EvalPrompt], c
     requests = [Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens) for prompt in prompts]
     waiting, start = iter(requests), time.perf_counter()
     finished = decoder.stream(lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop)
+    deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
+    if not IS_MAIN_PROCESS:
+        return
+    lines = [
+        json.dumps(describe_answer(target, prompt, request.generation))
+        for prompt, request in zip(prompts, requests, strict=True)
+    ]
     with open_output_file(conf.output) as file:
-        deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
-        if not IS_MAIN_PROCESS:
-            return
-        lines = [
-            json.dumps(describe_answer(target, prompt, request.generation))
-            for prompt, request in zip(prompts, requests, strict=True)
-        ]
         file.write_text("\n".join(lines) + "\n")
     generations = [request.generation for request in requests]
     print_line(f"{describe_speed(generations, time.perf_counter() - start)}")

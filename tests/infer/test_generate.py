@@ -126,6 +126,23 @@ def test_graphs_are_announced_before_the_first_answer(learned, capsys):
     assert last == announced.replace("announced", "compiled")
 
 
+@pytest.mark.parametrize("new_tokens", [1, 2])
+def test_answers_shorter_than_a_warm_up_are_compiled_for(learned, new_tokens):
+    target = tiny_target(seed=0, device=replace(CPU, counts_shapes=True, ledger=GraphLedger()))
+    ids = learned[1][0]
+    decoder = Decoder(target, learned[0], chain(3), sampling=SamplingConf(), slots=len(ids) + new_tokens)
+    compile_graphs(decoder, [EvalPrompt(id="a", category="all", ids=ids)])
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_a_weight_is_read(folder, target, tmp_path):
+    target.model.config.save_pretrained(tmp_path / "target")
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    (tmp_path / "prompts.jsonl").write_text('{"text": "5 6 7"}\n')
+    files = [f"target.path={tmp_path / 'target'}", f"prompts={tmp_path / 'prompts.jsonl'}"]
+    with pytest.raises(UserError, match=r"^output: must be a writable file, got .* \(Is a directory\)"):
+        run_generate(folder, *files, f"output={tmp_path}")
+
+
 @pytest.mark.parametrize("prompt", ["", "  ", "\t \n"])
 def test_an_empty_prompt_is_refused(prompt):
     with pytest.raises(UserError, match=r"^prompt: must have a character that is not white space"):
