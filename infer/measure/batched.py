@@ -12,7 +12,6 @@ from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.measure.bench import bind_decoders, decode_in_turns, decode_prompts
 from infer.measure.eval_modes import DraftUnderTest, build_evaluation_rule
-from infer.results.intervals import Estimate
 from infer.results.metrics import estimate_metric
 from infer.results.records import AUTOREGRESSIVE, Exactness, ModeResult, PromptResult
 from infer.results.schema import BatchFigures
@@ -75,16 +74,11 @@ def measure_batch_size(
         for name, decoder in decoders.items()
     )
 
-    def estimate(name: str, mode: ModeResult) -> Estimate:
-        value = estimate_metric(name, mode, plain)
-        assert value is not None
-        return value
-
     return BatchFigures(
         size=batch,
-        speedup=estimate("speedup", speculative),
-        tokens_per_s=estimate("tokens_per_s", speculative),
-        autoregressive_tokens_per_s=estimate("tokens_per_s", plain),
-        acceptance_length=estimate("acceptance_length", speculative),
+        speedup=estimate_metric("speedup", speculative, plain),
+        tokens_per_s=estimate_metric("tokens_per_s", speculative, plain),
+        autoregressive_tokens_per_s=estimate_metric("tokens_per_s", plain, plain),
+        acceptance_length=estimate_metric("acceptance_length", speculative, plain),
         verdict=check_answers(results["tree"]).judge(build_evaluation_rule(conf).name),
     )

@@ -32,11 +32,12 @@ class ModeView:
 def list_sections(report: Report) -> dict[str, Section]:
     """Return all prompts together, then the categories by name, if there are several.
 
-    Prompts without a category of their own, beside others that have one, are called `other`.
+    Prompts without a category of their own, beside others that have one, are called `other`, if no category is.
     """
     categories = report.categories if len(report.categories) > 1 else {}
+    unnamed = "other" if "other" not in categories else "without category"
     return {"all": report.overall} | {
-        "other" if name == NO_CATEGORY else name: section for name, section in categories.items()
+        unnamed if name == NO_CATEGORY else name: section for name, section in categories.items()
     }
 
 

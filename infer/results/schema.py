@@ -242,10 +242,10 @@ class BatchFigures:
     """
 
     size: Size
-    speedup: Estimate
-    tokens_per_s: Estimate
-    autoregressive_tokens_per_s: Estimate
-    acceptance_length: Estimate
+    speedup: Estimate | None
+    tokens_per_s: Estimate | None
+    autoregressive_tokens_per_s: Estimate | None
+    acceptance_length: Estimate | None
     verdict: Verdict
 
 

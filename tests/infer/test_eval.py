@@ -20,6 +20,7 @@ from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts, plan_evaluation
 from infer.report.mode_tables import summary_table
 from infer.report.prose import list_absences
+from infer.report.tables import render_markdown
 from infer.results.schema import AdaptedTarget, DraftMemory
 from infer.verify.config import Verification
 from models.checkpoints import checkpoint, checkpoint_files
@@ -287,6 +288,17 @@ def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, m
     (batch,) = report.drafts[0].batches
     assert report.overall.modes["learned/tree"].verdict.lossless == "yes"
     assert batch.verdict.lossless == "no"
+
+
+def test_answers_that_all_end_at_once_have_a_report_without_figures(folder, learned):
+    target = tiny_target(seed=0)
+    target.model.generation_config.eos_token_id = list(range(target.vocab_size))
+    draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
+    report = evaluate_drafts(target, [draft], tree=TREE, conf=build_conf(folder, batch_sizes=[2], phases=False))
+    (batch,) = report.drafts[0].batches
+    assert batch.speedup is batch.tokens_per_s is batch.acceptance_length is None
+    assert from_json(as_json(report)).drafts == report.drafts
+    assert "| 2 | - |" in render_markdown(report)
 
 
 def answer_prompts(target, folder):

@@ -224,6 +224,11 @@ def test_prompts_without_a_category_are_not_shown_as_all_prompts(categories):
     assert names == {"all (48)", f"other ({each})"} | own
 
 
+def test_a_category_may_be_called_other_beside_prompts_without_any():
+    names = {row[0] for row in summary_table(report_categories("all", "other")).rows}
+    assert names == {"all (48)", "without category (24)", "other (24)"}
+
+
 def test_drafts_are_shown_side_by_side_first(report, comparison, comparison_page):
     for text in (comparison_page, render_markdown(comparison)):
         assert text.index("Drafts side by side") < text.index("Modes by category")
