@@ -246,8 +246,11 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
     config = copy.deepcopy(target.model.config)
     text_config = config.get_text_config()
     text_config.num_hidden_layers = len(layers)
-    if layer_types := getattr(text_config, "layer_types", None):
-        text_config.layer_types = [layer_types[i] for i in layers]
+    for name in ("layer_types", "no_rope_layers"):  # an entry for each layer
+        if values := getattr(text_config, name, None):
+            setattr(text_config, name, [values[i] for i in layers])
+    if dense_layers := getattr(text_config, "mlp_only_layers", None):  # by number
+        text_config.mlp_only_layers = [new for new, old in enumerate(layers) if old in dense_layers]
     model = type(target.model)._from_config(config, dtype=torch.float32)
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not copy_weights:
@@ -258,6 +261,12 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
     target_names = {
         name: layer_index.sub(lambda match: str(layers[int(match[0])]), name) for name in model.state_dict()
     }
+    missing = [name for name in target_names.values() if name not in target_weights]
+    require(
+        not missing,
+        f"draft.layers: must keep the kind of each layer in its new place, got {layers}, for which the target lacks "
+        f"{missing[:1]}; keep its first layers, or choose draft.init_from=random",
+    )
     model.load_state_dict({name: full_tensor(target_weights[origin]) for name, origin in target_names.items()})
     return model
 

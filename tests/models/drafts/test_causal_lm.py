@@ -6,13 +6,25 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
 from conf.entry import compose
 from data.config import OnPolicyConf
 from data.packing.sampler import RowOrder
 from infer.engine.decode import Decoder
-from models.drafts.causal_lm import CausalLMDraft
+from models.drafts.causal_lm import CausalLMDraft, prune_layers
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf
 from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
@@ -212,11 +224,17 @@ def test_a_missing_local_model_is_a_single_line_with_the_remedy(tmp_path):
         assert "\n" not in line
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def build_target(model_class, config):
+    torch.manual_seed(0)
+    return freeze_model(model_class(config), tiny_tokenizer(), name="other", device=CPU)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "smollm3"])
 def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
     if family == "llama":
-        torch.manual_seed(0)
-        target = freeze_model(LlamaForCausalLM(tiny_config(LlamaConfig)), tiny_tokenizer(), name="llama", device=CPU)
+        target = build_target(LlamaForCausalLM, tiny_config(LlamaConfig))
+    elif family == "smollm3":  # rotary positions in some layers
+        target = build_target(SmolLM3ForCausalLM, tiny_config(SmolLM3Config, no_rope_layers=[1, 0, 1, 1, 0, 1]))
     layers = [0, 2, 5]
     conf = CausalLMConf(init_from=InitFrom.pruned, layers=layers)
     draft = build_draft(conf, target, loss=LossConf(), seed=0)
@@ -227,6 +245,22 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
             layer.mlp.down_proj.weight.zero_()
     ids = torch.arange(1, 12)[None]
     torch.testing.assert_close(draft.model(ids).logits, expected(ids).logits)
+
+
+def test_dense_layers_among_experts_stay_dense():
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1, 4]}
+    target = build_target(Qwen3MoeForCausalLM, tiny_config(Qwen3MoeConfig, **experts))
+    pruned = prune_layers(target, [0, 1, 5], copy_weights=True)
+    kinds = [type(layer.mlp) for layer in target.model.get_decoder().layers]
+    assert [type(layer.mlp) for layer in pruned.get_decoder().layers] == [kinds[0], kinds[1], kinds[0]]
+    assert kinds[0] is not kinds[1]
+
+
+def test_layers_of_a_kind_that_depends_on_their_place_are_refused():
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+    target = build_target(Glm4MoeForCausalLM, tiny_config(Glm4MoeConfig, **experts))
+    with pytest.raises(UserError, match=r"^draft.layers: must keep the kind of each layer in its .*, got \[1, 3\]"):
+        prune_layers(target, [1, 3], copy_weights=True)
 
 
 def test_a_random_start_is_drawn_from_the_seed(target):
