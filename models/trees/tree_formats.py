@@ -104,6 +104,7 @@ def _paths_from_adjacency(children: dict[str, Any], file: Path) -> RankPaths:
     paths: list[list[int]] = [[]]
     for number, path in enumerate(paths):  # this also visits the paths that the loop appends
         child_ids = children.get(str(number), [])
+        require(isinstance(child_ids, list), f"{rule} with {child_ids} below node {number}; list its children")
         expected = [str(len(paths) + rank) for rank in range(len(child_ids))]
         require(child_ids == expected, f"{rule} with {child_ids} below node {number}; expected {expected}")
         paths += [[*path, rank] for rank in range(len(child_ids))]

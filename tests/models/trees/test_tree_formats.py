@@ -53,6 +53,9 @@ REFUSED = {
     "children of 4, which is not a node; remove them",
     '{"0": ["1"], "1": ["1"]}': "must number nodes level by level from root 0, got {} with ['1'] "
     "below node 1; expected ['2']",
+    '{"0": 3}': "must number nodes level by level from root 0, got {} with 3 below node 0; list its children",
+    '{"0": ["1"], "1": null}': "must number nodes level by level from root 0, got {} with None below node 1; "
+    "list its children",
 }
 
 
