@@ -27,7 +27,7 @@ from data.sources.text_hashes import prompt_hashes
 from models.io.console import IS_MAIN_PROCESS
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, partial_directory, report_disk_errors, write_text_atomically
-from models.io.lock import acquire_lock
+from models.io.lock import acquire_lock, release_lock
 from models.io.tracking import upload_results
 from models.parallel.processes import leave_processes
 from models.targets.loading import open_target
@@ -65,8 +65,7 @@ def prepare_rows(conf: PrepareConf) -> None:
         acquire_lock(folder, f"lock-{conf.worker:05d}")
         with partial_directory(folder / f"rows-{conf.worker:05d}{PARTIAL_SUFFIX}") as candidates:
             splits, sources = build_splits(conf, rules, candidates)
-            if conf.worker == 0:
-                write_text_atomically(folder / CONFIG_FILE, config_to_yaml(conf))
+            record_settings(folder, conf)
             write_files(conf, served, splits, folder)
         report_finished_folder(conf, sources, excluded, folder)
     leave_processes()
@@ -112,6 +111,15 @@ def check_same_settings(folder: Path, conf: PrepareConf) -> None:
             recorded.get(key) == ours.get(key) or bool(IGNORED_SETTINGS.fullmatch(key)),
             f"{key}: must be {recorded.get(key)} as in {folder}, got {ours.get(key)}; choose another run_name",
         )
+
+
+def record_settings(folder: Path, conf: PrepareConf) -> None:
+    """Write the settings if no other worker has, else compare them; raise UserError if they give other rows."""
+    acquire_lock(folder, timeout_s=REPORT_TIMEOUT_S)
+    check_same_settings(folder, conf)
+    if not (folder / CONFIG_FILE).exists():
+        write_text_atomically(folder / CONFIG_FILE, config_to_yaml(conf))
+    release_lock(folder)
 
 
 def _flatten_keys(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

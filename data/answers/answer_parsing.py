@@ -44,10 +44,11 @@ def message_from_text(text: str) -> Message:
 
 
 def merge_tool_call(message: Message, text: str) -> Message:
-    """Return the data's message with the target's text; the target repeated its tool call."""
+    """Return the data's message with the target's text and thoughts; the target repeated its tool call."""
     generated = message_from_text(text)
     content = TOOL_CALL_START.split(generated["content"])[0].strip()
-    return {**message, **generated, "content": content}
+    kept = {key: value for key, value in message.items() if key not in REASONING_KEYS}
+    return {**kept, **generated, "content": content}
 
 
 def parse_tool_calls(text: str) -> list[tuple[str, Any]]:

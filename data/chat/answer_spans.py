@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from data.chat.template import CharSpan, ChatTemplate, Message, find_added_tokens
+from data.chat.template import CharSpan, ChatTemplate, Message, find_added_tokens, find_special_tokens
 from data.sources.rows import require_row
 from models.io.errors import UserError
 
@@ -105,7 +105,7 @@ def _extend_to_end_of_turn(text: str, begin: int, end: int, chat: ChatTemplate) 
         return text[begin:end] + eos
     answer = _trim_after_end_of_turn(text[begin:end], chat)
     added_tokens = tuple(find_added_tokens(chat.tokenizer))
-    if answer.endswith(added_tokens):
+    if answer.endswith(find_special_tokens(chat.tokenizer)):  # `</tool_call>` is an added token, but of the content
         return answer
     return answer + max((t for t in added_tokens if text.startswith(t, end)), key=len, default="")
 

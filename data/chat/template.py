@@ -26,6 +26,12 @@ def find_added_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
     return {text: token_id for text, token_id in get_added_vocab().items() if text.strip()}
 
 
+def find_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
+    """Return the added tokens that mark structure, such as the end of a turn, and are never part of a text."""
+    decoder: Any = tokenizer.added_tokens_decoder
+    return tuple(token.content for token in decoder.values() if token.special and token.content.strip())
+
+
 @contextmanager
 def _reject_on_template_error() -> Iterator[None]:
     """Convert a template's own errors, such as "roles must alternate", to RowRejectedError."""

@@ -57,18 +57,19 @@ def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, in
             "only duplicates; remove the source"
         )
     total = sum(shares.values())
-    max_rows = int(min(available[name] * total / share for name, share in shares.items()))
+    # 2 * (0.7 + 0.2 + 0.1) / 0.2 is a little less than 10.
+    max_rows = int(min(available[name] * total / share for name, share in shares.items()) * (1 + 1e-12))
     while any(n > available[name] for name, n in _split_rows(shares, max_rows).items()):
         max_rows -= 1  # rounding up a fraction of a row exceeded what a source has
     rows = max_rows if conf.rows is None else conf.rows
     quotas = _split_rows(shares, rows)
-    if rows <= max_rows:
-        return quotas
-    name = next(name for name, share in shares.items() if quotas[name] > available[name])
-    raise UserError(
-        f"mixture.rows: {name} must give {quotas[name]:,} of {rows:,} rows, got {available[name]:,} that can be used; "
-        f"set mixture.rows={max_rows} or null, or change shares"
-    )
+    if short := [name for name in shares if quotas[name] > available[name]]:
+        name, *_ = short
+        raise UserError(
+            f"mixture.rows: {name} must give {quotas[name]:,} of {rows:,} rows, got {available[name]:,} that can be "
+            f"used; set mixture.rows={max_rows} or null, or change shares"
+        )
+    return quotas
 
 
 def _split_rows(shares: dict[str, float], rows: int) -> dict[str, int]:

@@ -25,7 +25,7 @@ from models.io.errors import UserError, first_line
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 ByteStream = BufferedReader | gzip.GzipFile
 GZIP_MAGIC = b"\x1f\x8b"
-VALUE_START = re.compile(rb"\[|\{|\[\s*\{.*", re.DOTALL)  # a first line that goes on in the next
+VALUE_START = re.compile(rb"\[|\{(.*[\[{,])?|\[\s*\{.*", re.DOTALL)  # a first line that goes on in the next
 TABLE_BATCH_ROWS = 32  # rows read from a table at a time; each may take megabytes
 
 

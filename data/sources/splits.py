@@ -31,7 +31,7 @@ def rename_single(split: str, names: list[str]) -> str:
     'train_sft'
     """
     is_single = len(names) == len(set(list_split_names(split))) == 1
-    return SPLIT_NAME.sub(rf"\1{names[0]}", split) if is_single else split
+    return SPLIT_NAME.sub(rf"\g<1>{names[0]}", split) if is_single else split
 
 
 def resolve_split(split: str, counts: dict[str, int], split_key: str) -> list[tuple[str, int, int]]:

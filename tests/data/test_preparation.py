@@ -86,6 +86,13 @@ def test_several_workers_write_what_a_single_worker_writes(tmp_path):
     assert report(alone)["dropped_by_reason"] == {"a duplicate": 10}
 
 
+def test_a_worker_with_other_settings_is_refused_whichever_began(tmp_path):
+    lines(tmp_path / "a.jsonl", range(100))
+    prepare(tmp_path, "workers=2", "worker=1", held_out=0.0, a="a.jsonl")
+    with pytest.raises(UserError, match=r"^mixture.held_out: must be 0.0 as in .*, got 0.5; choose another run_name"):
+        prepare(tmp_path, "workers=2", "worker=0", held_out=0.5, a="a.jsonl")
+
+
 def test_workers_without_a_row_write_empty_files(tmp_path):
     lines(tmp_path / "a.jsonl", range(2))
     for worker in range(4):

@@ -69,6 +69,16 @@ def test_each_turn_is_asked_behind_the_targets_own_answers(family, case):
         assert [len(prompt), len(prompt) + len(tokenizer(case.says[turn])["input_ids"])] in (holder.spans)
 
 
+def test_thoughts_of_the_data_do_not_reach_a_target_that_repeats_its_tool_call():
+    family = FAMILIES["qwen3"]
+    case = family.cases["tools"]
+    messages = [QUESTION, CALLING | {"reasoning_content": "Of another model."}, RESULT, ANSWER]
+    tokenizer = family.tokenizer("qwen3")
+    _, row, prompts = answer_dialogue(tokenizer, case.says, messages, TOOLS, {"enable_thinking": False})
+    assert len(prompts) == 2
+    assert "another model" not in tokenizer.decode(prompts[1]) + str(row.messages)
+
+
 def test_old_thoughts_are_not_shown_where_the_template_drops_them():
     family = FAMILIES["qwen3"]
     case = family.cases["thoughts"]

@@ -21,6 +21,7 @@ from tests.data.chat.test_tokenization import (
     PLAIN,
     PROMPT,
     TAGGED,
+    TAGGED_SHORT,
     build_chat_tokenizer,
     decode_answers,
 )
@@ -67,6 +68,16 @@ def test_a_mark_reaches_from_the_prompt_to_the_end_of_the_turn(last_only):
     wide = build_template(WIDE if last_only else WIDE.replace("loop.last", "true"))
     document = document_from_messages(wide, CHAT, last_only=last_only)
     assert decode_answers(wide.tokenizer, document) == EXACT[1 if last_only else 0 :]
+
+
+@pytest.mark.parametrize("eos", ["<|end|>", "</s>"])
+def test_an_answer_that_ends_in_an_added_token_of_its_own_keeps_its_end_of_turn(eos):
+    tokenizer = build_chat_tokenizer(TAGGED_SHORT)
+    tokenizer.add_tokens(["</code>"])
+    tokenizer.eos_token = eos
+    messages = [QUESTION, {"role": "assistant", "content": "<code>1</code>"}]
+    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages * 2)
+    assert decode_answers(tokenizer, document) == ["<code>1</code><|end|>"] * 2
 
 
 def test_marks_do_not_hide_that_a_template_rewrites_earlier_turns():

@@ -27,6 +27,8 @@ def build_mixture(rows=None, **shares) -> MixtureConf:
         (build_mixture(a=1, b=1, c=1), {"a": 9, "b": 9, "c": 3}, {"a": 3, "b": 3, "c": 3}),
         (build_mixture(10, a=1, b=1, c=1), {"a": 9, "b": 9, "c": 9}, {"a": 3, "b": 4, "c": 3}),
         (build_mixture(a=0.999, b=0.001), {"a": 5, "b": 5}, {"a": 5, "b": 0}),
+        (build_mixture(101, a=0.5, b=0.5), {"a": 50, "b": 51}, {"a": 50, "b": 51}),
+        (build_mixture(a=0.7, b=0.2, c=0.1), {"a": 7, "b": 2, "c": 1}, {"a": 7, "b": 2, "c": 1}),
     ],
 )
 def test_each_source_gives_its_share_in_whole_rows(conf, available, expected):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pyarrow
 import pytest
@@ -95,6 +96,15 @@ def test_a_slice_of_the_only_split_needs_no_name(tmp_path, table, form, monkeypa
     assert [raw.row for raw in read_rows(path, split="train_sft[1:]")] == ROWS[1:]
 
 
+@pytest.mark.parametrize("split", ["2024", "train", "train[1:]"])
+def test_the_only_split_may_be_called_by_a_number(tmp_path, table, split):
+    import datasets
+
+    datasets.DatasetDict({"2024": table}).save_to_disk(tmp_path / "saved")
+    rows = [raw.row for raw in read_rows(tmp_path / "saved", split=split)]
+    assert rows == ROWS[1 if "[" in split else 0 :]
+
+
 @pytest.mark.parametrize("form", ["p.jsonl", "saved"])
 @pytest.mark.parametrize("split", ["train[1]", "train[a:]", "train[1:2:3]"])
 def test_a_split_that_cannot_be_parsed_is_refused(tmp_path, table, form, split):
@@ -133,9 +143,10 @@ def test_files_of_a_directory_may_have_different_columns(tmp_path):
     [ROWS, {"data": ROWS}, {"version": "1", "meta": {"a": 1}, "rows": ROWS}],
     ids=["array", "object", "object with metadata"],
 )
-@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("indent", [None, 1, "a row a line"])
 def test_a_file_of_a_single_json_value_holds_its_rows(tmp_path, name, value, indent):
-    (tmp_path / name).write_text(json.dumps(value, indent=indent))
+    text = json.dumps(value, indent=indent if indent == 1 else None)
+    (tmp_path / name).write_text(text if indent != "a row a line" else re.sub(r"(\[|\}, )(?=\{)", r"\1\n", text))
     assert [raw.row for raw in read_rows(tmp_path / name)] == ROWS
 
 
