@@ -21,19 +21,26 @@ T = TypeVar("T")
 def choose_backend(device_type: str) -> str:
     """Return the backends of a process group: gloo for tensors of the host, the device's own for its tensors.
 
-    >>> [choose_backend(device_type) for device_type in ("cpu", "cuda", "neuron")]
-    ['gloo', 'cpu:gloo,cuda:nccl', 'cpu:gloo,neuron:neuron']
+    PyTorch/XLA's is alone, because groups of it can be made in a default group of it only.
+
+    >>> [choose_backend(device_type) for device_type in ("cpu", "cuda", "neuron", "xla")]
+    ['gloo', 'cpu:gloo,cuda:nccl', 'cpu:gloo,neuron:neuron', 'xla']
     """
-    return "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{DEVICE_BACKENDS[device_type]}"
+    if device_type in ("cpu", "xla"):
+        return "gloo" if device_type == "cpu" else "xla"
+    return f"cpu:gloo,{device_type}:{DEVICE_BACKENDS[device_type]}"
 
 
 def connect_processes(device_type: str) -> None:
-    """Initialize the default process group of the launched processes, which talk over the host too."""
-    if torchrun.get_world_size() > 1 and device_type != "xla" and not dist.is_initialized():
-        if device_type == "cuda":
-            torch.cuda.set_device(torchrun.get_local_rank())
-        backend, url = choose_backend(device_type), torchrun.rendezvous_url()
-        dist.init_process_group(backend, init_method=url, timeout=COLLECTIVE_TIMEOUT)
+    """Initialize the default process group of the launched processes."""
+    if torchrun.get_world_size() == 1 or dist.is_initialized():
+        return
+    if device_type == "cuda":
+        torch.cuda.set_device(torchrun.get_local_rank())
+    if device_type == "xla":
+        import torch_xla.distributed.xla_backend  # pyright: ignore[reportMissingImports]  # registers it
+    backend, url = choose_backend(device_type), torchrun.rendezvous_url()
+    dist.init_process_group(backend, init_method=url, timeout=COLLECTIVE_TIMEOUT)
 
 
 def leave_processes() -> None:

@@ -6,6 +6,7 @@ that holds torch_xla (scripts/setup_xla.sh).
 
 import json
 import os
+import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,10 +42,10 @@ def run_method(method: str, device: str, folder: Path) -> None:
     run_program("xla_run.py", device, [method, device, str(folder)])
 
 
-def run_program(name: str, device: str, arguments: list[str]) -> None:
+def run_program(name: str, device: str, arguments: list[str], variables: dict[str, str] | None = None) -> None:
     """Run a program of this folder with the packages of the XLA route, on the CPU or on XLA."""
     command = [str(PYTHON), str(HERE / name), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | CHOSEN[device]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | CHOSEN[device] | (variables or {})
     process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-4000:]
 
@@ -88,3 +89,15 @@ def test_graphs_are_as_many_as_announced_and_none_is_added(runs, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_no_operation_falls_back_to_the_host(runs, method):
     assert not runs[method]["xla"]["fallbacks"]
+
+
+def test_two_processes_save_a_state_together_over_the_host(tmp_path):
+    """Their default group is PyTorch/XLA's, which neuronx-distributed asks for and which cannot gather objects."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [address | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+        list(pool.map(lambda rank: run_program("processes_run.py", "xla", [str(tmp_path)], rank), ranks))
+    (state,) = (tmp_path / "state").iterdir()
+    assert {path.name for path in state.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp", "progress.json"}

@@ -1,6 +1,6 @@
 """The processes of a run: the rows that each of them reads, and the weights that it holds.
 
-    process = data rank * tensor + tensor rank, so that a tensor group lies within a node
+    process = data rank * tensor + tensor rank, so that a tensor group lies within a node (XLA has groups of its own)
 
 The target's layers may be split over the `tensor` processes of a group by the model's own plan, and sharded over the
 data ranks (FSDP2); the draft is replicated (DDP) or sharded over all processes (FSDP2). A tensor group runs the target
@@ -74,6 +74,11 @@ class Parallel:
     def compiles_loss(self) -> bool:
         """Return True unless the loss gathers a sharded target's head, which cannot be compiled."""
         return self.is_single_process or self.conf.target is not Weights.sharded
+
+    @property
+    def host_group(self) -> dist.ProcessGroup | None:
+        """Return the group in which states are saved and loaded, over the host; None is the default one."""
+        return None
 
     def barrier(self) -> None:
         """Wait for all processes, on the host: the device's queue goes on."""

@@ -7,16 +7,18 @@ weights, so that any number of processes can resume, with ZeRO-1 or without.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from models.io.errors import UserError, require
+from models.parallel.processes import COLLECTIVE_TIMEOUT
 from models.parallel.tensor_parallel import ParallelLayers, list_tables, parallelize_model
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
@@ -27,7 +29,30 @@ from train.distributed.parallel import Parallel
 
 
 class XlaParallel(Parallel):
-    """The processes of a run on the XLA route, whose collectives go over the device: it has no process group."""
+    """The processes of a run on the XLA route, whose collectives go over the device."""
+
+    @property
+    def data_rank(self) -> int:
+        return self._engine.get_data_parallel_rank() if self.is_target_split else super().data_rank
+
+    @property
+    def tensor_rank(self) -> int:
+        return self._engine.get_tensor_model_parallel_rank() if self.is_target_split else super().tensor_rank
+
+    @cached_property
+    def _engine(self) -> Any:
+        """Return neuronx-distributed's groups; collective.
+
+        They need not be neighbors: on Trn1, four of 32 processes are 0, 8, 16 and 24.
+        """
+        _, engine = import_neuronx_distributed(self.conf.tensor_size)
+        if not engine.model_parallel_is_initialized():
+            engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor_size)
+        return engine
+
+    @cached_property
+    def host_group(self) -> dist.ProcessGroup:
+        return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def barrier(self) -> None:
         if not self.is_single_process:  # it would cost a graph, even for one process
@@ -60,18 +85,10 @@ class XlaParallel(Parallel):
 
     def _parallel_layers(self) -> ParallelLayers:
         """Return the layer classes of neuronx-distributed, with this process's tensor group."""
-        layers, engine = import_neuronx_distributed(self.conf.tensor_size)
-        if not engine.model_parallel_is_initialized():
-            engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor_size)
-        require(
-            # On Trn2, a group may be a ring of processes such as 0..15 and 48..63.
-            engine.get_data_parallel_rank() == self.data_rank,
-            "parallel.tensor: neuronx-distributed must group neighboring processes, got different "
-            f"groups for {self.conf.tensor_size} on this instance; change parallel.tensor",
-        )
+        layers, _ = import_neuronx_distributed(self.conf.tensor_size)
         return ParallelLayers(
             ranks=self.conf.tensor_size,
-            rank=engine.get_tensor_model_parallel_rank(),
+            rank=self.tensor_rank,
             column=layers.ColumnParallelLinear,
             row=layers.RowParallelLinear,
             embedding=layers.ParallelEmbedding,

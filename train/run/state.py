@@ -177,7 +177,8 @@ class RunState:
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
             parallel.barrier()
             with _silence_dcp_warning(), parallel.full_moments(training_state.optimizers):
-                dcp.save(training_state.state_dict(), checkpoint_id=partial, no_dist=parallel.is_single_process)
+                state, alone = training_state.state_dict(), parallel.is_single_process
+                dcp.save(state, checkpoint_id=partial, process_group=parallel.host_group, no_dist=alone)
             if parallel.is_main:
                 saved = {"version": STATE_VERSION, "progress": asdict(self.progress), "config": self.config}
                 (partial / PROGRESS_FILE).write_text(json.dumps(saved, indent=2))
@@ -191,7 +192,8 @@ class RunState:
         if newest is not None:
             state = training_state.state_dict()
             with _silence_dcp_warning():
-                dcp.load(state, checkpoint_id=newest, no_dist=parallel.is_single_process)
+                alone = parallel.is_single_process
+                dcp.load(state, checkpoint_id=newest, process_group=parallel.host_group, no_dist=alone)
             training_state.load_state_dict(state)
 
 

@@ -62,6 +62,7 @@ def test_the_engine_of_the_xla_route_takes_the_same_path(measured):
     """It is called by its published signatures; drafts still see the name and the tables of an uncut target."""
     for rank in range(4):
         engine = measured[rank]["engine"]
+        assert engine["ranks"] == [rank % 2, rank // 2]
         assert engine["difference"] < 1e-5
         assert engine["held"] < 0.6
         assert engine["kv_heads"] == 1

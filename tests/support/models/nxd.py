@@ -98,14 +98,15 @@ class Engine:
 
     group: dist.ProcessGroup | None = None
 
-    def __init__(self, ready: dist.ProcessGroup | None):
-        self.ready = ready  # the group that this process will be in
+    def __init__(self, ready: dist.ProcessGroup | None, data_rank: int):
+        self.ready, self.data_rank = ready, data_rank  # the group that this process will be in, and its number
 
     def _layer(self, name: str, options: dict[str, Any]) -> Any:
         ours = {"tensor_model_parallel_group": self.group}
         return getattr(parallel_layers, name)(**options | ours)
 
     def initialize_model_parallel(self, tensor_model_parallel_size: int) -> None:
+        assert dist.is_initialized()  # as the real one asserts
         assert dist.get_world_size(self.ready) == tensor_model_parallel_size
         self.group = self.ready
 
@@ -116,7 +117,7 @@ class Engine:
         return dist.get_rank(self.group)
 
     def get_data_parallel_rank(self) -> int:
-        return dist.get_rank() // dist.get_world_size(self.group)
+        return self.data_rank
 
     def ZeroRedundancyOptimizer(self, **options: Any) -> Zero:  # noqa: N802
         assert not options.pop("grad_clipping")  # our loop clips, before
@@ -142,9 +143,11 @@ class Engine:
         return call
 
 
-def install(ready: dist.ProcessGroup | None = None, modules: dict[str, Any] = sys.modules) -> None:
+def install(
+    ready: dist.ProcessGroup | None = None, *, data_rank: int = 0, modules: dict[str, Any] = sys.modules
+) -> None:
     """Make the stand-in importable, by this process alone."""
-    engine = Engine(ready)
+    engine = Engine(ready, data_rank)
     for path, text in SIGNATURES.items():
         namespace: dict[str, Any] = {}
         exec(f"def listed{text}: ...", namespace)

@@ -86,7 +86,7 @@ def run_rank(rank: int, folder: Path) -> None:
         "gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=TIMEOUT_S)
     )
     groups = {ranks: dist.new_group(range(ranks)) for ranks in RANKS}
-    second = dist.new_group([2, 3])
+    rings = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # not neighbors, as on Trn1
     results = {
         f"{name}, {ranks} ranks": measure_difference(name, groups[ranks])
         for ranks in RANKS
@@ -97,7 +97,7 @@ def run_rank(rank: int, folder: Path) -> None:
         results["texts"] = decode_texts(groups[2])
         results["moments"] = measure_moments(rank, groups[2])
     if rank < 4:
-        results["engine"] = measure_engine(folder / "target", rank, (groups[2], second)[rank // 2])
+        results["engine"] = measure_engine(folder / "target", rank, rings[rank % 2])
     (folder / f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
@@ -114,14 +114,15 @@ def measure_difference(name: str, group: dist.ProcessGroup) -> list[float]:
 
 def measure_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     """Load a target by `device=xla` on two groups of two processes; compare it with the uncut target."""
-    nxd.install(group)
+    nxd.install(group, data_rank=rank % 2)
     device = XlaDevice(**vars(CPU) | {"name": "xla"})
     ranks: Any = SimpleNamespace(process_index=rank, num_processes=4)
     parallel = XlaParallel(conf=ParallelConf(tensor=2), device=device, accelerator=ranks)
     conf = TargetConf(path=str(folder))
     uncut, cut = load_target(conf, CPU), parallel.build_target(conf)
-    ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank // 2))
+    ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank % 2))
     return {
+        "ranks": [parallel.data_rank, parallel.tensor_rank],
         "difference": (cut.model(ids).logits - uncut.model(ids).logits).abs().max().item(),
         "same": [
             getattr(cut, name) == getattr(uncut, name)
