@@ -74,7 +74,7 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
             try:  # inside the job too, because Hydra logs every exception that leaves it
                 conf = validate_config(cfg)
                 if hasattr(conf, "device"):
-                    conf.device.export_cache_folders()  # before `main` imports PyTorch
+                    conf.device.export_variables()  # before `main` imports PyTorch
                 main(conf)
             except USER_ERRORS as error:
                 exit_with_error(error)

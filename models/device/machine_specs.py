@@ -73,6 +73,10 @@ def read_host_bytes(host: Host) -> float:
 
 def measure_machine(device: Device) -> MachineConf:
     """Measure this machine in about two seconds, and return its figures."""
+    require(
+        device.name != "xla",
+        "machine: must be named with device=xla, whose memory nobody can read, got here; choose the instance's",
+    )
     memory = psutil.virtual_memory()
     torch_device, size, chips = device.torch_device, read_host_bytes(Host()), 1
     if torch_device.type != "cpu":
@@ -90,6 +94,7 @@ def measure_machine(device: Device) -> MachineConf:
         bandwidth_gb_s=_round_figure(2 * source.nbytes / copy_seconds / 1e9),
         is_accelerator=torch_device.type != "cpu",
         scores_in_memory=device.scores_in_memory,
+        length_multiple=device.length_multiple,
         tflops={
             str(dtype).removeprefix("torch."): _round_figure(_measure_flops(device, dtype) / 1e12)
             for dtype in {torch.float32, device.dtype}

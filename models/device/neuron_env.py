@@ -59,14 +59,21 @@ class NeuronEnv:
             f"which would win, got {self.num_cores}",
         )
 
-    def export_cache_folders(self) -> None:
-        """Set the native route's cache folders and the wait for its locks, where its package is installed.
+    def export_variables(self) -> None:
+        """Set the native route's variables where its package is installed; `set_environment` checks them.
 
-        Call this before torch is imported, when the package reads some of them.
+        Call this before torch is imported: the package reads some of them then, and others when the device is first
+        looked for, whose count of cores it keeps.
         """
         if is_native():
-            for name, value in {**self._list_cache_folders("neuron"), LOCK_TIMEOUT: LOCK_SECONDS}.items():
+            variables = {**self._list_cache_folders("neuron"), LOCK_TIMEOUT: LOCK_SECONDS, **self._list_variables()}
+            for name, value in variables.items():
                 os.environ.setdefault(name, value)
+
+    def _list_variables(self) -> dict[str, str]:
+        """Return the values of the variables of Neuron's runtime that are configured."""
+        values = {name: getattr(self, key) for name, key in NEURON_VARIABLES.items()}
+        return {n: str(int(v) if isinstance(v, bool) else v) for n, v in values.items() if v is not None}
 
     def _list_cache_folders(self, route: str) -> dict[str, str]:
         """Return the values of a route's cache variables; none without `device.cache_dir`."""
@@ -85,6 +92,11 @@ class NeuronEnv:
                 f"device.{key}: is a setting of Neuron cores, got {getattr(self, key)} with the "
                 f"device {route}; leave it out",
             )
+        require(
+            self.logical_cores is None or not (host.instance_type or "").startswith(("trn1", "inf2")),
+            f"device.logical_cores: must be null on {host.instance_type}, whose cores are not grouped, got "
+            f"{self.logical_cores}; leave it out",
+        )
         for key in ("visible_cores", "num_cores") if route == "neuron" else ():
             require(
                 getattr(self, key) is None or int(os.environ.get("WORLD_SIZE", "1")) == 1,
@@ -97,10 +109,8 @@ class NeuronEnv:
             return variables
         for name, value in self._list_cache_folders(route).items():
             _set_variable("cache_dir", name, value)
-        for name, key in NEURON_VARIABLES.items() if on_neuron else ():
-            value = getattr(self, key)
-            if value is not None:
-                _set_variable(key, name, str(int(value) if isinstance(value, bool) else value))
+        for name, value in self._list_variables().items() if on_neuron else ():
+            _set_variable(NEURON_VARIABLES[name], name, value)
         if route == "neuron":
             os.environ.setdefault(LOCK_TIMEOUT, LOCK_SECONDS)
         if on_neuron:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 # one that still frees a tensor when Python exits aborts the process.
 import torch.distributed.nn
 
+from models.device.xla.device import register_backend
 from models.parallel import torchrun
 
 DEVICE_BACKENDS = {"cuda": "nccl", "neuron": "neuron"}  # by the type of PyTorch's device
@@ -38,7 +39,7 @@ def connect_processes(device_type: str) -> None:
     if device_type == "cuda":
         torch.cuda.set_device(torchrun.get_local_rank())
     if device_type == "xla":
-        import torch_xla.distributed.xla_backend  # pyright: ignore[reportMissingImports]  # registers it
+        register_backend()
     backend, url = choose_backend(device_type), torchrun.rendezvous_url()
     dist.init_process_group(backend, init_method=url, timeout=COLLECTIVE_TIMEOUT)
 

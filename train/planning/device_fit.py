@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from infer.inputs.memory_check import find_core_bytes
-from models.checkpoints.saved_states import find_newest_state
+from models.checkpoints.saved_states import find_newest_state, read_progress_file
 from models.device.config import LOCAL_MACHINE, MachineConf
 from models.io.errors import UserError, require
 from models.meta_model import build_meta_target
@@ -20,7 +20,7 @@ from train.planning.choice import choose_layout, record_choice
 from train.planning.layout import build_layout
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
-from train.run.state import read_saved_config
+from train.run.state import STATE_VERSION, read_saved_config
 
 GIB = 2**30
 log = logging.getLogger(__name__)
@@ -54,7 +54,9 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
             conf = set_micro_batch_size(conf, saved.get("optim.micro_batch_size", 1))
         return FittedRun(conf=conf, parallel=parallel, planned_bytes=None)
     core_bytes = min(parallel.gather(core_bytes))  # so that all choose alike
-    continued = keep_choices(conf, saved, with_layout=may_choose)
+    saved_tensor = saved.get("parallel.tensor", AUTO)
+    can_keep = saved_tensor == AUTO or parallel.accelerator.num_processes % saved_tensor == 0
+    continued = keep_choices(conf, saved, with_layout=may_choose and can_keep)
     plan = plan_on_device(continued, parallel, core_bytes)
     if continued != conf and not is_usable(plan):
         continued, plan = conf, plan_on_device(conf, parallel, core_bytes)
@@ -82,9 +84,12 @@ def is_usable(plan: MachinePlan) -> bool:
 
 
 def read_saved_settings(conf: TrainConf) -> dict[str, Any]:
-    """Return the settings by key of the run that this one continues, {} if it continues none."""
+    """Return the settings by key of the run that this one continues, {} if it continues none.
+
+    A state of another version is refused later, by its number.
+    """
     newest = find_newest_state(Path(conf.output_dir) / conf.run_name) if conf.resume else None
-    return read_saved_config(newest) if newest else {}
+    return read_saved_config(newest) if newest and read_progress_file(newest)["version"] == STATE_VERSION else {}
 
 
 def keep_choices(conf: TrainConf, saved: dict[str, Any], *, with_layout: bool) -> TrainConf:

@@ -112,8 +112,12 @@ class MicroBatchBuilder:
         )
 
     def _needs_pass(self, visits: list[Visit]) -> bool:
-        """Return whether the step runs the target over these rows."""
-        return any(is_drafted for _, is_drafted in visits) or not self.features.are_kept
+        """Return whether the step runs the target over these rows.
+
+        Where it gathers weights for a pass, all data ranks run it, though one of them alone has rows of the draft.
+        """
+        may_be_drafted = self.on_policy is not None and self.features.target.gathers_weights
+        return may_be_drafted or any(is_drafted for _, is_drafted in visits) or not self.features.are_kept
 
     def _build_batch(self, visits: list[Visit]) -> Batch:
         row_numbers, drafted = map(list, zip(*visits, strict=True))

@@ -66,6 +66,7 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
             for name in REPORT_FILES:  # they would describe a draft that is trained further
                 (folder / name).unlink(missing_ok=True)
         (folder / "config.yaml").write_text(config_to_yaml(conf))
+    parallel.barrier()  # nobody lists the folder while old states are removed
     return state
 
 

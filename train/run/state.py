@@ -26,11 +26,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from models.checkpoints.saved_states import PROGRESS_FILE, STATES_FOLDER, find_newest_state, read_progress_file
-from models.device.config import DeviceConf
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, atomic_directory
-from train.config.optim import OptimConf
+from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
@@ -85,7 +84,9 @@ def read_saved_config(state: Path) -> dict[str, Any]:
 
     A key that is younger than the state has its default, which is what was done before there was a choice.
     """
-    defaults = flatten_config(DeviceConf(), "device.") | flatten_config(OptimConf(), "optim.") | {"measure": True}
+    defaults = {"measure": True}
+    for group in (part for part in fields(TrainConf) if is_dataclass(part.default_factory)):
+        defaults |= flatten_config(group.default_factory(), f"{group.name}.")
     return defaults | read_progress_file(state)["config"]
 
 

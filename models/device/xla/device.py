@@ -24,6 +24,11 @@ def open_xla_device() -> torch.device:
     return torch_xla.device()
 
 
+def register_backend() -> None:
+    """Register the backend of process groups with PyTorch."""
+    import torch_xla.distributed.xla_backend  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+
 class XlaDevice(Device):
     """A lazy device: a whole step is one graph, whose results are still computed as it returns."""
 

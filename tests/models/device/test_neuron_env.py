@@ -76,17 +76,33 @@ def native_package(tmp_path, monkeypatch):
 
 
 def test_without_the_native_package_no_cache_folder_is_exported(machine):
-    NeuronEnv(cache_dir="/mnt/efs/neff").export_cache_folders()
+    NeuronEnv(cache_dir="/mnt/efs/neff").export_variables()
     assert not [name for name in os.environ if name.startswith("TORCH_NEURONX")]
 
 
 def test_exported_cache_folders_are_those_of_the_route(machine, native_package):
     settings = NeuronEnv(cache_dir="/mnt/efs/neff")
-    settings.export_cache_folders()
+    settings.export_variables()
     exported = dict(os.environ)
     assert exported["TORCH_NEURONX_HLO_CACHE_DIR"] == "/mnt/efs/neff/hlo"
     recorded = settings.set_environment("neuron", on_neuron=True, host=machine)
     assert {name: value for name, value in recorded.items() if name.startswith("TORCH")}.items() <= exported.items()
+
+
+@pytest.mark.parametrize("instance", ["trn1.32xlarge", "inf2.xlarge"])
+def test_cores_that_are_not_grouped_take_no_grouping(machine, instance):
+    product = machine.root / "sys/devices/virtual/dmi/id/product_name"
+    product.parent.mkdir(parents=True)
+    product.write_text(f"{instance}\n")
+    with pytest.raises(UserError, match=rf"^device.logical_cores: must be null on {instance}, .* got 2; leave it out"):
+        NeuronEnv(logical_cores=2).set_environment("xla", on_neuron=True, host=machine)
+
+
+def test_settings_of_cores_are_exported_before_the_device_is_looked_for(machine, native_package):
+    settings = NeuronEnv(logical_cores=1, num_cores=2)
+    settings.export_variables()
+    assert (os.environ["NEURON_LOGICAL_NC_CONFIG"], os.environ["NEURON_RT_NUM_CORES"]) == ("1", "2")
+    assert settings.set_environment("neuron", on_neuron=True, host=machine)["NEURON_RT_NUM_CORES"] == "2"
 
 
 @pytest.mark.system

@@ -66,7 +66,7 @@ def test_ungrouped_cores_are_twice_as_many_with_half_the_memory_each():
         resolve_machine(replace(single, name="trn1.32xlarge", logical_cores=None), DeviceConf(logical_cores=1), LARGE)
 
 
-@pytest.mark.parametrize("machine", ["trn1.2xlarge", "trn1.32xlarge", "inf2.48xlarge"])
+@pytest.mark.parametrize("machine", ["trn1.2xlarge", "trn1n.32xlarge", "inf2.xlarge", "inf2.48xlarge"])
 def test_an_older_chip_is_planned_for_the_route_that_runs_there(machine):
     conf = compose("train_plan", TrainPlanConf, [f"machine={machine}"])
     with pytest.raises(UserError, match=rf"^device: must be xla with machine={re.escape(machine)}, .* add device=xla$"):

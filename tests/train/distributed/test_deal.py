@@ -14,6 +14,13 @@ RUNS = {
     "two rows each": {"rows_per_step": 8},
     "a row for every two": {"rows_per_step": 2},
     "rows of the draft and kept ones": {"rows_per_step": 8, "draft": "pruned", "drafted_share": 0.5},
+    # A pass gathers the target's weights, so that all processes make it, whoever has rows of the draft.
+    "rows of the draft and a sharded target": {
+        "rows_per_step": 8,
+        "draft": "pruned",
+        "drafted_share": 0.5,
+        "parallel": {"target": "sharded"},
+    },
     "counted": {"rows_per_step": 8, "counts_products": True},
 }
 
@@ -27,7 +34,7 @@ def folder(tmp_path_factory):
     runs = [{"folder": str(folder / name), "parallel": {"tensor": 4}, **options} for name, options in RUNS.items()]
     launch_script("parallel_run.py", target, json.dumps(runs), processes=PROCESSES)
     for name, options in RUNS.items():
-        run(target, folder=str(folder / f"{name} alone"), parallel={}, **options)
+        run(target, **options | {"folder": str(folder / f"{name} alone"), "parallel": {}})
     return folder
 
 

@@ -3,7 +3,7 @@
 import functools
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import psutil
@@ -15,15 +15,19 @@ import yaml
 from conf.entry import compose
 from models.device.config import DeviceConf, MachineConf
 from models.device.memory_trace import ACTIVATIONS
+from models.drafts.options import Eagle3Conf
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.precision import resolve_machine
 from tests.support.models.tiny import CPU, sampled_texts
+from tests.support.runs.parallel_run import save_target
+from tests.support.runs.toy_run import toy_conf
 from train.__main__ import main
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.build import build_parallel
-from train.planning.device_fit import fit_run, plan_on_device
+from train.planning.device_fit import fit_run, plan_on_device, read_saved_settings
 from train.planning.trace import OPTIMIZER_STEP, TRAINED
+from train.run.state import STATE_VERSION
 
 GIB = 2**30
 ROWS = 12
@@ -142,12 +146,48 @@ def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_takes_the_same(fo
     assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
 
 
+def write_state(run_folder, config):
+    state = run_folder / "state" / "00000002"
+    state.mkdir(parents=True)
+    (state / "progress.json").write_text(json.dumps({"version": STATE_VERSION, "config": config}))
+
+
+@dataclass
+class Launched:
+    """Two processes that are alike."""
+
+    conf: ParallelConf
+    is_single_process = False
+    device = CPU
+    accelerator = SimpleNamespace(num_processes=2)
+
+    def gather(self, number):
+        return [number] * 2
+
+
+@pytest.mark.parametrize(("tensor", "kept"), [(2, True), (4, False)])
+def test_a_run_continues_on_fewer_processes_than_shared_its_target(tmp_path, monkeypatch, tensor, kept):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    save_target(tmp_path / "target", num_attention_heads=8, num_key_value_heads=8)
+    target, optim = TargetConf(path=str(tmp_path / "target")), {"rows_per_step": 24}
+    conf = toy_conf(target=target, draft=Eagle3Conf(layers=[0, 1, 2], ttt_steps=2), optim=optim)
+    chosen = {"parallel.tensor": tensor, "parallel.target": "replicated", "parallel.draft": "replicated"}
+    write_state(tmp_path / conf.run_name, chosen)
+    fitted = fit_run(replace(conf, output_dir=str(tmp_path)), Launched(conf.parallel))
+    assert (fitted.conf.parallel.tensor == tensor) == kept
+
+
+def test_a_state_of_another_version_chooses_nothing(tmp_path):
+    write_state(tmp_path / "toy", {"parallel.tensor": 4})
+    file = tmp_path / "toy/state/00000002/progress.json"
+    file.write_text(file.read_text().replace(str(STATE_VERSION), "1"))
+    assert read_saved_settings(replace(toy_conf(), output_dir=str(tmp_path))) == {}
+
+
 @pytest.mark.parametrize(("saved", "fitting"), [(4, 1), (ROWS, 3)])
 def test_a_run_continues_on_a_smaller_device_with_fewer_rows(folder, saved, fitting, caplog):
     caplog.set_level("INFO")
-    state = folder / "out" / f"less{saved}" / "state" / "00000002"
-    state.mkdir(parents=True)
-    (state / "progress.json").write_text(json.dumps({"config": {"optim.micro_batch_size": saved}}))
+    write_state(folder / "out" / f"less{saved}", {"optim.micro_batch_size": saved})
     continued = [f"run_name=less{saved}", "optim.micro_batch_size=auto"]
     memory = f"device.memory_gib={(compute_planned_gib(folder, fitting) * 1.001)}"
     assert fit_run(build_conf(folder, *continued), PARALLEL).conf.optim.micro_batch_size == saved
