@@ -110,6 +110,7 @@ def build_manifest(
         supervised=supervised,
         documents_xxh3=documents.content_hash(),
         shards=len(plan.shard_token_counts),
+        rows_per_shard=plan.rows_per_shard,
     )
     return Manifest(
         spec=spec,

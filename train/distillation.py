@@ -56,7 +56,7 @@ def distill_draft(fitted: FittedRun) -> None:
         elif parallel.decodes:
             report = measure_draft(conf, target, run.folder)
             if parallel.is_main:
-                publish_report(conf, report, run.folder, metric_logger)
+                publish_report(conf, report, run.folder, metric_logger, target_vocab=target.vocab_size)
     parallel.end()
 
 
@@ -136,10 +136,12 @@ def report_memory(planned_bytes: int | None, watch: MemoryWatch) -> None:
         log.info("memory of a process in training: %s", ", ".join(texts))
 
 
-def publish_report(conf: TrainConf, report: EvalReport, folder: Path, metric_logger: MetricLogger) -> None:
+def publish_report(
+    conf: TrainConf, report: EvalReport, folder: Path, metric_logger: MetricLogger, *, target_vocab: int
+) -> None:
     """Write the report and the model card to the run folder and the trackers, and print it."""
     write_report_files(report, folder)
-    write_model_card(conf, report, folder)
+    write_model_card(conf, report, folder, target_vocab=target_vocab)
     metric_logger.upload_report(collect_results(report, folder, prefix="report"))
     print_report(report)
     log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")

@@ -56,10 +56,9 @@ def measure_loss_metrics(
             answer_mask=((position >= len(prompt)) & (position < end))[None],
             document_ids=torch.where(position < end, 0, -1)[None],
             positions=position[None],
-            # Decoding drafts no prompt token and not the first of the answer, whatever is trained.
-            context_mask=(position <= len(prompt))[None],
         ).to(device.torch_device)
-        losses.append(compute_loss(draft.loss_terms(batch, run_target(target, draft.needs.layers, batch))))
+        target_output = run_target(target, draft.needs.layers, batch)
+        losses.append(compute_loss(draft.loss_terms(batch.weigh_drafted_tokens(), target_output)))
     return average_metrics(losses)
 
 
@@ -85,7 +84,7 @@ def build_stored_eval(target: Target, rows: Packed, store: FeatureStore) -> Call
             [
                 compute_loss(
                     draft.loss_terms(
-                        rows.batch([row]).to(device),
+                        rows.batch([row]).weigh_drafted_tokens().to(device),
                         store.read_target_output(rows.pieces([row]), rows.length).to(device),
                     )
                 )

@@ -36,6 +36,7 @@ class StoreSpec:
     supervised: int
     documents_xxh3: str  # hash of token ids, answer flags and document starts
     shards: int
+    rows_per_shard: int | None = None  # None in older stores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class Manifest:
         differences = [
             f"{name} {getattr(theirs[name], 'value', theirs[name])} instead of {getattr(value, 'value', value)}"
             for name, value in ours.items()
-            if name != "schema" and value != theirs[name]
+            if name != "schema" and value != theirs[name] and (name, theirs[name]) != ("rows_per_shard", None)
         ]
         require(
             not differences,

@@ -89,6 +89,8 @@ class ShardBuilder:
                 if name + ROUNDING_SUFFIX in features:
                     self._error_sums[name] += features[name + ROUNDING_SUFFIX][index].double().sum(0)
                     self._num_rows[name] += len(index)
+                if name == "teacher.rest":
+                    _require_finite(bool(filled.isfinite().all()), "the final")
             count_batch()
         self.measure_rounding()  # raises for features that are not finite, before the shard is written
         return shard
@@ -112,13 +114,16 @@ class ShardBuilder:
         for name, error_sums in self._error_sums.items():
             errors = (error_sums / self._num_rows[name]).view(-1, 2).tolist()
             for layer, (squared, lost) in zip(layers[name], errors, strict=True):
-                require(
-                    math.isfinite(squared),
-                    f"device.precision: features must be finite, got NaN or infinity at {layer}; "
-                    "choose another precision",
-                )
+                _require_finite(math.isfinite(squared), layer)
                 rounding[layer] = squared**0.5, lost
         return rounding
+
+
+def _require_finite(is_finite: bool, layer: str) -> None:
+    require(
+        is_finite,
+        f"device.precision: features must be finite, got NaN or infinity at {layer}; choose another precision",
+    )
 
 
 def _select_rows(values: Tensor, index: Tensor) -> Tensor:

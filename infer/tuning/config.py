@@ -90,7 +90,8 @@ class TuneConf(CheckpointConf):
             for option, value in own[section].items()
             if value != default[section][option]
         }
-        evaluation = {name: own[name] for name in ("prompts", "max_new_tokens") if own[name] != default[name]}
+        evaluation = {"prompts": own["prompts"]} if own["prompts"] != default["prompts"] else {}
+        evaluation |= {"max_new_tokens": own["max_new_tokens"]}  # an evaluation has another default
         evaluation |= {"batch_sizes": [batch]} if batch > 1 else {}
         return format_overrides(overrides | {f"evaluation.{key}": value for key, value in evaluation.items()})
 

@@ -113,6 +113,8 @@ class CostBench:
                 batch=self.batch,
                 layers=self.draft.needs.layers,
             )
+            if self.conf.context is not None:  # of answers longer than these, whose rounds read all of the cache
+                decoder.session.reads_views = False
             # one prompt more than rows, so that the refill of a row is compiled too
             self._decode_fully(decoder, (self.prompts * (self.batch + 1))[: self.batch + 1])
         return self.decoders[name]

@@ -56,6 +56,7 @@ class TuningResult:
 
     batch: int
     context: int
+    candidates: list[TreeCandidate]  # whose cost is known: fewer than the draft's where some did not compile in time
     token_s: float  # seconds per token of the target alone; rows in a batch share a step's time
     cost_curve: CostCurve
     best: TreeCandidate  # the best candidate, even if it is slower than no speculation
@@ -144,7 +145,7 @@ def print_result(tuning: DraftTuning, result: TuningResult) -> None:
         f"\n{tuning.name}, batch {result.batch}, context {result.context}: without a draft, the "
         f"target takes {1e3 * result.token_s:.2f} ms per token"
     )
-    ranked = sorted(tuning.candidates, key=lambda shape: -tuning.predicted_speedup(result, shape))
+    ranked = sorted(result.candidates, key=lambda shape: -tuning.predicted_speedup(result, shape))
     rows = [
         [
             *_shape_cells(tuning, candidate),
@@ -249,7 +250,7 @@ def build_tuning_report(
                         "best": result.best.name,
                         "verdict": result.verdict.value,
                         "candidates": [
-                            _candidate_to_dict(tuning, result, candidate) for candidate in tuning.candidates
+                            _candidate_to_dict(tuning, result, candidate) for candidate in result.candidates
                         ],
                     }
                     for result in tuning.results

@@ -111,12 +111,16 @@ def _count_expected_tokens(accepted: AcceptedLengths, texts: list[ReplayText]) -
     return ExpectedTokens(delivered=delivered / max(rounds, 1), tau=tokens / max(rounds, 1))
 
 
+MIN_COMPARED_PROMPTS = 3  # whose interval is narrow enough to call two shapes equally fast
+
+
 def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[TreeCandidate] = ()) -> TuningResult:
     """Predict the best candidate; measure it, its neighbors and `also_measured`; choose the simplest of the fastest."""
     shapes = list(dict.fromkeys([*also_measured, *select_probes(tuning.candidates)]))
     measured = bench.compile_in_time(shapes)  # before any is timed
+    candidates = tuning.candidates
     if len(measured) < len(shapes):  # too few to predict the others
-        tuning.candidates, curve = measured, CostCurve()
+        candidates, curve = measured, CostCurve()
         for candidate in measured:
             if bench.has_time():
                 curve.add(candidate, bench.measure_steps(candidate))
@@ -133,6 +137,7 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[T
     return TuningResult(
         batch=bench.batch,
         context=bench.context,
+        candidates=candidates,
         cost_curve=curve,
         best=best,
         token_s=float(baseline[:, 1].sum() / baseline[:, 0].sum()),
@@ -150,12 +155,14 @@ def predict_best(bench: CostBench, tuning: DraftTuning) -> tuple[CostCurve, Tree
 def choose_simplest(measured: list[TreeCandidate], tokens_seconds: dict[str, ndarray]) -> TreeCandidate:
     """Return the smallest candidate that the fastest one does not beat beyond noise, with the draft if that has it.
 
-    Without an interval, as of one prompt, the fastest one is the choice.
+    Of one or two prompts the fastest one is the choice: the interval of two holds nearly any ratio.
     """
     tokens, seconds = np.stack([tokens_seconds[candidate.name].sum(0) for candidate in measured], 1)
     speeds = tokens / np.maximum(seconds, np.finfo(float).tiny)  # no answer may have taken a round
     fastest = measured[int(speeds.argmax())]
     ties = [fastest]
+    if len(tokens_seconds[fastest.name]) < MIN_COMPARED_PROMPTS:
+        return fastest
     for candidate in (c for c in measured if c.is_lookup == fastest.is_lookup):
         speedup = estimate_speedup(tokens_seconds[fastest.name], tokens_seconds[candidate.name])
         if speedup and speedup.ci95 and speedup.ci95[0] <= 1:

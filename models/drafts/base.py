@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models.batch import Batch
+from models.io.errors import require
 from models.losses.config import LossConf
 from models.losses.distributions import TopKLogits
 from models.targets.language_model import LanguageModel, TargetOutput
@@ -65,6 +66,14 @@ class Needs:
     hidden: bool  # the draft reads the final hidden state; otherwise only the loss does
     context: bool  # outputs at all positions are needed; False: at supervised positions only
     storable: bool = True  # False: the outputs change during training
+
+
+def require_no_bias(head: nn.Module, method: str) -> None:
+    """Raise UserError for an LM head with a bias, which a loss that reads the head's weight alone leaves out."""
+    require(
+        getattr(head, "bias", None) is None,
+        f"draft.method: {method} needs an LM head without a bias, got one with it; choose eagle3, medusa or hydra",
+    )
 
 
 class Draft(nn.Module):

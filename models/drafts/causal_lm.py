@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from models.batch import Batch
 from models.checkpoints.checkpoint import find_non_finite, read_origin, save_draft
 from models.checkpoints.tokenizer_files import save_tokenizer
-from models.drafts.base import Draft, DraftState, HeadTerm, LossTerms, Needs
+from models.drafts.base import Draft, DraftState, HeadTerm, LossTerms, Needs, require_no_bias
 from models.drafts.bases.cached import CachedDecoding, CachePass
 from models.drafts.options import CausalLMConf, InitFrom
 from models.io.errors import UserError, require
@@ -72,6 +72,7 @@ class CausalLMDraft(CachedDecoding, Draft):
             if conf.lora.rank:
                 add_adapters(model, rank=conf.lora.rank, alpha=conf.lora.alpha)
         draft = cls(conf, model, target)
+        require_no_bias(draft.lm.head, conf.method)
         draft.loss_conf, draft.seed = loss, seed
         return draft.to(target.head.weight.device)
 

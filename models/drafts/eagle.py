@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.batch import Batch
-from models.drafts.base import DraftState, Extras, LossTerms
+from models.drafts.base import DraftState, Extras, LossTerms, require_no_bias
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
@@ -185,6 +185,7 @@ class Eagle1Draft(EagleDraft):
 
     def __init__(self, conf: Eagle1Conf, config: LlamaConfig, target: Target):
         super().__init__(conf, config, target)
+        require_no_bias(self.head, self.method)
         # There is no bias, unlike in the authors' code, because vLLM's loader supports none.
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([DecoderLayer(config, input_norm=False)])

@@ -23,7 +23,7 @@ from models.batch import Batch
 from models.checkpoints import checkpoint, checkpoint_files
 from models.checkpoints.fingerprints import hash_tensors
 from models.checkpoints.tokenizer_files import save_tokenizer
-from models.drafts.base import Draft, Extras, HeadTerm, LossTerms
+from models.drafts.base import Draft, Extras, HeadTerm, LossTerms, require_no_bias
 from models.drafts.medusa import MedusaConfig, MedusaDraft
 from models.drafts.options import Medusa2Conf
 from models.io.files import atomic_directory, report_disk_errors
@@ -53,6 +53,7 @@ class Medusa2Draft(MedusaDraft):
     @classmethod
     def build(cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
         """Build heads that predict what the target's head does; the adapters change nothing yet."""
+        require_no_bias(target.head, conf.method)
         draft = cls.build_heads(conf, target, loss=loss, seed=seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -2,7 +2,7 @@
 
 import gc
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,12 @@ def connect_processes(device_type: str) -> None:
         register_backend()
     backend, url = choose_backend(device_type), torchrun.rendezvous_url()
     dist.init_process_group(backend, init_method=url, timeout=COLLECTIVE_TIMEOUT)
+
+
+def connect_hosts() -> dist.ProcessGroup | None:
+    """Return a group of gloo beside a default one that cannot gather objects; None for a single process; collective."""
+    group: Any = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if dist.is_initialized() else None
+    return group
 
 
 def leave_processes() -> None:

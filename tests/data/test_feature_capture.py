@@ -20,7 +20,7 @@ from data.config import DataConf, DataSource, Dtype, TeacherKind
 from data.features import manifest as store_manifest
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from models.drafts.base import Needs
-from models.drafts.options import Medusa2Conf
+from models.drafts.options import CausalLMConf, Medusa2Conf
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
 from models.operators import MAX_TOPK_COLUMNS
@@ -251,6 +251,30 @@ def test_features_that_are_not_finite_are_refused(tmp_path, target):
         broken.model.get_input_embeddings().weight[7] = torch.inf
     broken.model.save_pretrained(folder / "target")
     assert_refused("features must be finite", lambda: captured(conf(folder)))
+
+
+def test_likeliest_tokens_of_features_that_are_not_finite_are_refused(tmp_path, target):
+    """Nothing else of the target is stored for a language model."""
+    folder = written(tmp_path, target)
+    broken = tiny_target(seed=0)
+    with torch.no_grad():
+        broken.model.get_input_embeddings().weight[7] = torch.inf
+    broken.model.save_pretrained(folder / "target")
+    draft = CausalLMConf(name="tiny", path=str(folder / "target"))
+    capture = conf(folder, draft=draft, teacher=TeacherKind.topk, top_k=4)
+    assert_refused("features must be finite, got NaN or infinity at the final", lambda: captured(capture))
+
+
+@pytest.mark.parametrize("shard_mb", [0.01, 0.03, 0.04])
+def test_a_capture_goes_on_in_shards_of_the_same_rows_alone(copy, shard_mb):
+    """Another size may give as many shards, of other rows than the index of the documents says."""
+    store = copy / "capture" / "small"
+    spec = store_manifest.read_manifest(store).spec
+    (store / shard_name(1)).unlink()
+    message = assert_refused(
+        "must name a new store or the same capture", lambda: captured(conf(copy, shard_mb=shard_mb))
+    )
+    assert f"rows_per_shard {spec.rows_per_shard} instead of" in message
 
 
 def test_the_likeliest_tokens_of_a_wide_vocabulary_are_stored_without_a_wide_top_k(tmp_path):

@@ -92,7 +92,8 @@ def test_settings_of_the_tuning_go_into_the_command():
     assert repeated.evaluation.sampling == conf.sampling
     assert repeated.evaluation.prompts == conf.prompts == "it's mine.jsonl"
     assert (repeated.evaluation.max_new_tokens, repeated.evaluation.batch_sizes) == (32, [4])
-    assert compose("tune", TuneConf, []).eval_overrides(1) == ""
+    # An evaluation has another default.
+    assert compose("tune", TuneConf, []).eval_overrides(1) == "evaluation.max_new_tokens=64"
 
 
 def test_only_an_interval_above_a_speedup_of_1_pays():
@@ -251,7 +252,14 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
     pick = candidates[-1]
     speedups = {pick.name: Estimate(mean=1.3, ci95=[1.2, 1.4])}
     result = TuningResult(
-        batch=1, context=40, token_s=0.01, cost_curve=curve, best=pick, speedups=speedups, best_over_each=speedups
+        batch=1,
+        context=40,
+        candidates=candidates,
+        token_s=0.01,
+        cost_curve=curve,
+        best=pick,
+        speedups=speedups,
+        best_over_each=speedups,
     )
     tuning = DraftTuning(
         name="new",

@@ -12,6 +12,7 @@ from conf.entry import compose
 from infer.config import EvaluationConf
 from infer.inputs.checkpoint_paths import find_tracked_run
 from infer.tuning import cost_model, report_tuning
+from models.checkpoints.saved_states import find_newest_state, read_progress_file
 from models.device import opening
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
@@ -136,7 +137,8 @@ def check_card(checkpoint: Path, folder: Path) -> None:
     assert card.data.tags == ["speculative-decoding", "draft", "eagle3"]
     assert read_serve_line(card)[0] == str(folder / "target")
     assert "| all (3) | tree |" in card.text
-    tokens = int(metrics(checkpoint.parent)[-1]["train/tokens"])
+    best_step = read_progress_file(find_newest_state(checkpoint.parent))["progress"]["best_step"]
+    tokens = next(int(m["train/tokens"]) for m in metrics(checkpoint.parent)[::-1] if m["step"] <= best_step)
     assert f"| tokens | {tokens:,}, of which" in card.text
 
 

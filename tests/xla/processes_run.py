@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
-from models.parallel.processes import connect_processes
+from models.parallel.processes import connect_hosts, connect_processes
 from train.config.run import ParallelConf
 from train.distributed.xla import XlaParallel
 from train.run.state import RunState, TrainingState
@@ -35,7 +35,7 @@ def main() -> None:
     device = open_device(DeviceConf(name=DeviceName.xla))
     connect_processes(device.torch_device.type)
     accelerator: Any = SimpleNamespace(process_index=rank, num_processes=2, is_main_process=rank == 0)
-    parallel = XlaParallel(conf=ParallelConf(), device=device, accelerator=accelerator)
+    parallel = XlaParallel(conf=ParallelConf(), device=device, accelerator=accelerator, host_group=connect_hosts())
     accelerator.wait_for_everyone = lambda: dist.barrier(parallel.host_group)
     run, saved, loaded = RunState(folder, {}), *(build_state(device.torch_device, seed) for seed in (1, 2))
     run.save(saved, parallel)

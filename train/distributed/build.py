@@ -9,7 +9,7 @@ from models.device.config import DeviceName
 from models.device.device import Device
 from models.io.errors import require
 from models.parallel import torchrun
-from models.parallel.processes import connect_processes
+from models.parallel.processes import connect_hosts, connect_processes
 from models.parallel.tensor_parallel import check_heads, check_native_split, check_torch, plan_shards
 from models.targets.pretrained import build_meta_model, read_model_config
 from train.config.optim import AUTO
@@ -61,12 +61,12 @@ def check_layout(conf: TrainConf) -> None:
 
 def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -> Parallel:
     """Connect the processes that were started, by the device's route; raise UserError if it cannot train."""
-    parallel_class = Parallel
-    if device.name == "xla":
-        parallel_class = XlaParallel
-        if conf.tensor_size > 1:
-            import_neuronx_distributed(conf.tensor_size)  # early, before anything is loaded
-    return parallel_class(conf=conf, device=device, accelerator=build_accelerator(device, trackers=trackers))
+    if device.name == "xla" and conf.tensor_size > 1:
+        import_neuronx_distributed(conf.tensor_size)  # early, before anything is loaded
+    accelerator = build_accelerator(device, trackers=trackers)
+    if device.name != "xla":
+        return Parallel(conf=conf, device=device, accelerator=accelerator)
+    return XlaParallel(conf=conf, device=device, accelerator=accelerator, host_group=connect_hosts())
 
 
 def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ class Parallel:
     conf: ParallelConf
     device: Device
     accelerator: Accelerator
+    host_group: Any = None  # the process group in which states are saved and loaded; None is the default one
 
     @property
     def is_main(self) -> bool:
@@ -74,11 +75,6 @@ class Parallel:
     def compiles_loss(self) -> bool:
         """Return True unless the loss gathers a sharded target's head, which cannot be compiled."""
         return self.is_single_process or self.conf.target is not Weights.sharded
-
-    @property
-    def host_group(self) -> dist.ProcessGroup | None:
-        """Return the group in which states are saved and loaded, over the host; None is the default one."""
-        return None
 
     def barrier(self) -> None:
         """Wait for all processes, on the host: the device's queue goes on."""

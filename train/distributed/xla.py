@@ -11,14 +11,12 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from models.io.errors import UserError, require
-from models.parallel.processes import COLLECTIVE_TIMEOUT
 from models.parallel.tensor_parallel import ParallelLayers, list_tables, parallelize_model
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
@@ -49,10 +47,6 @@ class XlaParallel(Parallel):
         if not engine.model_parallel_is_initialized():
             engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor_size)
         return engine
-
-    @cached_property
-    def host_group(self) -> dist.ProcessGroup:
-        return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def barrier(self) -> None:
         if not self.is_single_process:  # it would cost a graph, even for one process

@@ -16,6 +16,8 @@ from infer.report.tables import overview_table
 from infer.report.views import get_draft_modes
 from infer.results.schema import DraftInfo, EvalReport, LosslessVerdict, Mode
 from models.checkpoints import checkpoint_files
+from models.checkpoints.saved_states import find_newest_state, read_progress_file
+from models.drafts.options import CausalLMConf, InitFrom
 from models.io.files import write_text_atomically
 from models.io.pages import render_markdown_table
 from models.targets.config import TargetConf
@@ -28,7 +30,7 @@ NOT_RECORDED = "not recorded"
 NO_ENGINE = "No serving engine is known to load this method's layout; the runtime that trained it does."
 
 
-def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> None:
+def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path, *, target_vocab: int) -> None:
     """Write the card of the run's checkpoint from its configuration, metrics and report."""
     checkpoint, draft = run_folder / "checkpoint", report.drafts[0]
     metadata = checkpoint_files.read_metadata(checkpoint)
@@ -40,16 +42,17 @@ def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> N
         title=f"{conf.draft.method} draft for {conf.target.path or conf.target.name}",
         target=describe_target(conf.target),
         target_hash=metadata.get(checkpoint_files.TARGET_HASH_KEY, NOT_RECORDED),
-        served_target=f"THIS_FOLDER/{adapted}" if adapted else shlex.quote(conf.target.location),
+        served_target=f"THIS_FOLDER/{adapted}" if adapted else describe_served_target(conf.target),
         verdict=" ".join(describe_verdicts(report)),
         answers=describe_answers(draft, modes, adapted, report.setup.prompts.count),
-        limits=conf.draft.describe_engine_limits(),
+        limits=conf.draft.describe_engine_limits() or describe_vocabulary(conf, checkpoint, target_vocab),
         vllm_method=conf.draft.vllm_method,
         depth=modes["chain"].figures.depth,
         serving=describe_serving(draft, modes) if conf.draft.vllm_method else NO_ENGINE,
         table=overview_table(report).render_markdown(),
         headline=build_headline(report),
         facts=render_training_table(conf, run_folder),
+        license=describe_license(conf),
     )
     write_text_atomically(checkpoint / CARD_FILE, f"{card.content.rstrip()}\n")
 
@@ -77,7 +80,14 @@ def describe_target(target: TargetConf) -> str:
     if target.is_demo:
         return "the embedded demo target"
     of = "" if target.path is None or target.name == TargetConf.name else f" of {target.name}"
-    return f"`{target.location}`" + (f" (a local copy or fine-tune{of})" if of else "")
+    revision = f" at revision `{target.revision}`" if target.revision else ""
+    return f"`{target.location}`{revision}" + (f" (a local copy or fine-tune{of})" if of else "")
+
+
+def describe_served_target(target: TargetConf) -> str:
+    """Return the shell words by which vLLM serves the target."""
+    revision = f" --revision {shlex.quote(target.revision)}" if target.revision else ""
+    return f"{shlex.quote(target.location)}{revision}"
 
 
 def describe_answers(draft: DraftInfo, modes: dict[str, Mode], adapted: str | None, prompts: int) -> str:
@@ -113,20 +123,53 @@ def describe_serving(draft: DraftInfo, modes: dict[str, Mode]) -> str:
 
 def render_training_table(conf: TrainConf, run_folder: Path) -> str:
     """Return what the draft was trained on and how, as Markdown."""
-    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
-    last = next(m for m in map(json.loads, reversed(lines)) if "train/tokens" in m)
+    lines = map(json.loads, (run_folder / "metrics.jsonl").read_text().splitlines())
+    seen = [line for line in lines if "train/tokens" in line]
+    best_step = read_best_step(run_folder) or seen[-1]["step"]
+    # The checkpoint is of that step, whatever the run learned later.
+    last = [line for line in seen if line["step"] <= best_step][-1]
     facts = {
         "method": f"{conf.draft.method}, proposals of up to {conf.draft.max_proposal_depth} tokens",
         "data": conf.data.path or "the embedded demo",
         "license of the data": describe_licenses(conf.data),
         "tokens": f"{last['train/tokens']:,.0f}, of which {last['train/answer_tokens']:,.0f} of "
-        f"answers; {last['train/epochs']:.2f} epochs in {last['step']:,} steps",
+        f"answers; {last['train/epochs']:.2f} epochs in {last['step']:,} steps"
+        + (f" of {seen[-1]['step']:,}, the best by its evaluations" if last is not seen[-1] else ""),
         "recipe": describe_recipe(conf.optim),
         "loss": conf.loss.name.value,
         "seed": str(conf.seed),
         "software": f"torch {version('torch')}, transformers {version('transformers')}",
     }
     return render_markdown_table(["fact", "value"], [*facts.items()], label_columns=2)
+
+
+def read_best_step(run_folder: Path) -> int | None:
+    """Return the step whose draft is the checkpoint, or None without a state that tells."""
+    state = find_newest_state(run_folder)
+    return read_progress_file(state)["progress"]["best_step"] if state else None
+
+
+def describe_license(conf: TrainConf) -> str:
+    """Return whose licenses bind the draft, by what it holds."""
+    if isinstance(conf.draft, CausalLMConf) and conf.draft.pretrained is not None:
+        return (
+            f"It is `{conf.draft.location}`, trained further on the data above and on what the target makes of it: the "
+            "licenses of all three bind it."
+        )
+    if isinstance(conf.draft, CausalLMConf) and conf.draft.init_from is InitFrom.random:
+        return (
+            "It holds no weight of the target, but learned from its outputs on the data above: both licenses bind it."
+        )
+    return "It holds parts of the target and learned from the data above: both licenses bind it."
+
+
+def describe_vocabulary(conf: TrainConf, checkpoint: Path, target_vocab: int) -> str | None:
+    """Return a warning for a draft model whose vocabulary is padded to another size than the target's, or None."""
+    if not isinstance(conf.draft, CausalLMConf):
+        return None
+    rows = checkpoint_files.read_config(checkpoint)["vocab_size"]
+    same = "Serving engines such as vLLM refuse a draft model whose vocabulary has another number of rows"
+    return f"{same}: it has {rows:,}, the target {target_vocab:,}." if rows != target_vocab else None
 
 
 def describe_recipe(optim: OptimConf) -> str:

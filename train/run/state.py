@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -85,8 +85,10 @@ def read_saved_config(state: Path) -> dict[str, Any]:
     A key that is younger than the state has its default, which is what was done before there was a choice.
     """
     defaults = {"measure": True}
-    for group in (part for part in fields(TrainConf) if is_dataclass(part.default_factory)):
-        defaults |= flatten_config(group.default_factory(), f"{group.name}.")
+    for group in fields(TrainConf):
+        build: Any = group.default_factory
+        if is_dataclass(build):
+            defaults |= flatten_config(cast(Any, build)(), f"{group.name}.")
     return defaults | read_progress_file(state)["config"]
 
 

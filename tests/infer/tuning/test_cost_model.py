@@ -11,6 +11,7 @@ from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, choose_candidate
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_simplest, choose_tree
+from models.targets.cache import StaticCache
 from tests.support.reports.tuning import GIVEN_TREE, TABLE, considered, prompts_of
 
 
@@ -82,6 +83,16 @@ def test_the_time_of_a_row_is_its_share_of_the_batch_whatever_the_other_rows_do(
     assert tokens == seconds > 0
 
 
+@pytest.mark.parametrize("context", [None, [1024]])
+def test_a_context_that_is_asked_for_is_read_whole(bench, context, monkeypatch):
+    """A round reads the filled slots alone, which would time every context as that of the prompts."""
+    slots, read = set(), StaticCache.first_slots
+    monkeypatch.setattr(StaticCache, "first_slots", lambda *args, **kw: slots.add(args[1]) or read(*args, **kw))
+    bench.context, bench.conf.context = 1024, context
+    bench.decoder_for(None)
+    assert bool(slots) == (context is None)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_every_prompt_counts_in_all_repeats(bench, batch):
     bench.batch = batch
@@ -150,6 +161,15 @@ def test_of_shapes_as_fast_as_each_other_the_smallest_is_chosen_and_lookup_if_it
     assert choose_simplest([large, small, lookup], rows) is lookup
     rows[large.name][:, 1] /= 2
     assert choose_simplest([small, lookup, large], rows) is large
+
+
+@pytest.mark.parametrize(("prompts", "expected"), [(1, "large"), (2, "large"), (3, "small"), (8, "small")])
+def test_of_one_or_two_prompts_the_fastest_is_chosen(prompts, expected):
+    """The large one is a little faster; the interval of two prompts would hold much more."""
+    small, large, *_ = considered()
+    seconds = {small: [5.2, 5.0, 5.3, 5.0] * 2, large: [5.0, 5.1, 5.0, 5.1] * 2}
+    rows = {c.name: np.stack([np.full(prompts, 10.0), np.array(s[:prompts])], 1) for c, s in seconds.items()}
+    assert choose_simplest([small, large], rows) is {"small": small, "large": large}[expected]
 
 
 def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monkeypatch):

@@ -13,7 +13,7 @@ from data.features.manifest import read_manifest
 from infer.inputs.checkpoint_paths import find_last_file, list_finished_checkpoints
 from models.checkpoints.saved_states import PROGRESS_FILE, find_newest_state, read_progress_file
 from models.drafts.options import CausalLMConf, InitFrom
-from models.drafts.registry import load_draft
+from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
 from models.targets.loading import load_target, load_target_tables
 from tests.support.data import captured
@@ -27,6 +27,8 @@ from train.distillation import distill_draft
 from train.planning.choice import plan_run
 from train.planning.device_fit import FittedRun
 from train.planning.remedies import suggest_overrides
+from train.quick_eval import build_stored_eval
+from train.rows.packed_rows import load_training_rows
 from train.rows.stored_target import build_run_target
 
 
@@ -67,6 +69,18 @@ def test_a_language_model_is_chosen_by_its_share_of_right_tokens(folder):
     shares = [line["eval/hit"] for line in metrics(folder / "train" / "model") if "eval/hit" in line]
     best = read_progress_file(find_newest_state(folder / "train" / "model"))["progress"]["best"]
     assert max(shares) == best > 0.3  # the draft began as the target itself; a guess is right in 1 of 61
+
+
+def test_a_checkpoint_is_chosen_by_the_tokens_that_decoding_drafts_whatever_is_learned(folder):
+    capture = captured.conf(folder, draft=EAGLE3, precision=BF16, dtype=Dtype.bf16, run_name="prompts", on_prompts=True)
+    conf = training(folder, EAGLE3, name="prompts", store=captured.captured(capture))
+    target, parallel, figures = load_target(conf.target, CPU), build_run_parallel(conf, trackers=[]), []
+    for on_prompts in (False, True):
+        run = replace(conf, loss=replace(conf.loss, on_prompts=on_prompts))
+        draft = build_draft(run.draft, target, loss=run.loss, seed=0)
+        data = load_training_rows(run, target, draft, parallel)
+        figures.append(build_stored_eval(target, data.selection, data.store)(draft))
+    assert figures[0] == figures[1]
 
 
 def test_no_layer_is_loaded(folder, store):

@@ -21,17 +21,26 @@ from train.run.model_card import write_model_card
 OWN = "Answers stay the target's own"
 
 
-def write_card(folder: Path, *overrides: str, report=None, adapted=None, target=None, data=None):
+def write_card(
+    folder: Path, *overrides: str, report=None, adapted=None, target=None, data=None, best_step=None, vocab=300
+):
     """Write and read the card of a run with these settings and this report."""
     checkpoint = folder / "checkpoint"
     (checkpoint / (adapted or "")).mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text(
-        json.dumps({"step": 9, "train/tokens": 80.0, "train/answer_tokens": 40.0, "train/epochs": 2.0})
-    )
+    lines = [
+        {"step": step, "train/tokens": 80.0 * step / 9, "train/answer_tokens": 40.0 * step / 9, "train/epochs": 2.0}
+        for step in (3, 9)
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (checkpoint / "config.json").write_text(json.dumps({"vocab_size": 300}))
+    if best_step is not None:
+        (folder / "state" / "00000009").mkdir(parents=True)
+        progress = json.dumps({"progress": {"best_step": best_step}})
+        (folder / "state" / "00000009" / "progress.json").write_text(progress)
     save_file({"w": torch.zeros(1)}, checkpoint / "model.safetensors", {"target_sha256": "ab12"})
     conf = compose("train", TrainConf, ["draft=qwen3-8b-eagle3", *overrides])
     conf.target.path, conf.data.path = target, data or conf.data.path
-    write_model_card(conf, report or build_draft_report(), folder)
+    write_model_card(conf, report or build_draft_report(), folder, target_vocab=vocab)
     return read_card(checkpoint)
 
 
@@ -142,3 +151,39 @@ def test_answers_are_called_the_targets_own_only_where_the_report_does(tmp_path,
         assert f"answers are those of `{adapted}` in this folder, which differ from" in card.text
         assert read_serve_line(card)[0] == f"THIS_FOLDER/{adapted}"
     assert ("other output, as the typical rule is lossy" in card.text) == (index == 2)
+
+
+@pytest.mark.parametrize(
+    ("best_step", "line"),
+    [
+        (3, "<td>27, of which 13 of answers; 2.00 epochs in 3 steps of 9, the best by its evaluations</td>"),
+        (9, "9 steps<"),
+    ],
+)
+def test_the_training_of_the_card_ends_with_the_step_of_its_checkpoint(tmp_path, best_step, line):
+    html = MarkdownIt("commonmark").enable("table").render(write_card(tmp_path, best_step=best_step).text)
+    assert line in html
+
+
+def test_the_revision_that_was_trained_for_is_named_and_served(tmp_path):
+    card = write_card(tmp_path, "target.revision=abc123")
+    assert "`Qwen/Qwen3-8B` at revision `abc123` verifies" in card.text
+    assert "vllm serve Qwen/Qwen3-8B --revision abc123 --speculative-config" in card.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ([], "It holds parts of the target and"),
+        (["draft=qwen3-1.7b"], "It is `Qwen/Qwen3-1.7B`, trained further on the data"),
+        (["draft=qwen3-1.7b", "draft.init_from=random"], "It holds no weight of the target, but learned"),
+    ],
+)
+def test_the_licenses_that_bind_a_draft_follow_from_what_it_holds(tmp_path, overrides, line):
+    assert line in write_card(tmp_path, *overrides).text.split("## License")[1]
+
+
+@pytest.mark.parametrize("vocab", [300, 304])
+def test_a_draft_model_of_another_vocabulary_size_is_not_called_servable(tmp_path, vocab):
+    card = write_card(tmp_path, "draft=qwen3-1.7b", vocab=vocab)
+    assert ("refuse a draft model whose vocabulary" in card.text) == (vocab == 304)

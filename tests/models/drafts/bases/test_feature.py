@@ -44,6 +44,8 @@ def test_every_family_is_drafted_for_by_the_epsilon_that_it_states(family, tmp_p
     keys, epsilon = EPSILONS[family]
     target = build_target(family, **keys)
     for conf in METHODS:
+        if conf.method == "eagle1" and family == "Phi":  # refused for the bias of Phi's head
+            continue
         draft: Any = build_draft(conf, target, loss=LossConf(), seed=0)
         assert draft.config.rms_norm_eps == epsilon
         draft.save(tmp_path / conf.method, target)
