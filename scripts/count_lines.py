@@ -3,6 +3,7 @@
 python -m scripts.count_lines [FOLDER]    # of another checkout
 """
 
+import argparse
 import io
 import shutil
 import subprocess
@@ -59,8 +60,9 @@ def count_groups(root: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
-    for group, count in count_groups(root).items():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT)
+    for group, count in count_groups(parser.parse_args().folder).items():
         print(f"{count:>7,} {group}")
 
 
