@@ -84,6 +84,11 @@ need_package() {
   [[ $version == $3 ]] || refuse "$2: must be $3, got $version; $4"
 }
 
+# packages_checksum: changes with what is to be installed
+packages_checksum() {
+  cat pyproject.toml "$lock" | cksum | cut -d' ' -f1
+}
+
 # print_next_steps DIRECTORY ROUTE [OVERRIDE...]
 print_next_steps() {
   local machine

@@ -19,7 +19,7 @@ pinned=(
   libneuronxla==2.2.17544.0
   neuronx-distributed==0.19.28492
 )
-ready=$directory/.ready-sdk-2.31
+ready=$directory/.ready-sdk-2.31-$(packages_checksum)
 
 if [[ -z ${NO_DEVICE:-} ]]; then
   need_instance "for Trn2 and Trn3 use scripts/setup_trn2.sh, for other machines make demo" trn1 trn1n inf2

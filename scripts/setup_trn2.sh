@@ -21,7 +21,7 @@ fi
 shipped=$(compgen -G "$host/opt/aws_neuronx_venv_torch_neuronx_${torch/./_}_*" | tail -1) || true
 directory=${shipped:-${1:-.venv-neuron}}
 python=$directory/bin/python
-ready=$directory/.ready-draftsmith-torch-$torch
+ready=$directory/.ready-draftsmith-torch-$torch-$(packages_checksum)
 
 create() {
   local base

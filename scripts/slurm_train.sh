@@ -11,7 +11,8 @@
 #     sbatch --nodes=4 scripts/slurm_train.sh device=neuron draft=qwen3-32b-eagle3 \
 #         parallel.tensor=8 parallel.draft=sharded optim.rows_per_step=256 output_dir=/fsx/outputs/train \
 #         data=jsonl data.path=/fsx/answers.jsonl
-# ENVIRONMENT=.venv-neuron   environment from scripts/setup_trn2.sh or scripts/setup_trn1.sh, in a shared folder
+# ENVIRONMENT=.venv-neuron   environment that scripts/setup_trn2.sh or setup_trn1.sh printed, in a shared folder; that of
+#                            a DLAMI is below /opt on each node, so run setup_trn2.sh on all of them
 # PROCESSES=64               per node: its logical cores (trn2.48xlarge 64, trn1.32xlarge 32)
 # CACHE=/var/tmp/...         cache of compiled graphs; local to the node, which works on both routes
 #
@@ -26,7 +27,8 @@ processes=${PROCESSES:-64}
 cache=${CACHE:-/var/tmp/neuron-compile-cache}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 [[ -x $environment/bin/torchrun ]] || {
-  echo "error: ENVIRONMENT: must be an environment with torchrun, got $environment; run scripts/setup_trn2.sh" >&2
+  echo "error: ENVIRONMENT: must be an environment with torchrun, got $environment;" \
+    "set it to the folder that scripts/setup_trn2.sh or scripts/setup_trn1.sh printed, on every node" >&2
   exit 2
 }
 

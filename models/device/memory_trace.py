@@ -55,6 +55,15 @@ def count_experts(rows: Tensor, experts: Tensor, *_: Any, **__: Any) -> int:
     return 2 * rows.numel() * experts.shape[-1]
 
 
+def share_read_experts(rows: int, experts: int) -> float:
+    """Return the share of experts that any of the rows chooses, if they choose by chance.
+
+    >>> round(share_read_experts(4, 32), 3), round(share_read_experts(4096, 32), 3)
+    (0.119, 1.0)
+    """
+    return 1 - (1 - 1 / experts) ** rows
+
+
 MATMUL_FLOPS = flop_registry | {  # PyTorch counts attention only on accelerators, and no experts
     aten._grouped_mm: count_experts,
     aten._scaled_dot_product_flash_attention_for_cpu: count_attention(
@@ -85,11 +94,15 @@ class TracedPhase:
 
 
 class MemoryTracer(TorchDispatchMode):
-    """A counter of the tensors that exist inside its block; `vocab` lists the widths of logits."""
+    """A counter of the tensors that exist inside its block; `vocab` lists the widths of logits.
 
-    def __init__(self, vocab: Iterable[int]):
+    `experts`: of a layer of the model that is traced. A core that holds some of them is given all rows and multiplies
+    those of its own.
+    """
+
+    def __init__(self, vocab: Iterable[int], experts: int = 0):
         super().__init__()
-        self.vocab = set(vocab)
+        self.vocab, self.experts = set(vocab), experts
         self.live_bytes: Counter[str] = Counter()
         self._storages: dict[int, tuple[str, int]] = {}  # part and bytes by storage
         self._phase = TracedPhase(name="")
@@ -136,14 +149,20 @@ class MemoryTracer(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
         if count := MATMUL_FLOPS.get(func._overloadpacket):
-            # the type of the first output: attention has others for its backward pass
-            self._phase.flops_by_dtype[outputs[0].dtype] += count(*args, **(kwargs or {}), out_val=result)
+            flops = count(*args, **(kwargs or {}), out_val=result)
             inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
-            self._phase.bytes_moved += sum(tensor.nbytes for tensor in inputs + outputs)
-            for tensor in inputs:
+            sizes = [tensor.nbytes for tensor in inputs]
+            if func._overloadpacket is aten._grouped_mm and self.experts:
+                rows, experts, *_ = inputs
+                flops = flops * len(experts) // self.experts
+                sizes[1] = round(sizes[1] * share_read_experts(len(rows), self.experts))
+            # the type of the first output: attention has others for its backward pass
+            self._phase.flops_by_dtype[outputs[0].dtype] += flops
+            self._phase.bytes_moved += sum(sizes) + sum(tensor.nbytes for tensor in outputs)
+            for tensor, size in zip(inputs, sizes, strict=True):
                 storage_key = tensor.untyped_storage()._cdata
                 part, _ = self._storages.get(storage_key, (ACTIVATIONS, 0))
-                self._phase.bytes_read[part] += tensor.nbytes
+                self._phase.bytes_read[part] += size
         for tensor in outputs:
             self._record_tensor(tensor, None)
         return result
@@ -180,12 +199,22 @@ def fake_model(
     products and a softmax of all scores. Yield the tracer.
     """
     attention = sdpa_kernel(SDPBackend.MATH) if scores_in_memory else nullcontext()
-    with FakeTensorMode(), attention, MemoryTracer(vocab) as tracer:
+    modules = [*modules]
+    experts = max((count_layer_experts(module) for module in modules), default=0)
+    with FakeTensorMode(), attention, MemoryTracer(vocab, experts) as tracer:
         fake_tensor = functools.cache(_fake_tensor)  # one per tensor: tied weights stay tied
         for owner in chain.from_iterable(module.modules() for module in modules):
             for tensors in (owner._parameters, owner._buffers):
                 tensors.update((name, fake_tensor(tensor)) for name, tensor in [*tensors.items()])
         yield tracer
+
+
+def count_layer_experts(model: Any) -> int:
+    """Return the experts of a layer of a mixture, by the names of transformers' configurations; 0 for other models."""
+    read_config = getattr(getattr(model, "config", None), "get_text_config", lambda: None)
+    config = read_config()
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next((count for name in names if (count := getattr(config, name, 0))), 0)
 
 
 def _fake_tensor(tensor: Tensor | None) -> Any:

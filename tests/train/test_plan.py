@@ -297,7 +297,7 @@ def test_the_command_prints_a_plan(folder, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "It fits" in printed
     assert "4 cores of 24.00 GiB" in printed
-    assert "256 bytes per token" in printed  # the final hidden state in bf16
+    assert "132 bytes per token" in printed  # the final hidden state in int8, with its scale
 
 
 def test_a_plan_of_epochs_states_its_steps_where_the_tokens_are_known(folder):

@@ -75,15 +75,15 @@ class MachinePlan:
         """Return the sizes of the models, which do not depend on the layout."""
         target, draft = build_models(self.conf, self.dtype)
         store = read_store(self.conf, target, draft)
-        # 1: the final hidden state
-        computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
         return ModelSizes(
             target=target.num_parameters,
             draft=sum(p.numel() for p in draft.parameters()),
             trained=sum(p.numel() for p in trained_parameters(draft)),
             largest_unit=count_largest_bytes(draft, self.dtype),
             layers=draft.needs.layers,
-            feature_bytes=computed if store is None else round(store.total_bytes / store.spec.tokens),
+            feature_bytes=default_schema(self.conf, target, draft).num_bytes(1, 1)
+            if store is None
+            else round(store.total_bytes / store.spec.tokens),
             disk=disk_bytes_needed(draft, target),
         )
 
@@ -125,7 +125,9 @@ class MachinePlan:
         layout = option.layout
         target, draft = build_models(conf, self.dtype, layout.tensor)
         store = read_store(conf, target, draft)
-        schema = store.spec.schema if store is not None else default_schema(conf, target, draft)
+        reads_store = conf.data.source is DataSource.captured
+        planned = default_schema(conf, target, draft) if reads_store else None
+        schema = store.spec.schema if store is not None else planned
         phases = trace_run(
             layout.split_rows(conf),
             target,
@@ -173,10 +175,8 @@ def read_store(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> Manifes
     return None if conf.data.path is None else compatibility.read_store_manifest(conf.data, target, draft)
 
 
-def default_schema(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> FeatureSchema | None:
-    """Return the schema of a store that `data.capture` would write for the run, if it trains from one."""
-    if conf.data.source is not DataSource.captured:
-        return None
+def default_schema(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> FeatureSchema:
+    """Return the schema of the store that `data.capture` would write for the run by its defaults."""
     capture = CaptureConf(draft=conf.draft, data=conf.data, on_prompts=conf.loss.on_prompts, run_name="")
     return build_schema(capture, draft.needs, hidden_size=target.hidden_size, vocab_size=target.vocab_size)
 
