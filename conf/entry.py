@@ -7,6 +7,7 @@ This is the only module that imports Hydra. Every user error ends as one line,
 import argparse
 import dataclasses
 import functools
+import hashlib
 import os
 import re
 import shlex
@@ -42,7 +43,7 @@ from conf.sequences import WRITERS, check_experiments, list_sequences, read_choi
 from conf.typed_text import PATH_KEYS, quote_typed_text
 from models.device.packages import guard_torch_autoload
 from models.drafts.options import METHODS
-from models.io.errors import FOLDER_NAME, UserError, check_values
+from models.io.errors import FOLDER_NAME, MAX_NAME_BYTES, UserError, check_values
 from models.io.secrets import redact
 
 CONF_DIR = str(Path(__file__).parent.resolve())
@@ -217,7 +218,11 @@ def _run_name() -> str:
     if is_sweep():
         left_out = ("experiment=" if sequence else "draft=", "output_dir=")
         names += [o for o in hydra_conf.overrides.task if not o.startswith(left_out)]
-    return re.sub(r"[^\w.=,+-]", "_", "-".join(names).replace('"', ""))
+    name = re.sub(r"[^\w.=,+-]", "_", "-".join(names).replace('"', ""))
+    if len(name.encode()) <= MAX_NAME_BYTES:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name.encode()[: MAX_NAME_BYTES - 9].decode(errors='ignore')}-{digest}"
 
 
 def is_sweep() -> bool:

@@ -126,6 +126,10 @@ class GenerateConf(CheckpointConf):
             f"prompt: must have a character that is not white space, got {self.prompt!r}; write "
             "what the target is to answer",
         )
+        require(
+            self.prompts is None or not self.template,
+            f"template: must be left out with prompts=FILE, got {self.template}; write it into the rows of messages",
+        )
 
 
 @dataclass(kw_only=True)

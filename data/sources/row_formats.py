@@ -42,6 +42,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # datasets and 
 # Templates read these keys of a message; other keys of a dataset's messages are dropped.
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", *REASONING_KEYS)
 NOT_AN_OBJECT = "a message that is not an object"
+NO_ANSWER = "no assistant turn"
 SYSTEM_COLUMNS = ("system", "system_prompt")
 ANSWER_COLUMNS = ("output", "response", "answer", "completion", "solution")  # beside a plain prompt
 
@@ -80,7 +81,7 @@ def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
     if not isinstance(row, Conversation):
         return row
     answer_ends = [end for end, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
-    require_row(bool(answer_ends), "no assistant turn")
+    require_row(bool(answer_ends), NO_ANSWER)
     require_row(all(map(has_content, row.messages)), "an empty turn")
     return replace(row, messages=row.messages[: answer_ends[-1]])
 

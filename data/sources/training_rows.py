@@ -23,8 +23,8 @@ from data.sources.open_rows import (
     load_dataset_split,
     open_rows,
 )
-from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
-from data.sources.row_formats import parse_row, truncate_to_last_answer
+from data.sources.prepared_rows import HELD_OUT, list_prepared_files, parse_prepared_row, read_prepared_rows
+from data.sources.row_formats import NO_ANSWER, parse_row, truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, RowRejectedError
 from models.io.console import log_once
 from models.io.errors import UserError, require, run_checks
@@ -120,7 +120,12 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
         yield from documents
     require(
         num_rows > 0,
-        f"data.path: some row must have an answer, got none in {folder}; run data.prepare with answers=target",
+        f"data.path: some row must have an answer, got none in {folder}; "
+        + (
+            "only rows to train on are answered, data.split=train"
+            if conf.split == HELD_OUT
+            else "run data.prepare with answers=target"
+        ),
     )
 
 
@@ -146,9 +151,17 @@ def _parse_rows(raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str
         yield row
     if num_shortened:
         log_once(log, f"{conf.path}: {num_shortened} rows begin with an answer, which is left out")
+    require(
+        bool(num_rows or skipped), f"data.path: must hold rows, got none in {conf.path}; check the path and data.split"
+    )
+    require(
+        num_rows > 0 or set(skipped) != {NO_ANSWER},
+        f"data.path: some row must have an answer, got none in {conf.path}; have the target answer them: "
+        f"python -m data.prepare mixture=one mixture.sources.rows.path={conf.path} answers=target",
+    )
     if not num_rows:
         reasons = ", ".join(f"{key}{details[key]}: {n}" for key, n in skipped.most_common(3))
         raise UserError(
             f"data.format: some row must have the format {conf.format.value}, "
-            f"got none in {conf.path} ({reasons or 'no rows'}); set data.format and data.column"
+            f"got none in {conf.path} ({reasons}); set data.format and data.column"
         )

@@ -109,6 +109,11 @@ class CausalLMConf(ModelSource, DraftConf):
             f"draft.lora.rank: must be 0 for draft.init_from=random, got {self.lora.rank}; "
             "random weights must all be trained",
         )
+        require(
+            self.path is None or self.init_from is InitFrom.checkpoint,
+            f"draft.path: must be null for draft.init_from={self.init_from.value}, got {self.path}; to start from it "
+            "add draft.init_from=checkpoint",
+        )
         check_values(self, "draft", max_depth=at_least(1))
 
     @property

@@ -67,9 +67,15 @@ def each_at_least(minimum: int | float, remedy: str = "list one, such as [8]") -
 POSITIVE = Rule("must be positive", lambda value: value > 0, "raise it")
 BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1, "choose one such as 0.1")
 SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48, "0 is the default")  # see derive_seed
+MAX_NAME_BYTES = 200  # of a folder; file systems allow 255, and temporary names are longer
 FOLDER_NAME = Rule(
-    "must name a folder below output_dir",
-    lambda name: bool(parts := Path(name).parts) and parts[0] != "/" and ".." not in parts,
+    f"must name a folder below output_dir, in at most {MAX_NAME_BYTES} bytes",
+    lambda name: (
+        bool(parts := Path(name).parts)
+        and parts[0] != "/"
+        and ".." not in parts
+        and max(len(part.encode()) for part in parts) <= MAX_NAME_BYTES
+    ),
     "to write elsewhere set output_dir",
 )
 SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1, "choose one such as 0.1")

@@ -1,5 +1,6 @@
 """Files written atomically (a kill leaves the old file or the new one), and errors of the disk in one line."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -16,16 +17,14 @@ PARTIAL_SUFFIX = ".partial"  # suffix of unfinished files and folders, which may
 
 @contextmanager
 def report_disk_errors(
-    path: Path,
-    *,
-    rule: str = "output_dir: must be a writable folder",
-    remedy: str = "free some space or choose another folder",
+    path: Path, *, rule: str = "output_dir: must be a writable folder", remedy: str = "choose another folder"
 ) -> Iterator[None]:
     """Turn an OSError that the block raises into a one-line UserError about `path`."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{rule}, got {path} ({error.strerror}); {remedy}") from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise UserError(f"{rule}, got {path} ({error.strerror}); {'free some space, or ' * is_full}{remedy}") from error
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class TreeConf:
         """Return the configuration with the fields of its file, if it has one."""
         if self.file is None:
             return self
-        fields = {"paths": None, **read_fields(Path(self.file))}
+        fields = {"paths": None, "ngram_tokens": 0, **read_fields(Path(self.file))}
         return replace(self, file=None, **fields | {"kind": TreeKind(fields["kind"])})
 
     def build(self) -> Tree:

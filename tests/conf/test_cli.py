@@ -17,7 +17,7 @@ from conf.typed_text import quote_typed_text
 from data.config import CaptureConf
 from data.prepare_config import PrepareConf
 from infer.config import DecodePlanConf
-from models.io.errors import UserError
+from models.io.errors import MAX_NAME_BYTES, UserError
 from train.config.run import TrainConf
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,10 @@ MISTAKES = {
     "got 281474976710656; 0 is the default",
     "run_name=": "run_name: must not be empty, got ''; if the text comes from a shell variable, "
     "set it, else leave the key out",
-    "run_name=../x": "run_name: must name a folder below output_dir, got ../x; to write elsewhere set output_dir",
+    "run_name=../x": "run_name: must name a folder below output_dir, in at most 200 bytes, got ../x; "
+    "to write elsewhere set output_dir",
+    f"run_name={300 * 'x'}": "run_name: must name a folder below output_dir, in at most 200 bytes, got "
+    f"{300 * 'x'}; to write elsewhere set output_dir",
     "~draft": "draft: must be set, got nothing; add draft=VALUE",
 }
 
@@ -194,6 +197,13 @@ def test_a_multirun_gives_each_job_its_own_folder(command, tmp_path):
     jobs = command("-m", "seed=1,2", "draft=demo,qwen3-8b-eagle3")
     names = [conf.run_name for conf in jobs]
     assert names == ["demo-seed=1", "qwen3-8b-eagle3-seed=1", "demo-seed=2", "qwen3-8b-eagle3-seed=2"]
+
+
+def test_names_of_many_overrides_are_cut_and_stay_different(command, tmp_path):
+    many = [f"data.path={tmp_path}/{50 * 'x'}", "data=jsonl", f"target.path={tmp_path}/{50 * 'y'}", "optim.epochs=4"]
+    names = [conf.run_name for conf in command("-m", *many, "optim.steps=null", "optim.lr=1e-3,1e-4")]
+    assert len(set(names)) == 2
+    assert {len(name.encode()) for name in names} == {MAX_NAME_BYTES}
 
 
 def test_a_multirun_splits_text_at_commas_and_keeps_it_as_typed(command, tmp_path):

@@ -121,7 +121,7 @@ def test_an_empty_value_is_refused(override):
 
 @pytest.mark.parametrize("name", ["../x", "a/../../b", "/tmp/x", "."])
 def test_a_run_stays_in_its_folder(name):
-    with pytest.raises(UserError, match=r"^run_name: must name a folder below output_dir, got "):
+    with pytest.raises(UserError, match=r"^run_name: must name a folder below output_dir, .*, got "):
         compose_generate("prompt=a", f"run_name={name}")
 
 

@@ -26,7 +26,7 @@ from train.config.optim import OptimConf
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.optim import trained_parameters
-from train.run.state import RunState, flatten_config, remove_state
+from train.run.state import REPLACED_FOLDER, RunState, flatten_config
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     """Claim the run's folder and return its state with the progress loaded; collective.
 
-    The main process locks the folder, empties it if the run is started over, removes outdated states and writes
-    config.yaml. Raise UserError if the folder cannot be used, or if the run cannot continue with this config.
+    The main process locks the folder, moves its files aside if the run is started over, removes outdated states and
+    writes config.yaml. Raise UserError if the folder cannot be used, or if the run cannot continue with this config.
     """
     folder = Path(conf.output_dir) / conf.run_name
     create_run_dir(folder)
@@ -111,12 +111,21 @@ def create_run_dir(folder: Path) -> None:
 
 
 def reset_run_dir(folder: Path) -> None:
-    """Remove the files of an earlier run, first its states by one rename, so that a kill leaves all or none."""
-    remove_state(folder / STATES_FOLDER)
-    if (folder / "checkpoint").exists():
-        shutil.rmtree(folder / "checkpoint")
-    for name in RUN_FILES:
-        (folder / name).unlink(missing_ok=True)
+    """Move the files of an earlier run aside, where they stay until this run saves a state.
+
+    First go its states, by one rename, so that a kill leaves all or none.
+    """
+    if not any((folder / name).exists() for name in (STATES_FOLDER, "checkpoint")):
+        for name in RUN_FILES:  # of a run that was refused
+            (folder / name).unlink(missing_ok=True)
+        return
+    aside = folder / REPLACED_FOLDER
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for name in (STATES_FOLDER, "checkpoint", *RUN_FILES):
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)
+    log.info("resume=false: the earlier run is kept in %s until this one saves a state", aside)
 
 
 def check_disk_space(folder: Path, draft: Draft, target: Target | None = None) -> None:

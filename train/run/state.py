@@ -35,6 +35,7 @@ from train.distributed.parallel import Parallel
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 4
+REPLACED_FOLDER = "replaced"  # of a run that is started over: the files of the one before
 STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     flatten_optimizer_state_dict=True,
     ignore_frozen_params=True,
@@ -187,6 +188,7 @@ class RunState:
                 (partial / PROGRESS_FILE).write_text(json.dumps(saved, indent=2))
         if parallel.is_main:
             self.remove_old_states()
+            shutil.rmtree(self.folder / REPLACED_FOLDER, ignore_errors=True)
         parallel.barrier()
 
     def load(self, training_state: TrainingState, parallel: Parallel) -> None:

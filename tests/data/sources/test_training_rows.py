@@ -176,7 +176,11 @@ def test_the_limit_counts_rows(tmp_path):
         (['{"text": "a"}', '{"text": '], r"every line must be a JSON object, .* at .*rows.jsonl:2;"),
         (["[1, 2]"], r"got a list at .*rows.jsonl:1; fix or remove"),
         (['{"query": "a"}'], r"data.format: some row must have the format auto, got none .*query"),
-        ([], r"got none in .*\(no rows\)"),
+        (
+            ['{"prompt": "a"}', '{"messages": [{"role": "user", "content": "b"}]}'],
+            r"data.path: some row must have an answer, got none in .*; have the target answer them: python -m data.prep",
+        ),
+        ([], r"data.path: must hold rows, got none in .*; check the path"),
     ],
 )
 def test_unreadable_jsonl_is_refused(tmp_path, lines, message):

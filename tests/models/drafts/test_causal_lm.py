@@ -247,6 +247,11 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
     torch.testing.assert_close(draft.model(ids).logits, expected(ids).logits)
 
 
+def test_a_path_that_another_start_would_not_read_is_refused():
+    with pytest.raises(UserError, match=r"^draft.path: must be null for draft.init_from=pruned, got x; to start"):
+        CausalLMConf(init_from=InitFrom.pruned, path="x")
+
+
 def test_dense_layers_among_experts_stay_dense():
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1, 4]}
     target = build_target(Qwen3MoeForCausalLM, tiny_config(Qwen3MoeConfig, **experts))

@@ -31,6 +31,14 @@ def test_a_tree_survives_every_format(tmp_path, form):
         assert conf.build().nodes == len(paths)  # a file replaces the shipped paths
 
 
+def test_a_file_has_no_copied_tokens_beside_it_but_its_own(tmp_path):
+    file = tmp_path / "tree.json"
+    write_paths([[0], [0, 0]], file, tree_format=TreeFormat.medusa)
+    assert TreeConf(ngram_tokens=8, file=str(file)).build().ngram_tokens == 0
+    file.write_text(json.dumps({"tree": {"kind": "chain", "depth": 2, "ngram_tokens": 4}}))
+    assert TreeConf(ngram_tokens=8, file=str(file)).build().ngram_tokens == 4
+
+
 def test_adjacency_is_numbered_level_by_level(tmp_path):
     file = tmp_path / "tree.json"
     write_paths([[0], [1, 0], [1], [0, 0], [0, 1], [1, 0, 0]], file, tree_format=TreeFormat.nxd)

@@ -3,6 +3,7 @@
 import logging
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,11 +15,14 @@ from data.config import DataConf, OnPolicyConf
 from data.packing.sampler import RowOrder
 from models.drafts.base import Draft
 from models.io.errors import UserError
+from models.io.lock import release_lock
 from tests.support.models.methods import CASES
+from tests.support.models.tiny import CPU
 from tests.support.runs.toy_run import ROWS, metrics, toy_conf, toy_rows, toy_run
 from train.config.optim import Schedule
-from train.config.run import TrainConf
-from train.run.folder import check_disk_space, check_steps, disk_bytes_needed, report_full_disk
+from train.config.run import ParallelConf, TrainConf
+from train.distributed.build import build_parallel
+from train.run.folder import check_disk_space, check_steps, disk_bytes_needed, open_run, report_full_disk, reset_run_dir
 from train.run.state import RunState, flatten_config
 
 WSD = {"schedule": Schedule.wsd, "decay_ratio": 0.25}  # of 12 steps the last 3, of 20 the last 5
@@ -112,6 +116,20 @@ def test_too_little_room_is_refused(tmp_path):
         huge.layer = torch.nn.Linear(10**8, 10**8)
     with pytest.raises(UserError, match=r"output_dir: needs 3[0-9]{8}.* GB of free disk space"):
         check_disk_space(tmp_path, huge)
+
+
+def test_a_run_that_is_started_over_keeps_the_earlier_one_until_it_saves_a_state(tmp_path):
+    toy_run(tmp_path, build_conf(12))
+    names = {path.name for path in tmp_path.iterdir()}
+    again = replace(build_conf(12), output_dir=str(tmp_path.parent), run_name=tmp_path.name, resume=False)
+    state = open_run(again, build_parallel(ParallelConf(), CPU, trackers=[]))
+    release_lock(tmp_path)
+    assert state.newest_state() is None
+    assert {path.name for path in (tmp_path / "replaced").iterdir()} == names - {"lock"}
+    reset_run_dir(tmp_path)  # what a refused start has left is no run, and replaces none
+    assert (tmp_path / "replaced" / "state").exists()
+    toy_run(tmp_path, build_conf(12))
+    assert not (tmp_path / "replaced").exists()
 
 
 def test_a_continued_run_needs_no_room_for_the_files_that_it_has(tmp_path, monkeypatch):
