@@ -60,7 +60,8 @@ def _quote_override(override: str, schema: type, is_sweep: bool) -> str:
         return override
     start, key, text = match.groups()
     kinds = list(_list_types(schema, key))
-    if start == f"{key}=" and text.startswith("{") and any(get_origin(kind) is dict for kind in kinds):
+    tables = [kind for kind in kinds if get_origin(kind) is dict and not dataclasses.is_dataclass(get_args(kind)[1])]
+    if start == f"{key}=" and text.startswith("{") and tables:
         return f"++{override}"  # its own names may be new, which Hydra refuses without a sign
     types, name = set(kinds), key.rpartition(".")[2]
     is_path_or_list = Any in types and name in PATH_KEYS  # `checkpoint`

@@ -144,10 +144,10 @@ class DataConf:
         unread = {
             name: Rule(
                 f"must keep its default for data.source={self.source.value}, which does not read it",
-                partial(operator.eq, getattr(DataConf, name, {})),  # a default of {} is no attribute of the class
+                partial(operator.eq, default),
                 first_rows if name == "limit" else "leave it out",
             )
-            for name in self.source.unread_keys
+            for name, default in list_unread_defaults(self.source).items()
         }
         check_values(
             self,
@@ -194,6 +194,12 @@ class DataConf:
             f"data.row_length: must be a multiple of {multiple} on {on}, "
             f"got {self.row_length}; take {-(-self.row_length // multiple) * multiple}",
         )
+
+
+def list_unread_defaults(source: DataSource) -> dict[str, Any]:
+    """Return the defaults of the keys of `data` that concern other sources alone."""
+    # A default of {} is no attribute of the class.
+    return {name: getattr(DataConf, name, {}) for name in source.unread_keys}
 
 
 @dataclass(kw_only=True)

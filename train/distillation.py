@@ -94,13 +94,14 @@ def train_draft(
         draft.start_from_first_stage(first_checkpoint, target)
     if layers := draft.needs.layers:
         log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
+    is_trained = run.progress.step and run.progress.step == run.progress.steps
+    if not is_trained:
+        check_disk_space(run.folder, draft, target)
+        run.drop_incomparable_best()
     metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
-
-    if run.progress.step and run.progress.step == run.progress.steps:
+    if is_trained:
         log.info("%s is trained already", run.folder)
         return metric_logger
-    check_disk_space(run.folder, draft, target)
-    run.drop_incomparable_best()
     data = load_training_rows(conf, target, draft, parallel)
     announce_recipe(conf, len(data.rows))
     run.record_rows(data.rows.content_hash())

@@ -107,7 +107,7 @@ def _extend_to_end_of_turn(text: str, begin: int, end: int, chat: ChatTemplate) 
     added_tokens = tuple(find_added_tokens(chat.tokenizer))
     if answer.endswith(find_special_tokens(chat.tokenizer)):  # `</tool_call>` is an added token, but of the content
         return answer
-    return answer + max((t for t in added_tokens if text.startswith(t, end)), key=len, default="")
+    return text[begin:end] + max((t for t in added_tokens if text.startswith(t, end)), key=len, default="")
 
 
 def _strip_end_of_turn(answer: str, chat: ChatTemplate) -> str:

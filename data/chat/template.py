@@ -26,6 +26,7 @@ def find_added_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
     return {text: token_id for text, token_id in get_added_vocab().items() if text.strip()}
 
 
+@lru_cache(maxsize=4)
 def find_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
     """Return the added tokens that mark structure, such as the end of a turn, and are never part of a text."""
     decoder: Any = tokenizer.added_tokens_decoder

@@ -156,8 +156,8 @@ def _parse_rows(raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str
     )
     require(
         num_rows > 0 or set(skipped) != {NO_ANSWER},
-        f"data.path: some row must have an answer, got none in {conf.path}; have the target answer them: "
-        f"python -m data.prepare mixture=one mixture.sources.rows.path={conf.path} answers=target",
+        f"data.path: some row must have an answer, got none in {conf.path}; data.prepare has the target answer them "
+        "(answers=target)",
     )
     if not num_rows:
         reasons = ", ".join(f"{key}{details[key]}: {n}" for key, n in skipped.most_common(3))

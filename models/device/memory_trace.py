@@ -94,15 +94,14 @@ class TracedPhase:
 
 
 class MemoryTracer(TorchDispatchMode):
-    """A counter of the tensors that exist inside its block; `vocab` lists the widths of logits.
+    """A counter of the tensors that exist inside its block; `vocab` lists the widths of logits."""
 
-    `experts`: of a layer of the model that is traced. A core that holds some of them is given all rows and multiplies
-    those of its own.
-    """
-
-    def __init__(self, vocab: Iterable[int], experts: int = 0):
+    def __init__(self, vocab: Iterable[int]):
         super().__init__()
-        self.vocab, self.experts = set(vocab), experts
+        self.vocab = set(vocab)
+        # By storage of a mixture's weights: the experts of a layer. A core that holds some of them is given all rows
+        # and multiplies those of its own.
+        self.num_experts: dict[int, int] = {}
         self.live_bytes: Counter[str] = Counter()
         self._storages: dict[int, tuple[str, int]] = {}  # part and bytes by storage
         self._phase = TracedPhase(name="")
@@ -152,10 +151,11 @@ class MemoryTracer(TorchDispatchMode):
             flops = count(*args, **(kwargs or {}), out_val=result)
             inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
             sizes = [tensor.nbytes for tensor in inputs]
-            if func._overloadpacket is aten._grouped_mm and self.experts:
+            if func._overloadpacket is aten._grouped_mm:
                 rows, experts, *_ = inputs
-                flops = flops * len(experts) // self.experts
-                sizes[1] = round(sizes[1] * share_read_experts(len(rows), self.experts))
+                total = self.num_experts.get(experts.untyped_storage()._cdata, len(experts))
+                flops = flops * len(experts) // total
+                sizes[1] = round(sizes[1] * share_read_experts(len(rows), total))
             # the type of the first output: attention has others for its backward pass
             self._phase.flops_by_dtype[outputs[0].dtype] += flops
             self._phase.bytes_moved += sum(sizes) + sum(tensor.nbytes for tensor in outputs)
@@ -200,12 +200,14 @@ def fake_model(
     """
     attention = sdpa_kernel(SDPBackend.MATH) if scores_in_memory else nullcontext()
     modules = [*modules]
-    experts = max((count_layer_experts(module) for module in modules), default=0)
-    with FakeTensorMode(), attention, MemoryTracer(vocab, experts) as tracer:
+    with FakeTensorMode(), attention, MemoryTracer(vocab) as tracer:
         fake_tensor = functools.cache(_fake_tensor)  # one per tensor: tied weights stay tied
         for owner in chain.from_iterable(module.modules() for module in modules):
             for tensors in (owner._parameters, owner._buffers):
                 tensors.update((name, fake_tensor(tensor)) for name, tensor in [*tensors.items()])
+        for module in modules:
+            if experts := count_layer_experts(module):
+                tracer.num_experts |= {p.untyped_storage()._cdata: experts for p in module.parameters()}
         yield tracer
 
 

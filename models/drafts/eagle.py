@@ -30,6 +30,7 @@ from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached,
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
 from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
+from models.losses.config import LossConf
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
 from models.targets.language_model import TargetOutput
@@ -183,9 +184,13 @@ class Eagle1Draft(EagleDraft):
     backprop_through_outputs = False
     reads_target_head = True
 
+    @classmethod
+    def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "Eagle1Draft":
+        require_no_bias(target.head, conf.method)
+        return cast(Eagle1Draft, super().build(conf, target, loss=loss, seed=seed))
+
     def __init__(self, conf: Eagle1Conf, config: LlamaConfig, target: Target):
         super().__init__(conf, config, target)
-        require_no_bias(self.head, self.method)
         # There is no bias, unlike in the authors' code, because vLLM's loader supports none.
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([DecoderLayer(config, input_norm=False)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ class Rule:
 
     def describe(self, key: str, value: Any) -> str:
         """Return the sentence for a value that breaks the rule."""
-        return f"{key}: {self.text}, got {value}; {self.remedy}"
+        typed = value.value if isinstance(value, Enum) else value
+        return f"{key}: {self.text}, got {typed}; {self.remedy}"
 
 
 def at_least(minimum: int | float, remedy: str = "raise it") -> Rule:

@@ -17,14 +17,15 @@ PARTIAL_SUFFIX = ".partial"  # suffix of unfinished files and folders, which may
 
 @contextmanager
 def report_disk_errors(
-    path: Path, *, rule: str = "output_dir: must be a writable folder", remedy: str = "choose another folder"
+    path: Path, *, rule: str = "output_dir: must be a writable folder", remedy: str | None = None
 ) -> Iterator[None]:
     """Turn an OSError that the block raises into a one-line UserError about `path`."""
     try:
         yield
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise UserError(f"{rule}, got {path} ({error.strerror}); {'free some space, or ' * is_full}{remedy}") from error
+        remedy = remedy or ("free some space or choose another folder" if is_full else "choose another folder")
+        raise UserError(f"{rule}, got {path} ({error.strerror}); {remedy}") from error
 
 
 @contextmanager

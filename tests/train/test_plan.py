@@ -281,6 +281,10 @@ def test_rows_that_cores_repeat_are_told(folder):
     assert count_graphs(own) == 3  # the draft's layers, a chunk of the loss and the target's pass
 
 
+def test_a_draft_that_no_store_serves_is_planned():
+    assert plan_run(compose("train_plan", TrainPlanConf, ["draft=demo-medusa2"])).sizes.feature_bytes > 0
+
+
 def test_the_command_prints_a_plan(folder, capsys, monkeypatch):
     monkeypatch.setattr(
         "sys.argv",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from data.config import DataSource
+from data.config import DataSource, list_unread_defaults
 from models.device.memory_trace import LOGITS
 from models.io.errors import UserError
 from train.config.run import ParallelConf, TrainPlanConf, Weights
@@ -93,7 +93,9 @@ def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
         )
         if is_changed
     }
-    data = replace(conf.data, source=DataSource.captured, path=None, keep_features=False)
+    unread = list_unread_defaults(DataSource.captured)
+    change |= {f"data.{name}": value for name, value in unread.items() if getattr(conf.data, name) != value}
+    data = replace(conf.data, source=DataSource.captured, path=None, keep_features=False, **unread)
     layouts = [(Weights.replicated, change)]
     if plan.machine.total_cores > 1:  # first, because it leaves more rows to a pass
         layouts.insert(0, (Weights.sharded, change | {"parallel.draft": "sharded"}))

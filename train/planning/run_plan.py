@@ -74,18 +74,23 @@ class MachinePlan:
     def sizes(self) -> ModelSizes:
         """Return the sizes of the models, which do not depend on the layout."""
         target, draft = build_models(self.conf, self.dtype)
-        store = read_store(self.conf, target, draft)
         return ModelSizes(
             target=target.num_parameters,
             draft=sum(p.numel() for p in draft.parameters()),
             trained=sum(p.numel() for p in trained_parameters(draft)),
             largest_unit=count_largest_bytes(draft, self.dtype),
             layers=draft.needs.layers,
-            feature_bytes=default_schema(self.conf, target, draft).num_bytes(1, 1)
-            if store is None
-            else round(store.total_bytes / store.spec.tokens),
+            feature_bytes=self._count_feature_bytes(target, draft),
             disk=disk_bytes_needed(draft, target),
         )
+
+    def _count_feature_bytes(self, target: MetaTarget, draft: Draft) -> int:
+        """Return the bytes of a token's features, as a store has them or would have them."""
+        if (store := read_store(self.conf, target, draft)) is not None:
+            return round(store.total_bytes / store.spec.tokens)
+        if draft.needs.storable:
+            return default_schema(self.conf, target, draft).num_bytes(1, 1)
+        return (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
 
     @property
     def byte_limit(self) -> float:

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
 from conf.entry import config_to_yaml
-from models.checkpoints.saved_states import STATES_FOLDER
+from models.checkpoints.saved_states import STATES_FOLDER, find_newest_state
 from models.drafts.base import Draft
 from models.io.errors import UserError, require
-from models.io.files import report_disk_errors
+from models.io.files import PARTIAL_SUFFIX, report_disk_errors
 from models.io.lock import acquire_lock
 from models.parallel.torchrun import is_restart
 from models.targets.target import Target
@@ -113,18 +113,24 @@ def create_run_dir(folder: Path) -> None:
 def reset_run_dir(folder: Path) -> None:
     """Move the files of an earlier run aside, where they stay until this run saves a state.
 
-    First go its states, by one rename, so that a kill leaves all or none.
+    First go its states, by one rename; what a kill has left is moved by the next call. A run that is aside is replaced
+    by one with a state alone: one without has learned less.
     """
-    if not any((folder / name).exists() for name in (STATES_FOLDER, "checkpoint")):
-        for name in RUN_FILES:  # of a run that was refused
+    aside = folder / REPLACED_FOLDER
+    partial = folder / f"{REPLACED_FOLDER}{PARTIAL_SUFFIX}"
+    if aside.exists() and find_newest_state(folder) is None and not partial.exists():
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
         return
-    aside = folder / REPLACED_FOLDER
+    files = [folder / name for name in (STATES_FOLDER, "checkpoint", *RUN_FILES) if (folder / name).exists()]
+    if not files:
+        return
+    partial.mkdir(exist_ok=True)
+    for file in files:
+        file.rename(partial / file.name)
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    for name in (STATES_FOLDER, "checkpoint", *RUN_FILES):
-        if (folder / name).exists():
-            (folder / name).rename(aside / name)
+    partial.rename(aside)
     log.info("resume=false: the earlier run is kept in %s until this one saves a state", aside)
 
 
@@ -136,7 +142,9 @@ def check_disk_space(folder: Path, draft: Draft, target: Target | None = None) -
     require(
         free >= needed,
         f"output_dir: needs {needed / 1e9:.2f} GB of free disk space for this draft, "
-        f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir",
+        f"got {free / 1e9:.2f} GB in {folder}; free some space"
+        + (f", such as {replaced}," if (replaced := folder / REPLACED_FOLDER).exists() else "")
+        + " or choose another output_dir",
     )
 
 

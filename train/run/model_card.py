@@ -167,7 +167,8 @@ def describe_vocabulary(conf: TrainConf, checkpoint: Path, target_vocab: int) ->
     """Return a warning for a draft model whose vocabulary is padded to another size than the target's, or None."""
     if not isinstance(conf.draft, CausalLMConf):
         return None
-    rows = checkpoint_files.read_config(checkpoint)["vocab_size"]
+    config = checkpoint_files.read_config(checkpoint)
+    rows = config.get("text_config", config)["vocab_size"]
     same = "Serving engines such as vLLM refuse a draft model whose vocabulary has another number of rows"
     return f"{same}: it has {rows:,}, the target {target_vocab:,}." if rows != target_vocab else None
 

@@ -83,7 +83,8 @@ def flatten_config(conf: Any, prefix: str = "") -> dict[str, Any]:
 def read_saved_config(state: Path) -> dict[str, Any]:
     """Return the values by dotted key of the config that a saved state was trained with.
 
-    A key that is younger than the state has its default, which is what was done before there was a choice.
+    A key that is younger than the state, but for those of `draft`, has its default, which is what was done before there
+    was a choice.
     """
     defaults = {"measure": True}
     for group in fields(TrainConf):
@@ -152,7 +153,7 @@ class RunState:
 
     def drop_incomparable_best(self) -> None:
         """Let the next figure choose a checkpoint, if figures before were of other prompts' lengths or sampling."""
-        if any(
+        if self.config.get("measure", True) and any(
             self.config[key] != self.saved_config.get(key) for key in self.config if key.startswith(JUDGING_PREFIXES)
         ):
             log.info("the best checkpoint is chosen anew: it was chosen with other settings of the evaluation")

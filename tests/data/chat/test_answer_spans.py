@@ -75,9 +75,10 @@ def test_an_answer_that_ends_in_an_added_token_of_its_own_keeps_its_end_of_turn(
     tokenizer = build_chat_tokenizer(TAGGED_SHORT)
     tokenizer.add_tokens(["</code>"])
     tokenizer.eos_token = eos
-    messages = [QUESTION, {"role": "assistant", "content": "<code>1</code>"}]
-    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages * 2)
-    assert decode_answers(tokenizer, document) == ["<code>1</code><|end|>"] * 2
+    for content in ("<code>1</code>", "<code>1</code>\n"):
+        messages = [QUESTION, {"role": "assistant", "content": content}]
+        document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages * 2)
+        assert decode_answers(tokenizer, document) == [f"{content}<|end|>"] * 2
 
 
 def test_marks_do_not_hide_that_a_template_rewrites_earlier_turns():

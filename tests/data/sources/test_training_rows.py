@@ -178,7 +178,7 @@ def test_the_limit_counts_rows(tmp_path):
         (['{"query": "a"}'], r"data.format: some row must have the format auto, got none .*query"),
         (
             ['{"prompt": "a"}', '{"messages": [{"role": "user", "content": "b"}]}'],
-            r"data.path: some row must have an answer, got none in .*; have the target answer them: python -m data",
+            r"data.path: some row must have an answer, got none in .*; data.prepare has the target",
         ),
         ([], r"data.path: must hold rows, got none in .*; check the path"),
     ],

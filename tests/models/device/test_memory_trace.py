@@ -24,10 +24,10 @@ def test_experts_are_traced_in_every_precision(dtype):
 @pytest.mark.parametrize(("rows", "share"), [(1, 1 / 8), (4096, 1.0)])
 def test_experts_count_as_far_as_rows_choose_them_and_a_core_holds_them(held, rows, share):
     """A row reads one expert of eight; four cores that share them multiply a quarter of the rows each."""
-    model = nn.Module()
-    model.config = Qwen3MoeConfig(num_experts=8)
+    model, other = nn.Module(), nn.Module()
+    model.config, other.config = Qwen3MoeConfig(num_experts=8), Qwen3MoeConfig(num_experts=128)
     model.experts = nn.Parameter(torch.empty(held, 16, 32, device="meta"))
-    with fake_model([model], vocab=[]) as tracer, tracer.trace_phase("experts") as phase:
+    with fake_model([other, model], vocab=[]) as tracer, tracer.trace_phase("experts") as phase:
         tracer.label_tensors("target", [model.experts])
         F.grouped_mm(torch.empty(rows, 16), model.experts, offs=torch.zeros(held, dtype=torch.int32))
     assert phase.flops_by_dtype[torch.float32] == 2 * rows * 16 * 32 * held // 8

@@ -126,8 +126,10 @@ def test_a_run_that_is_started_over_keeps_the_earlier_one_until_it_saves_a_state
     release_lock(tmp_path)
     assert state.newest_state() is None
     assert {path.name for path in (tmp_path / "replaced").iterdir()} == names - {"lock"}
-    reset_run_dir(tmp_path)  # what a refused start has left is no run, and replaces none
+    (tmp_path / "checkpoint").mkdir()
+    reset_run_dir(tmp_path)  # what was stopped before its first state replaces none
     assert (tmp_path / "replaced" / "state").exists()
+    assert not (tmp_path / "checkpoint").exists()
     toy_run(tmp_path, build_conf(12))
     assert not (tmp_path / "replaced").exists()
 
