@@ -9,6 +9,7 @@ import huggingface_hub.constants
 import pytest
 
 from data.config import DataConf, DataSource, DemoConf, RowFormat, TurnSelection
+from data.sources.open_rows import check_hub_dataset
 from data.sources.rows import Conversation, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data_exists, read_training_rows
 from models.io.errors import UserError
@@ -224,6 +225,7 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
+    check_hub_dataset.cache_clear()  # the other case has asked
     with pytest.raises(UserError, match=r"nobody/nothing.*without a network give a local path"):
         check_data_exists(build_dataset_conf("nobody/nothing"))
 
