@@ -140,7 +140,7 @@ class DataConf:
     on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
 
     def __post_init__(self) -> None:
-        first_rows = f"data.{'demo.num_prompts' if self.source is DataSource.demo else 'limit'} takes the first"
+        first_rows = f"data.{'demo.num_prompts' if self.source is DataSource.demo else 'limit'} takes the first ones"
         unread = {
             name: Rule(
                 f"must keep its default for data.source={self.source.value}, which does not read it",

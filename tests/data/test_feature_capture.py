@@ -244,25 +244,17 @@ def test_drafts_and_data_whose_features_cannot_be_stored_are_refused(folder):
         assert_refused(message, lambda data=data: captured(replace(conf(folder), data=data)))
 
 
-def test_features_that_are_not_finite_are_refused(tmp_path, target):
-    folder = written(tmp_path, target)
-    broken = tiny_target(seed=0)
-    with torch.no_grad():
-        broken.model.get_input_embeddings().weight[7] = torch.inf
-    broken.model.save_pretrained(folder / "target")
-    assert_refused("features must be finite", lambda: captured(conf(folder)))
-
-
-def test_likeliest_tokens_of_features_that_are_not_finite_are_refused(tmp_path, target):
-    """Nothing else of the target is stored for a language model."""
+@pytest.mark.parametrize("stores_likeliest", [False, True])
+def test_features_that_are_not_finite_are_refused(tmp_path, target, stores_likeliest):
+    """For a language model the likeliest tokens alone are stored."""
     folder = written(tmp_path, target)
     broken = tiny_target(seed=0)
     with torch.no_grad():
         broken.model.get_input_embeddings().weight[7] = torch.inf
     broken.model.save_pretrained(folder / "target")
     draft = CausalLMConf(name="tiny", path=str(folder / "target"))
-    capture = conf(folder, draft=draft, teacher=TeacherKind.topk, top_k=4)
-    assert_refused("features must be finite, got NaN or infinity at the final", lambda: captured(capture))
+    changes = {"draft": draft, "teacher": TeacherKind.topk, "top_k": 4} if stores_likeliest else {}
+    assert_refused("features must be finite", lambda: captured(conf(folder, **changes)))
 
 
 @pytest.mark.parametrize("shard_mb", [0.01, 0.03, 0.04])

@@ -169,8 +169,12 @@ def describe_vocabulary(conf: TrainConf, checkpoint: Path, target_vocab: int) ->
         return None
     config = checkpoint_files.read_config(checkpoint)
     rows = config.get("text_config", config)["vocab_size"]
-    same = "Serving engines such as vLLM refuse a draft model whose vocabulary has another number of rows"
-    return f"{same}: it has {rows:,}, the target {target_vocab:,}." if rows != target_vocab else None
+    if rows == target_vocab:
+        return None
+    return (
+        "Serving engines such as vLLM refuse a draft model whose vocabulary has another number of rows: it has "
+        f"{rows:,}, the target {target_vocab:,}."
+    )
 
 
 def describe_recipe(optim: OptimConf) -> str:

@@ -152,7 +152,7 @@ class RunState:
         self.progress = RunProgress(**saved["progress"])
 
     def drop_incomparable_best(self) -> None:
-        """Let the next figure choose a checkpoint, if figures before were of other prompts' lengths or sampling."""
+        """Let the next figure choose a checkpoint, if those before were of answers of other lengths or sampling."""
         if self.config.get("measure", True) and any(
             self.config[key] != self.saved_config.get(key) for key in self.config if key.startswith(JUDGING_PREFIXES)
         ):
@@ -189,7 +189,8 @@ class RunState:
                 (partial / PROGRESS_FILE).write_text(json.dumps(saved, indent=2))
         if parallel.is_main:
             self.remove_old_states()
-            shutil.rmtree(self.folder / REPLACED_FOLDER, ignore_errors=True)
+            for name in (REPLACED_FOLDER, f"{REPLACED_FOLDER}{PARTIAL_SUFFIX}"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
         parallel.barrier()
 
     def load(self, training_state: TrainingState, parallel: Parallel) -> None:
