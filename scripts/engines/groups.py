@@ -283,7 +283,8 @@ def main() -> None:
     ids = [prompt.ids for prompt in prompts]
     if args.batch:
         runs = decode_in_batches(target, args.drafts, conf.tree.build(), prompts, args.new_tokens, args.batch)
-        report_tables([tau_table(runs, [*dict.fromkeys(run.contender for run in runs)])], machine(device), args.write)
+        tables = [tau_table(runs, [*dict.fromkeys(run.contender for run in runs)])]
+        report_tables("groups", tables, machine(device), args.write)
         return
     with (
         torch._dynamo.config.patch(recompile_limit=64),
@@ -295,15 +296,15 @@ def main() -> None:
     runs = read_runs(args.results)
     lookup, *ours = [" | ".join(c.settings) for group in groups[1:] for c in group.ours]
     tables = [speed_table(runs), *([margin_table(runs, ours)] if ours else []), tau_table(runs, [lookup, *ours])]
-    report_tables(tables, setting, args.write)
+    report_tables("race", tables, setting, args.write)
 
 
-def report_tables(tables: list[Table], setting: str, should_write: bool) -> None:
-    """Print the tables; write them to the page if asked to."""
+def report_tables(name: str, tables: list[Table], setting: str, should_write: bool) -> None:
+    """Print the tables; write them to their place in the page if asked to."""
     for table in tables:
         show(table)
     if should_write:
-        write("groups", *tables, setting=setting, page=PAGE)
+        write(name, *tables, setting=setting, page=PAGE)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
 
 def find_overrides(plan: MachinePlan) -> dict[str, Any]:
     """Return the overrides of the first layout that fits with full rows, else of that with the longest, else {}."""
-    return _find_change(plan, _list_candidates(plan)) or _find_change(plan, _list_stored(plan))
+    if plan.remedy is None:
+        plan.remedy = _find_change(plan, _list_candidates(plan)) or _find_change(plan, _list_stored(plan))
+    return plan.remedy
 
 
 def _find_change(plan: MachinePlan, candidates: Iterable[Candidate]) -> dict[str, Any]:

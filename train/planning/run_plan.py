@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,6 +70,7 @@ class MachinePlan:
     dtype: torch.dtype
     options: list[LayoutOption]
     choices: list[str] = field(default_factory=list)  # overrides that the run left to its plan, beside parallel.tensor
+    remedy: dict[str, Any] | None = None  # overrides with which it fits, once searched for: a search takes seconds
 
     @cached_property
     def sizes(self) -> ModelSizes:
