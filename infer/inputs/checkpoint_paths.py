@@ -11,6 +11,7 @@ from models.checkpoints.saved_states import find_newest_state, read_progress_fil
 from models.io.errors import require
 from models.io.tracking import TrackedRun
 from models.targets.config import TargetConf
+from models.trees.config import TUNED
 
 
 def open_checkpoints(paths: list[str] | None) -> list[Path]:
@@ -48,6 +49,19 @@ def find_newest_run(root: Path = Path("outputs/train")) -> Path:
         f"checkpoint: no finished run under {root}, got null; run `python -m train` or give checkpoint=DIR",
     )
     return checkpoints[0]
+
+
+def find_tuned_tree(directories: list[Path]) -> Path:
+    """Return the tree file that `tune=true` left beside a single checkpoint; raise UserError if there is none."""
+    require(len(directories) == 1, f"tree: must not be tuned for {len(directories)} checkpoints; give one")
+    run = directories[0].resolve().parent
+    file = next(iter(sorted(run.glob(f"*-{TUNED}.json"))), None)
+    require(
+        file is not None,
+        f"tree: tuned needs the tree that tune=true chose for this draft, got none in {run}; run python -m infer.tune, "
+        "and take its tree.file",
+    )
+    return file
 
 
 def list_finished_checkpoints(root: Path = Path("outputs/train")) -> list[Path]:

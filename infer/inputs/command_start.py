@@ -1,15 +1,17 @@
 """The start of a command on checkpoints: its inputs are checked, and the processes that split its target run it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from conf.entry import is_sweep
 from conf.typed_text import quote
 from data.eval_prompts.prompts import PROMPTS_KEY, read_prompt_rows
 from infer.config import CheckpointConf
-from infer.inputs.checkpoint_paths import open_checkpoints, resolve_target
+from infer.inputs.checkpoint_paths import find_tuned_tree, open_checkpoints, resolve_target
 from models.command_processes import start_processes
 from models.io.console import print_line
 from models.io.errors import require
+from models.trees.config import TUNED
 
 
 def start_command(conf: CheckpointConf, prompts: str | None, *, prompts_key: str = PROMPTS_KEY) -> list[Path]:
@@ -19,6 +21,8 @@ def start_command(conf: CheckpointConf, prompts: str | None, *, prompts_key: str
     The main process prints which checkpoints they are.
     """
     directories = open_checkpoints([conf.checkpoint] if isinstance(conf.checkpoint, str) else conf.checkpoint)
+    if conf.tree.file == TUNED:
+        conf.tree = replace(conf.tree, file=str(find_tuned_tree(directories)))
     conf.tree.build()
     if prompts is not None:
         read_prompt_rows(prompts, key=prompts_key)

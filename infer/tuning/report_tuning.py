@@ -28,7 +28,7 @@ from models.io.console import IS_MAIN_PROCESS, print_line
 from models.io.errors import UserError, first_line, require
 from models.targets.config import TargetConf
 from models.targets.target import Target
-from models.trees.config import TreeConf
+from models.trees.config import TUNED, TreeConf
 from models.trees.tree import NO_TREE
 
 MAX_PROMPTS, MAX_NEW_TOKENS = 16, 64
@@ -152,11 +152,11 @@ def _tune_draft(
         f"{result.format_speedup(best)} on these prompts; took {time.monotonic() - start:.0f} s"
     )
     if IS_MAIN_PROCESS:
-        tuning.tree_path(run, "tuned").unlink(missing_ok=True)  # of an earlier choice
+        tuning.tree_path(run, TUNED).unlink(missing_ok=True)  # of an earlier choice
     if result.choice is None:
         return replace(draft, tuned=TunedDecoding(description="no speculation", draft=None, tree=NO_TREE))
     if IS_MAIN_PROCESS and not best.is_lookup:
-        file = tuning.write_tree(run, "tuned", best, {"measured_on": len(prompts)})
+        file = tuning.write_tree(run, TUNED, best, {"measured_on": len(prompts)})
         overrides = format_overrides({"checkpoint": draft.directory, "tree.file": file})
         print_line(f'to answer with it: python -m infer.generate {overrides} prompt="..."', markup=False)
     tuned = TunedDecoding(description=best.description, draft=best.choose_draft(draft.draft), tree=best.tree)

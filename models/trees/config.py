@@ -7,6 +7,8 @@ from models.io.errors import at_least, check_values, require
 from models.trees.tree import Tree, TreeKind, tree_from_paths
 from models.trees.tree_formats import read_fields
 
+TUNED = "tuned"  # the `file` of tree=tuned, and the end of the name of what tune=true leaves in a run's folder
+
 
 @dataclass(kw_only=True)
 class TreeConf:

@@ -3,6 +3,7 @@
 import copy
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from infer.config import EvaluationConf, GenerateConf
+from infer.config import EvalConf, EvaluationConf, GenerateConf
 from infer.inputs.command_inputs import load_draft_under_test
+from infer.inputs.command_start import start_command
 from infer.measure.eval_modes import TunedDecoding, build_eval_modes
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.prose import build_headline
@@ -24,6 +26,7 @@ from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from infer.verify.config import Verification
 from models.drafts.ngram import NgramDraft
+from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
@@ -111,6 +114,21 @@ def test_a_tuned_tree_is_left_as_a_file_with_the_command_that_answers_with_it(ta
     conf = compose("generate", GenerateConf, [*shlex.split(command)[7:], "prompt=hello"])
     assert conf.tree.build() == draft.tuned.tree
     assert conf.checkpoint == str(run / "checkpoint")
+    named = compose("generate", GenerateConf, [f"checkpoint={conf.checkpoint}", "tree=tuned", "prompt=hello"])
+    start_command(named, None)
+    assert named.tree.build() == draft.tuned.tree
+
+
+def test_a_tuned_tree_is_asked_for_in_vain_where_none_was_chosen(run, tmp_path):
+    conf = compose("eval", EvalConf, [f"checkpoint={run / 'checkpoint'}", "tree=tuned"])
+    with pytest.raises(
+        UserError, match=r"^tree: tuned needs the tree that tune=true chose for this draft, got none"
+    ):
+        start_command(conf, None)
+    two = [str(run / "checkpoint"), str(tmp_path / "other" / "checkpoint")]
+    shutil.copytree(run, tmp_path / "other")
+    with pytest.raises(UserError, match=r"^tree: must not be tuned for 2 checkpoints; give one$"):
+        start_command(replace(conf, checkpoint=two), None)
 
 
 @pytest.mark.parametrize(
