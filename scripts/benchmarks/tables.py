@@ -58,7 +58,8 @@ def machine(device: Device) -> str:
     torch_version = re.match(r"\d+(\.\d+)*", version("torch"))
     assert torch_version
     return (
-        f"{info['name']} ({info['kind']}, {os.cpu_count()} cores, {info['threads']} threads), "
+        f"{info['name']} ({info['kind']}, {os.cpu_count()} cores, {info['threads']} threads), {info['dtype']}, "
+        f"{'compiled' if device.compiles else 'eager'}, "
         f"{platform.system()}, Python {platform.python_version()}, torch {torch_version[0]}, "
         f"transformers {version('transformers')}, {date.today()}"
     )

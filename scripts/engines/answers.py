@@ -44,13 +44,13 @@ def answer_here(target: Target, prompts: list[list[int]], conf: AnswersConf) -> 
     return asyncio.run(answer_all())
 
 
-def answer_by_generate(model: torch.nn.Module, prompts: list[list[int]], conf: AnswersConf, *, eos: int) -> int:
+def answer_by_generate(model: torch.nn.Module, prompts: list[list[int]], conf: AnswersConf, *, eos: list[int]) -> int:
     """Answer the prompts in batches of their order, padded on the left; return the tokens."""
     tokens = 0
     for first in range(0, len(prompts), conf.batch):
         batch = prompts[first : first + conf.batch]
         longest = max(map(len, batch))
-        ids = torch.tensor([[eos] * (longest - len(row)) + row for row in batch])
+        ids = torch.tensor([eos[:1] * (longest - len(row)) + row for row in batch])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in batch])
         output = model.generate(  # pyright: ignore[reportCallIssue]
             ids,
@@ -58,9 +58,9 @@ def answer_by_generate(model: torch.nn.Module, prompts: list[list[int]], conf: A
             max_new_tokens=conf.max_new_tokens,
             do_sample=False,
             eos_token_id=eos,
-            pad_token_id=eos,
+            pad_token_id=eos[0],
         )
-        ends = (output[:, longest:] == eos).int()
+        ends = torch.isin(output[:, longest:], torch.tensor(eos)).int()
         # An answer counts up to its end, which `generate` repeats as padding.
         tokens += int(((ends.cumsum(1) - ends) == 0).sum())
     return tokens
@@ -100,7 +100,7 @@ def main() -> None:
         for line in lines
     ]
     model = AutoModelForCausalLM.from_pretrained(args.target, dtype=target.head.weight.dtype)
-    generate = partial(answer_by_generate, model, conf=conf, eos=target.eos_ids[0])
+    generate = partial(answer_by_generate, model, conf=conf, eos=list(target.eos_ids))
     here = partial(answer_here, target, prompts, conf)
     if args.compile:
         here()  # compiles

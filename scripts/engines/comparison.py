@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,9 @@ class Engine:
     def request(self, prompt: Prompt, count: int) -> dict:
         """Return the answer of `count` tokens."""
         assert self.process.stdin
-        self.process.stdin.write(json.dumps({"ids": prompt, "tokens": count}) + "\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # `read_line` says why the process has ended
+            self.process.stdin.write(json.dumps({"ids": prompt, "tokens": count}) + "\n")
+            self.process.stdin.flush()
         return self.read_line()
 
     def decode(self, prompt: Prompt, count: int) -> list[int]:
@@ -140,9 +141,8 @@ def compare(
 def without_draft(target: Target, model: nn.Module, prompts: list[Prompt], *, new_tokens: int) -> Group:
     """Build the group without a draft: our loop and `generate` in its compiled setting."""
     loop = decoding(target, prompts=prompts, new_tokens=new_tokens, settings=["none", "ours", "0"])
-    slots = slots_of(prompts, new_tokens)
     copies = {precision(target): model}
-    *_, static = generate_settings(copies, target.device, slots=slots, wrapped=False)
+    *_, static = generate_settings(copies, target.device, new_tokens=new_tokens, wrapped=False)
     static.settings = ["none", "generate, static", "0"]
     return Group(draft="none", ours=[loop], others=[static], serve=[])
 
@@ -157,6 +157,7 @@ def with_draft(
             target, draft, shape, prompts=prompts, new_tokens=new_tokens, settings=[draft.method, name, str(shape.size)]
         )
         for name, shape in [("ours, chain", chain), ("ours, tree", tree)]
+        if shape is chain or shape != chain
     ]
     others = []
     if draft.as_language_model() is not None:  # transformers can assist with it too
@@ -169,16 +170,16 @@ def with_draft(
 
 
 def assisted(draft: str, model: Any, assistant: Any) -> list[Contender]:
-    """Build contenders of assisted generation with a constant and with a heuristic chain length."""
-    contenders = []
-    for count, schedule in [(DRAFTED, "constant"), (5, "heuristic")]:
-        draft_model = copy.deepcopy(assistant)
-        draft_model.generation_config.num_assistant_tokens = count
-        draft_model.generation_config.num_assistant_tokens_schedule = schedule
-        draft_model.generation_config.assistant_confidence_threshold = 0.0
-        run = generate(model, assistant_model=draft_model)
-        contenders.append(Contender(settings=[draft, f"assisted, {schedule}", str(count)], run=run))
-    return contenders
+    """Build contenders of assisted generation: with chains of one length, and as transformers sets it up."""
+    constant = copy.deepcopy(assistant)
+    constant.generation_config.num_assistant_tokens = DRAFTED
+    constant.generation_config.num_assistant_tokens_schedule = "constant"
+    constant.generation_config.assistant_confidence_threshold = 0.0
+    default = copy.deepcopy(assistant)
+    return [
+        Contender(settings=[draft, "assisted, constant", str(DRAFTED)], run=generate(model, assistant_model=constant)),
+        Contender(settings=[draft, "assisted, default", "at most 20"], run=generate(model, assistant_model=default)),
+    ]
 
 
 def environment() -> Path:
@@ -245,7 +246,7 @@ def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens:
 def _ratios(group: Group, contender: Contender) -> list[str]:
     """Return the speed of our chain (our loop without a draft) and of our tree over a contender."""
     ratios = [format_estimate(speedup(ours, contender, turns=TURNS)) for ours in group.ours]
-    return ratios if len(ratios) == 2 else [*ratios, "-"]
+    return ratios if len(ratios) == 2 else [*ratios, "-"]  # without a draft, or where the tree is the chain
 
 
 def _words(groups: list[Group]) -> str:

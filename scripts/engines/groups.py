@@ -3,31 +3,37 @@
     python -m scripts.engines.groups [KEY=VALUE ...] --target DIR --prompts judged.jsonl --results race.jsonl \\
         --drafts outputs/train/A/checkpoint outputs/train/B/checkpoint
 
-All contenders continue a prompt before the next prompt begins. Each prompt adds a line to the file
-of results, and a repeated command goes on after the last line. `--write` updates docs/smollm2.md.
-`--batch 32` decodes with ours alone, 32 prompts at a time: tokens a round, without a time.
+All contenders continue a prompt before the next prompt begins. The first line of the file of results has
+the race's settings, each prompt adds a line, and a repeated command goes on after the last line.
+`--write` updates docs/smollm2.md. `--batch 32` decodes with ours alone, 32 prompts at a time: tokens a
+round, without a time.
 """
 
 import argparse
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from conf.entry import compose
-from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from conf.entry import compose, exit_with_error
+from data.eval_prompts.prompts import EvalPrompt, fingerprint_prompts, load_eval_prompts
 from infer.engine.decode import Decoder
 from infer.report.number_format import Table, format_estimate
 from infer.results.intervals import bootstrap_t
+from models.checkpoints.fingerprints import hash_tensors
+from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
 from models.io.console import track_progress
+from models.io.errors import UserError, require
 from models.targets.loading import load_target
 from models.targets.precision import build_device
 from models.targets.target import Target
@@ -62,10 +68,22 @@ class Run:
     seconds: float
     ids: list[int]
     accepted: list[int]  # draft tokens of each round, [] without a draft of ours
+    graphs: int = 0  # compiled while it was timed
+
+
+def load_drafts(target: Target, folders: list[Path]) -> dict[Path, Draft]:
+    """Load the drafts of the folders; raise UserError for two of one method, whose results could not be told apart."""
+    drafts = {folder: load_draft(folder, target) for folder in folders}
+    methods = [draft.method for draft in drafts.values()]
+    require(
+        len(set(methods)) == len(folders),
+        f"--drafts: must be of different methods, got {', '.join(methods)}; leave one out",
+    )
+    return drafts
 
 
 def build_groups(
-    target: Target, drafts: list[Path], conf: TrainConf, prompts: list[list[int]], new_tokens: int
+    target: Target, drafts: dict[Path, Draft], conf: TrainConf, prompts: list[list[int]], new_tokens: int
 ) -> list[Group]:
     """Build the contenders: without a draft, with lookup, and with each of the drafts."""
     name = precision(target)
@@ -79,7 +97,7 @@ def build_groups(
         new_tokens=new_tokens,
         settings=["n-gram", "ours, chain", str(DRAFTED)],
     )
-    count, *_ = LOOKUPS  # The others are within 5 % of it (docs/benchmarks.md).
+    count = LOOKUPS[-1]  # transformers' default, and the fastest in docs/benchmarks.md
     theirs = [
         Contender(settings=["n-gram", "prompt lookup", str(count)], run=generate(model, prompt_lookup_num_tokens=count))
     ]
@@ -88,25 +106,21 @@ def build_groups(
         Group(draft="n-gram", ours=[lookup], others=theirs, serve=["--method=ngram"]),
     ]
     groups[0].others.append(Contender(settings=["none", "generate, dynamic", "0"], run=generate(model)))
-    for folder in drafts:
-        draft = load_draft(folder, target)
+    for folder, draft in drafts.items():
         groups.append(with_draft(target, model, folder, draft, conf.tree.build(), prompts, new_tokens=new_tokens))
     return groups
 
 
 def decode_in_batches(
-    target: Target, drafts: list[Path], tree: Tree, prompts: list[EvalPrompt], new_tokens: int, batch: int
+    target: Target, drafts: list[Draft], tree: Tree, prompts: list[EvalPrompt], new_tokens: int, batch: int
 ) -> list[Run]:
     """Decode all prompts with lookup, and with a chain of each draft and `tree` if it is another shape."""
-    chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
-    cases = [(NgramDraft(), "n-gram", [chain])]
-    cases += [
-        (draft, draft.method, [*dict.fromkeys([chain, tree])])
-        for draft in (load_draft(folder, target) for folder in drafts)
-    ]
     ids, runs = [prompt.ids for prompt in prompts], []
-    for draft, name, shapes in cases:
-        for shape in shapes:
+    for draft in [NgramDraft(), *drafts]:
+        is_lookup = isinstance(draft, NgramDraft)
+        name = "n-gram" if is_lookup else draft.method
+        chain = TreeConf(kind=TreeKind.chain, depth=min(DRAFTED, draft.max_depth)).build()
+        for shape in dict.fromkeys([chain] if is_lookup else [chain, tree]):
             slots = slots_of(ids, new_tokens)
             decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=slots, batch=batch)
             answers = decoder.decode(ids, row_ids=range(len(ids)), max_new_tokens=new_tokens)
@@ -119,27 +133,72 @@ def decode_in_batches(
     return runs
 
 
-def hold_race(groups: list[Group], target: Target, prompts: list[EvalPrompt], results: Path, new_tokens: int) -> None:
-    """Time every contender on every prompt that has no line in `results` yet, on one of each category in turn."""
-    done = {json.loads(line)["prompt"] for line in read_lines(results)}
+def hold_race(
+    groups: list[Group],
+    target: Target,
+    prompts: list[EvalPrompt],
+    results: Path,
+    new_tokens: int,
+    draft_hashes: list[str],
+) -> None:
+    """Time every contender on every prompt that has no line in `results` yet, on one of each category in turn.
+
+    Raise UserError if the results are of another race.
+    """
+    done = {line["prompt"] for line in read_lines(results)[1:]}
     ids = [prompt.ids for prompt in prompts]
     waiting = [(n, prompt) for n, prompt in enumerate(alternate_categories(prompts)) if prompt.id not in done]
     if not waiting:
         return
+    num_categories = len({prompt.category for prompt in prompts})
     slots = slots_of(ids, new_tokens) + 2 * DRAFTED
     with vllm(groups, target, target.model, slots=slots) as version:
         print(f"vLLM {version}" if version else MISSING)
         contenders = [c for group in groups for c in [*group.ours, *group.others]]
+        settings = {
+            "target": target.fingerprint,
+            "precision": precision(target),
+            "compiled": target.device.compiles,
+            "threads": torch.get_num_threads(),
+            "new_tokens": new_tokens,
+            "prompts": fingerprint_prompts(prompts),
+            "drafts": draft_hashes,
+            "vllm": version,
+            "contenders": [c.settings for c in contenders],
+        }
+        start_results(results, settings)
         warm_up(contenders, ids, new_tokens=new_tokens)
         for number, prompt in track_progress(waiting, "prompts"):
-            take_turns(contenders, prompt.ids, number=number, new_tokens=new_tokens, untimed=min(ids, key=len))
+            turn = number + number // num_categories  # else a category would always be read in one direction
+            take_turns(contenders, prompt.ids, number=turn, new_tokens=new_tokens, untimed=min(ids, key=len))
             runs = [
-                {"settings": c.settings, "seconds": c.seconds[-1], "ids": c.answers[-1], "accepted": c.accepted}
+                {
+                    "settings": c.settings,
+                    "seconds": c.seconds[-1],
+                    "graphs": c.graphs[-1],
+                    "ids": c.answers[-1],
+                    "accepted": c.accepted,
+                }
                 for c in contenders
             ]
-            line = {"prompt": prompt.id, "category": prompt.category, "runs": runs}
-            with results.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(results, {"prompt": prompt.id, "category": prompt.category, "runs": runs})
+
+
+def start_results(results: Path, settings: dict[str, Any]) -> None:
+    """Write a race's settings to a new file of results; raise UserError if it has those of another race."""
+    if not (lines := read_lines(results)):
+        append_line(results, settings)
+        return
+    differing = [key for key, value in settings.items() if lines[0].get(key) != value]
+    require(
+        not differing,
+        f"--results: must be of this race, got another {', '.join(differing)} in {results}; name a new file",
+    )
+
+
+def append_line(results: Path, line: dict[str, Any]) -> None:
+    with results.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def alternate_categories(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
@@ -149,13 +208,13 @@ def alternate_categories(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
     return [prompt for _, prompt in sorted(numbered, key=itemgetter(0))]
 
 
-def read_lines(results: Path) -> list[str]:
-    """Return the complete lines; remove a last one that a kill has torn."""
-    text = results.read_text() if results.exists() else ""
-    complete = text[: text.rfind("\n") + 1]
+def read_lines(results: Path) -> list[dict[str, Any]]:
+    """Return the settings and the complete lines; remove a last one that a kill has torn."""
+    text = results.read_bytes() if results.exists() else b""
+    complete = text[: text.rfind(b"\n") + 1]
     if complete != text:
-        results.write_text(complete)
-    return complete.splitlines()
+        os.truncate(results, len(complete))
+    return [*map(json.loads, complete.splitlines())]
 
 
 def read_runs(results: Path) -> list[Run]:
@@ -167,8 +226,9 @@ def read_runs(results: Path) -> list[Run]:
             seconds=run["seconds"],
             ids=run["ids"],
             accepted=run["accepted"],
+            graphs=run["graphs"],
         )
-        for line in map(json.loads, read_lines(results))
+        for line in read_lines(results)[1:]
         for run in line["runs"]
     ]
 
@@ -197,13 +257,14 @@ def speed_table(runs: list[Run]) -> Table:
     for contender, its_runs in parts[ALL].items():
         same = sum(run.ids == reference.ids for run, reference in zip(its_runs, first, strict=True))
         speeds = [f"{speed_of(part[contender]):.1f}" for part in parts.values()]
-        rows.append([*contender.split(" | "), *speeds, f"{same} of {len(first)}"])
+        graphs = sum(run.graphs for run in its_runs)
+        rows.append([*contender.split(" | "), *speeds, f"{same} of {len(first)}", str(graphs)])
     return Table(
         title="Tokens per second by category",
-        columns=["draft", "decoding", "proposed", *parts, "same answers"],
+        columns=["draft", "decoding", "proposed", *parts, "same answers", "graphs"],
         rows=rows,
         note=f"{len(first)} prompts, {len(first[0].ids)} new tokens each, greedy, one prompt at a "
-        "time, from ids to ids; same answers: as our loop without a draft gives.",
+        "time, from ids to ids; same answers: as our loop without a draft gives; graphs: compiled while measuring.",
         label_columns=3,
     )
 
@@ -275,14 +336,19 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="update docs/smollm2.md")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of conf/train.yaml")
     args = parser.parse_intermixed_args()
+    if args.batch is None:
+        if args.results is None:
+            parser.error("--results: must be a file, got none; a race writes a line to it after each prompt")
+        args.results.parent.mkdir(parents=True, exist_ok=True)
     target_keys = [f"target.name={args.target}", f"target.path={args.target}"]
     conf = compose("train", TrainConf, [*target_keys, *args.overrides])
     device = build_device(conf.device, conf.target)
     target = load_target(conf.target, device)
     prompts = load_eval_prompts(target.tokenizer, args.prompts, limit=args.limit)
     ids = [prompt.ids for prompt in prompts]
+    drafts = load_drafts(target, args.drafts)
     if args.batch:
-        runs = decode_in_batches(target, args.drafts, conf.tree.build(), prompts, args.new_tokens, args.batch)
+        runs = decode_in_batches(target, [*drafts.values()], conf.tree.build(), prompts, args.new_tokens, args.batch)
         tables = [tau_table(runs, [*dict.fromkeys(run.contender for run in runs)])]
         report_tables("groups", tables, machine(device), args.write)
         return
@@ -290,8 +356,9 @@ def main() -> None:
         torch._dynamo.config.patch(recompile_limit=64),
         device.cpu_threads_for(target.num_parameters // target.num_layers),
     ):
-        groups = build_groups(target, args.drafts, conf, ids, args.new_tokens)
-        hold_race(groups, target, prompts, args.results, args.new_tokens)
+        groups = build_groups(target, drafts, conf, ids, args.new_tokens)
+        hashes = [hash_tensors(draft.state_dict()) for draft in drafts.values()]
+        hold_race(groups, target, prompts, args.results, args.new_tokens, hashes)
         setting = machine(device)
     runs = read_runs(args.results)
     lookup, *ours = [" | ".join(c.settings) for group in groups[1:] for c in group.ours]
@@ -308,4 +375,7 @@ def report_tables(name: str, tables: list[Table], setting: str, should_write: bo
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        exit_with_error(error)

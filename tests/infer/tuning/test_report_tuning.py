@@ -121,9 +121,7 @@ def test_a_tuned_tree_is_left_as_a_file_with_the_command_that_answers_with_it(ta
 
 def test_a_tuned_tree_is_asked_for_in_vain_where_none_was_chosen(run, tmp_path):
     conf = compose("eval", EvalConf, [f"checkpoint={run / 'checkpoint'}", "tree=tuned"])
-    with pytest.raises(
-        UserError, match=r"^tree: tuned needs the tree that tune=true chose for this draft, got none"
-    ):
+    with pytest.raises(UserError, match=r"^tree: tuned needs the tree that tune=true chose for this draft, got none"):
         start_command(conf, None)
     two = [str(run / "checkpoint"), str(tmp_path / "other" / "checkpoint")]
     shutil.copytree(run, tmp_path / "other")

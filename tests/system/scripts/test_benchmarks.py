@@ -72,7 +72,7 @@ def test_without_the_engines_the_other_decoders_are_compared_and_the_remedy_is_p
         ["causal_lm", "ours, chain", "4"],
         ["causal_lm", "ours, tree", "10"],
         ["causal_lm", "assisted, constant", "4"],
-        ["causal_lm", "assisted, heuristic", "5"],
+        ["causal_lm", "assisted, default", "at most 20"],
     ]
     assert {row[-2] for row in rows} == {"6 of 6"}  # three prompts, forth and back
     assert "`make test-engines` installs it" in last[1]

@@ -1,14 +1,24 @@
 """The comparison by category counts every run once, and goes on after its last prompt."""
 
 import copy
-import json
 
 import pytest
 
 from data.eval_prompts.prompts import EvalPrompt
 from models.drafts.ngram import NgramDraft
+from models.io.errors import UserError
 from scripts.engines import comparison, decoding
-from scripts.engines.groups import Run, decode_in_batches, hold_race, margin_table, read_runs, speed_table, tau_table
+from scripts.engines.groups import (
+    Run,
+    decode_in_batches,
+    hold_race,
+    load_drafts,
+    margin_table,
+    read_lines,
+    read_runs,
+    speed_table,
+    tau_table,
+)
 from tests.support.models.tiny import chain, mixed
 
 NEW = 6
@@ -43,32 +53,42 @@ def list_contenders(groups):
 
 def test_a_repeated_command_times_only_the_prompts_that_have_no_line(target, groups, prompts, tmp_path):
     results = tmp_path / "race.jsonl"
-    hold_race(groups, target, prompts[:1], results, NEW)
-    first = results.read_text()
-    results.write_text(first + first[:20])  # truncated by a kill
-    hold_race(groups, target, prompts, results, NEW)
-    assert results.read_text().startswith(first)
-    lines = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [line["prompt"] for line in lines] == ["q0", "q1", "q2"]
-    assert {len(contender.seconds) for contender in list_contenders(groups)} == {3}
-    hold_race(groups, target, prompts, results, NEW)
-    assert len(results.read_text().splitlines()) == 3
+    hold_race(groups, target, prompts, results, NEW, [])
+    settings, first, second, _ = results.read_text().splitlines(keepends=True)
+    results.write_text(settings + first + second[:20])  # truncated by a kill
+    hold_race(groups, target, prompts, results, NEW, [])
+    assert results.read_text().startswith(settings + first)
+    assert [line["prompt"] for line in read_lines(results)[1:]] == ["q0", "q1", "q2"]
+    whole = results.read_text()
+    hold_race(groups, target, prompts, results, NEW, [])
+    assert results.read_text() == whole
+    results.write_text(settings + first)
+    with pytest.raises(UserError, match=r"--results: must be of this race, got another new_tokens, drafts in "):
+        hold_race(groups, target, prompts, results, NEW - 1, ["another"])
+    results.write_text(whole)
     table = speed_table(read_runs(results))
-    assert table.columns == ["draft", "decoding", "proposed", "qa", "rag", "all", "same answers"]
+    assert table.columns == ["draft", "decoding", "proposed", "qa", "rag", "all", "same answers", "graphs"]
     assert [row[:3] for row in table.rows] == [c.settings for c in list_contenders(groups)]
-    assert {row[-1] for row in table.rows} == {"3 of 3"}
+    assert {tuple(row[-2:]) for row in table.rows} == {("3 of 3", "0")}
     tokens = tau_table(read_runs(results), ["n-gram | ours, chain | 4"])
     assert [row[0] for row in tokens.rows] == ["qa", "rag", "all"]
+
+
+def test_two_drafts_of_one_method_are_refused(target, learned, tmp_path):
+    draft, _ = learned
+    for name in "ab":
+        draft.save(tmp_path / name, target)
+    with pytest.raises(UserError, match=r"^--drafts: must be of different methods, got eagle3, eagle3; "):
+        load_drafts(target, [tmp_path / "a", tmp_path / "b"])
 
 
 def build_run(category, contender, seconds):
     return Run(category=category, contender=contender, seconds=seconds, ids=[1, 2], accepted=[])
 
 
-def test_a_batch_emits_what_prompts_emit_alone(target, prompts, learned, tmp_path):
+def test_a_batch_emits_what_prompts_emit_alone(target, prompts, learned):
     draft, _ = learned
-    draft.save(tmp_path, target)
-    alone, together = (decode_in_batches(target, [tmp_path], mixed(), prompts, NEW, batch) for batch in (1, 3))
+    alone, together = (decode_in_batches(target, [draft], mixed(), prompts, NEW, batch) for batch in (1, 3))
     assert together == alone
     assert {run.contender for run in alone} == {
         "n-gram | ours, chain | 4",
