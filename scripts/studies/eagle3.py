@@ -123,7 +123,7 @@ def main() -> None:
 
 def run_folder(setting: str, seed: int, args: argparse.Namespace) -> Path:
     name = setting.replace(", ", "-").replace(" ", "_").replace("'", "")
-    return args.output / f"{name}-seed{seed}"
+    return args.output / ("" if args.target is None else Path(args.target).name) / f"{name}-seed{seed}"
 
 
 def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
@@ -181,24 +181,26 @@ def load_unreported_prompts(tokenizer: Any) -> list[EvalPrompt]:
     return [prompt for prompt in every if prompt.id not in reported_ids]
 
 
-def count_rounds(setting: str, args: argparse.Namespace) -> list[ndarray]:
-    """Return the counts of each seed whose run is measured."""
-    files = [run_folder(setting, seed, args) / "accepted.json" for seed in args.seeds]
-    return [tabulate_rounds(json.loads(file.read_text()), DEPTH) for file in files if file.exists()]
+def count_rounds(setting: str, args: argparse.Namespace) -> dict[int, ndarray]:
+    """Return the counts by seed of the runs that are measured."""
+    files = {seed: run_folder(setting, seed, args) / "accepted.json" for seed in args.seeds}
+    return {seed: tabulate_rounds(json.loads(file.read_text()), DEPTH) for seed, file in files.items() if file.exists()}
 
 
 def render_table(args: argparse.Namespace) -> str:
-    """Return tau by seed and together, its difference to the first setting, and acceptance."""
+    """Return tau by seed and together, its difference to the first setting on the seeds of both, and acceptance."""
     columns, rows = ["setting", "tau by seed", "tau", "over the first, 95 % interval", "accepted at 1-4"], []
-    first: ndarray | None = None
+    first: dict[int, ndarray] = {}
     for setting in args.settings:
         counts = count_rounds(setting, args)
         if not counts:
             continue
-        by_seed = ", ".join(f"{acceptance_length(c):.2f}" for c in counts)
-        total = np.sum(counts, axis=0)
-        interval = "" if first is None else render_difference(total, first)
-        first = total if first is None else first
+        by_seed = ", ".join(f"{acceptance_length(c):.2f}" for c in counts.values())
+        total = np.sum([*counts.values()], axis=0)
+        interval = ""
+        if shared := sorted(first.keys() & counts.keys()):
+            interval = render_difference(*(np.sum([c[seed] for seed in shared], axis=0) for c in (counts, first)))
+        first = first or counts
         rows.append([setting, by_seed, f"{acceptance_length(total):.2f}", interval, render_shares(total)])
     return render_markdown_table(columns, rows)
 
