@@ -5,16 +5,14 @@ from pathlib import Path
 import torch
 
 from data.config import DataConf, DataSource, TeacherKind
-from data.features.manifest import Manifest, read_manifest
+from data.features.manifest import read_manifest
 from models.checkpoints.fingerprints import tokenizer_fingerprint
-from models.drafts.base import Draft
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.losses.config import LossConf
 from models.meta_model import build_meta_draft, build_meta_target
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer
-from models.targets.target import Target
 
 
 def check_captured_data(data: DataConf, *, target: TargetConf, draft: DraftConf, loss: LossConf) -> None:
@@ -49,16 +47,3 @@ def check_captured_data(data: DataConf, *, target: TargetConf, draft: DraftConf,
         f"loss.temperature: must be 1 with a store of teacher=topk, got {loss.temperature}; "
         "the mass of the tokens outside the top k is known only at temperature 1",
     )
-
-
-def read_store_manifest(data: DataConf, target: Target, draft: Draft) -> Manifest | None:
-    """Return the manifest of the run's store, or None if the run does not train from a store.
-
-    Raises UserError if the store was captured from a target of a different shape or lacks features.
-    """
-    if data.source is not DataSource.captured:
-        return None
-    folder = Path(str(data.path))
-    manifest = read_manifest(folder)
-    manifest.check_serves(folder, needs=draft.needs, hidden_size=target.hidden_size)
-    return manifest

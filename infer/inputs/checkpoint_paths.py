@@ -55,13 +55,13 @@ def find_tuned_tree(directories: list[Path]) -> Path:
     """Return the tree file that `tune=true` left beside a single checkpoint; raise UserError if there is none."""
     require(len(directories) == 1, f"tree: must not be tuned for {len(directories)} checkpoints; give one")
     run = directories[0].resolve().parent
-    file = next(iter(sorted(run.glob(f"*-{TUNED}.json"))), None)
+    files = sorted(run.glob(f"*-{TUNED}.json"))
     require(
-        file is not None,
+        bool(files),
         f"tree: tuned needs the tree that tune=true chose for this draft, got none in {run}; run python -m infer.tune, "
         "and take its tree.file",
     )
-    return file
+    return files[0]
 
 
 def list_finished_checkpoints(root: Path = Path("outputs/train")) -> list[Path]:

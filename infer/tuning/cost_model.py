@@ -25,7 +25,7 @@ from infer.tuning.config import TuneConf
 from models.drafts.base import Draft
 from models.io.console import print_line, track_progress
 from models.io.errors import first_line
-from models.parallel.processes import take_from_main
+from models.parallel.processes import share_from_main
 from models.targets.target import Target
 from models.trees.tree import NO_TREE
 
@@ -44,7 +44,7 @@ def read_clock(decoder: Decoder, generation: Generation) -> list[float]:
     The processes of a split target take those of the main one, so that all choose the same tree; collective.
     """
     assert isinstance(decoder.target, Target)
-    return take_from_main(generation.round_s) if decoder.target.processes > 1 else generation.round_s
+    return share_from_main(generation.round_s) if decoder.target.processes > 1 else generation.round_s
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ class CostBench:
         if self.minutes is None:
             return True
         passed = [time.monotonic() - self.start]
-        return (take_from_main(passed) if self.target.processes > 1 else passed)[0] < 60 * self.minutes
+        return (share_from_main(passed) if self.target.processes > 1 else passed)[0] < 60 * self.minutes
 
     def compile_in_time(self, candidates: list[TreeCandidate]) -> list[TreeCandidate]:
         """Build the decoders of candidates, at least of the first, while there is time; return those candidates.

@@ -9,7 +9,7 @@ last one, the bucket, for all other tokens, whose logit is the logsumexp of thei
 used like logits; docs/losses.md explains what a bucket hides.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,12 +48,6 @@ class TopKLogits:
         return TopKLogits(
             ids=change(self.ids), log_probs=change(self.log_probs), rest=change(self.rest), vocab_size=self.vocab_size
         )
-
-    def split(self, size: int) -> Iterator["TopKLogits"]:
-        """Yield consecutive parts of `size` positions; the last may have fewer."""
-        parts = (t.split(size) for t in (self.ids, self.log_probs, self.rest))
-        for ids, log_probs, rest in zip(*parts, strict=True):
-            yield TopKLogits(ids=ids, log_probs=log_probs, rest=rest, vocab_size=self.vocab_size)
 
 
 @dataclass(kw_only=True)

@@ -59,17 +59,10 @@ def leave_processes() -> None:
 
 
 def share_from_main(value: T) -> T:
-    """Return the main process's value, any that can be pickled; collective."""
+    """Return the main process's value, any that can be pickled; collective.
+
+    Clocks differ, and processes that act on different times wait for each other forever.
+    """
     values = [value]
     dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
     return values[0]
-
-
-def take_from_main(numbers: list[float]) -> list[float]:
-    """Return the main process's numbers, of which every process has as many; collective.
-
-    Clocks differ, and processes that act on different numbers wait for each other forever.
-    """
-    shared = torch.tensor(numbers, dtype=torch.float64)
-    dist.broadcast(shared, src=0)
-    return shared.tolist()

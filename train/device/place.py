@@ -7,6 +7,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,27 +25,18 @@ MIN_FREE_BYTES = 10 << 30  # compiled graphs of a large target take gigabytes
 
 def list_checks(context: CheckContext) -> Iterator[Check]:
     device = context.device
-    yield Check(name="versions", run=describe_versions, remedy="install by a script of scripts/ (docs/trainium.md)")
-    yield Check(
-        name="hardware",
-        run=lambda: describe_hardware(device),
-        remedy="read the driver's own tool: nvidia-smi or neuron-ls",
-    )
-    yield Check(
-        name="compiler",
-        run=lambda: find_compiler(device),
-        remedy="put the environment's bin folder on PATH, or set it up",
-    )
-    yield Check(
-        name="cache of graphs",
-        run=lambda: check_cache(device),
-        remedy="set device.cache_dir to a folder on a disk that survives, with 10 GiB free",
-    )
-    yield Check(
-        name="memory figures",
-        run=lambda: check_memory_figures(device),
-        remedy="plans cannot be compared with the device; set device.memory_gib by hand",
-    )
+    for name, run, remedy in (
+        ("versions", lambda _: describe_versions(), "install by a script of scripts/ (docs/trainium.md)"),
+        ("hardware", describe_hardware, "read the driver's own tool: nvidia-smi or neuron-ls"),
+        ("compiler", find_compiler, "put the environment's bin folder on PATH, or set it up"),
+        ("cache of graphs", check_cache, "set device.cache_dir to a folder on a disk that survives, with 10 GiB free"),
+        (
+            "memory figures",
+            check_memory_figures,
+            "plans cannot be compared with the device; set device.memory_gib by hand",
+        ),
+    ):
+        yield Check(name=name, run=partial(run, device), remedy=remedy)
 
 
 def describe_versions() -> str:

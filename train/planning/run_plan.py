@@ -3,14 +3,14 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from data.config import CaptureConf, DataSource
-from data.features import compatibility
-from data.features.manifest import Manifest
+from data.features.manifest import Manifest, read_manifest
 from data.features.schema import FeatureSchema, build_schema
 from models.device.config import MachineConf
 from models.device.memory_trace import TracedPhase
@@ -178,8 +178,16 @@ def count_graphs(plan: MachinePlan) -> int:
 
 
 def read_store(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> Manifest | None:
-    """Return the manifest of the run's store, or None if there is none yet."""
-    return None if conf.data.path is None else compatibility.read_store_manifest(conf.data, target, draft)
+    """Return the manifest of the run's store, or None if there is none yet.
+
+    Raise UserError if the store was captured from a target of a different shape or lacks features.
+    """
+    if conf.data.path is None or conf.data.source is not DataSource.captured:
+        return None
+    folder = Path(conf.data.path)
+    manifest = read_manifest(folder)
+    manifest.check_serves(folder, needs=draft.needs, hidden_size=target.hidden_size)
+    return manifest
 
 
 def default_schema(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> FeatureSchema:
