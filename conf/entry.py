@@ -41,7 +41,7 @@ from conf.drafts import is_draft_entry, list_options
 from conf.error_lines import reword_message, unknown_key_message, unknown_option_message, unreadable_message
 from conf.sequences import WRITERS, check_experiments, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
-from models.device.packages import guard_torch_autoload
+from models.device.packages import guard_torch_autoload, limit_spinning
 from models.drafts.options import METHODS
 from models.io.errors import FOLDER_NAME, MAX_NAME_BYTES, UserError, check_values
 from models.io.secrets import redact
@@ -52,7 +52,9 @@ USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError
 
 Conf = TypeVar("Conf")
 
-guard_torch_autoload()  # before a command imports PyTorch
+# Before a command imports PyTorch.
+guard_torch_autoload()
+limit_spinning()
 
 # Hydra copies this store, with all schemas, for each of the 120 lists that --help looks up, which
 # takes seconds. A singleton needs no copy, and Hydra copies each schema that it loads from it.

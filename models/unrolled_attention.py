@@ -88,7 +88,7 @@ def sum_heads(x: Float[Tensor, "b h t d"], key: Tensor) -> Float[Tensor, "b kv t
 
 
 def score_own_keys(query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv t d"]) -> Float[Tensor, "b h t"]:
-    """Return each query's score of the key at its own position, in fp32 at least."""
+    """Return each query's score of the key at its own position, multiplied in their type, in fp32 at least."""
     scores = (query * spread_heads(key, query)).sum(-1) * query.shape[-1] ** -0.5
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 

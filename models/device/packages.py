@@ -18,6 +18,7 @@ NATIVE_VERSIONS = ("2.13", "2.14")
 XLA_VERSION = "2.9"
 PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "torch_xla", "libneuronxla", "neuronx-distributed")
 XLA_PACKAGES = ("torch_xla", "libneuronxla", "neuronx-distributed")
+SPIN_COUNT = "5000"  # turns; GNU's default is 300,000
 
 
 def installed_version(name: str) -> str | None:
@@ -48,6 +49,16 @@ def guard_torch_autoload() -> None:
     """
     if is_native() and minor_version("torch-neuronx") != minor_version("torch"):
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+
+def limit_spinning() -> None:
+    """Let idle threads of GNU's OpenMP, by which PyTorch's wheels compute on Linux, soon give way to other processes.
+
+    By default they spin for milliseconds at the end of every product, as if no other process wanted the core
+    (docs/decoding.md has figures). Call this before torch is imported, which loads the library.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def check_package_mix() -> None:

@@ -72,7 +72,7 @@ def require_no_bias(head: nn.Module, method: str) -> None:
     """Raise UserError for an LM head with a bias, which a loss that reads the head's weight alone leaves out."""
     require(
         getattr(head, "bias", None) is None,
-        f"draft.method: {method} needs an LM head without a bias, got one with it; choose eagle3, medusa or hydra",
+        f"draft.method: {method} needs an LM head without a bias, got one with it; choose eagle3",
     )
 
 

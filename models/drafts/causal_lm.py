@@ -11,6 +11,7 @@ Axes: B rows, T tokens, H hidden, S slots.
 import copy
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ def build_initial_model(conf: CausalLMConf, target: Target) -> Any:
         if target.head.weight.is_meta:  # planning needs shapes only
             return build_planning_model(conf, torch.float32)
         return load_finite_model(conf, torch.float32)
-    default = list(range(0, target.num_layers, 4))
+    default = choose_layers(target)
     layers = conf.layers or default
     target.check_layers(layers, default=default)
     return prune_layers(target, layers, copy_weights=conf.init_from is InitFrom.pruned)
@@ -242,16 +243,33 @@ def load_finite_model(source: ModelSource, dtype: torch.dtype) -> Any:
     return model
 
 
+def choose_layers(target: Target) -> list[int]:
+    """Return a quarter of the layers, from the first to the last, with each kind of attention among them.
+
+    Without a layer that attends to all of the text, a draft would see no further than a few windows.
+    """
+    depth = target.num_layers
+    count = -(-depth // 4)
+    layers = [round(i * (depth - 1) / max(count - 1, 1)) for i in range(count)]
+    by_layer = [getattr(target.config, name, None) for name in ("layer_types", "no_rope_layers")]
+    kinds = [*zip(*(values for values in by_layer if values), strict=True)] or [()] * depth
+    for kind in sorted(set(kinds) - {kinds[layer] for layer in layers}):
+        held = Counter(kinds[layer] for layer in layers)
+        near = [
+            (abs(old - new), place, new)
+            for place, old in enumerate(layers)
+            for new in range(depth)
+            if kinds[new] == kind and held[kinds[old]] > 1
+        ]
+        if near:
+            _, place, new = min(near)
+            layers[place] = new
+    return sorted(layers)
+
+
 def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> Any:
     """Build a model of only these layers of the target, with their weights or random ones."""
-    config = copy.deepcopy(target.model.config)
-    text_config = config.get_text_config()
-    text_config.num_hidden_layers = len(layers)
-    for name in ("layer_types", "no_rope_layers"):  # an entry for each layer
-        if values := getattr(text_config, name, None):
-            setattr(text_config, name, [values[i] for i in layers])
-    if dense_layers := getattr(text_config, "mlp_only_layers", None):  # by number
-        text_config.mlp_only_layers = [new for new, old in enumerate(layers) if old in dense_layers]
+    config = modeling.keep_layers(target.model.config, layers)
     model = type(target.model)._from_config(config, dtype=torch.float32)
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not copy_weights:

@@ -9,6 +9,7 @@ and returns a better H_t. Tensors have the authors' names and spelling; see docs
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -25,6 +26,7 @@ from models.drafts.base import DraftState, Extras, LossTerms, with_last_hidden
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import HydraConf
+from models.io.errors import require
 from models.layers import DecoderLayer, RMSNorm, attend, draw_dropout_mask, drop_inputs, init_normal
 from models.losses.loss_weights import shift_left
 from models.targets.language_model import TargetOutput
@@ -103,6 +105,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
             target,
             hydra_head_arch=HEAD_ARCH_PREFIX if conf.prefix else HEAD_ARCH_PLAIN,
             original_lm_head=not conf.separate_lm_heads,
+            grounded_heads=True,  # that read the tokens before theirs
             base_model_name_or_path=target.name,
             **overrides,
         )
@@ -111,6 +114,28 @@ class HydraDraft(CachedDecoding, HeadsDraft):
     def fields_from_config(cls, config: Any) -> dict[str, Any]:
         prefix = config.hydra_head_arch == HEAD_ARCH_PREFIX
         return super().fields_from_config(config) | {"prefix": prefix}
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by the authors' names; their heads have a bias."""
+        tensors = {self._publish_name(name): tensor for name, tensor in self.state_dict().items()}
+        heads = {name: tensor for name, tensor in tensors.items() if name.startswith("hydra_lm_head.")}
+        biases = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in heads.items()}
+        return tensors | biases
+
+    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
+        biased = [name for name in tensors if name.startswith("hydra_lm_head.") and name.endswith("bias")]
+        require(
+            not any(tensors[name].any() for name in biased),
+            "checkpoint: vocabulary heads must have no bias but 0, got others; train a draft of this project",
+        )
+        self.load_state_dict({name: tensors[self._publish_name(name)] for name in self.state_dict()})
+
+    def _publish_name(self, name: str) -> str:
+        """Return the authors' name of a tensor: with a prefix, they have a dropout before each block and head."""
+        if self.prefix_embeding_layer is None:
+            return name
+        name = re.sub(r"^(hydra_mlp\.\d+\.)(\d+)", lambda match: f"{match[1]}{2 * int(match[2]) + 1}", name)
+        return re.sub(r"^(hydra_lm_head\.\d+)\.", r"\1.1.", name)
 
     @property
     def heads(self) -> list[nn.Linear]:

@@ -5,8 +5,10 @@ from enum import Enum
 from itertools import pairwise
 from typing import ClassVar
 
-from models.io.errors import BELOW_ONE, POSITIVE, at_least, check_values, require
+from models.io.errors import BELOW_ONE, POSITIVE, Rule, at_least, check_values, require
 from models.targets.config import ModelSource
+
+EVEN = Rule("must be even and positive", lambda size: size > 0 and size % 2 == 0, "positions rotate pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class CausalLMConf(ModelSource, DraftConf):
     config_key: ClassVar[str] = "draft"
 
     init_from: InitFrom = InitFrom.checkpoint
-    layers: list[int] | None = None  # of the target, if pruned or random; None = every fourth
+    layers: list[int] | None = None  # of the target, if pruned or random; None = a quarter of them
     lora: LoraConf = field(default_factory=LoraConf)
     max_depth: int = 16  # tokens of the deepest proposal
 
@@ -142,7 +144,8 @@ class EagleConf(DraftConf):
     max_depth: int = 16  # tokens of the deepest proposal
 
     def __post_init__(self) -> None:
-        check_values(self, "draft", ttt_steps=at_least(1), max_depth=at_least(1), dropout=BELOW_ONE)
+        sizes = ("ttt_steps", "max_depth", "intermediate_size", "heads", "kv_heads")
+        check_values(self, "draft", dropout=BELOW_ONE, head_size=EVEN, **dict.fromkeys(sizes, at_least(1)))
 
     @property
     def trains_embeddings(self) -> bool:

@@ -84,4 +84,4 @@ def shift_left(x: Tensor, by: int, fill: int = 0) -> Tensor:
 
 def shift_right(x: Tensor, by: int) -> Tensor:
     """Return x[:, t - by] at t, and 0 before the start."""
-    return torch.cat([torch.zeros_like(x[:, :by]), x[:, : x.shape[1] - by]], 1)
+    return torch.cat([torch.zeros_like(x[:, :by]), x[:, : max(x.shape[1] - by, 0)]], 1)

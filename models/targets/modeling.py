@@ -17,7 +17,7 @@ and weights of the chosen experts.
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, cast
@@ -218,12 +218,21 @@ def build_thin_model(config: Any, *, trust_remote_code: bool = False) -> Any:
 
 def cut_layers(config: Any, layers: int) -> Any:
     """Return the config of the model's first layers."""
-    thin = copy.deepcopy(config)
-    text = thin.get_text_config()
-    text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
-    return thin
+    return keep_layers(config, range(layers))
+
+
+def keep_layers(config: Any, layers: Sequence[int]) -> Any:
+    """Return the config of a model of only these layers, of those that say something of each layer too."""
+    kept = copy.deepcopy(config)
+    text = kept.get_text_config()
+    if dense_layers := getattr(text, "mlp_only_layers", None):  # by number
+        text.mlp_only_layers = [new for new, old in enumerate(layers) if old in dense_layers]
+    for name, values in text.to_dict().items():
+        is_by_layer = "layer" in name and name != "mlp_only_layers" and isinstance(values, list)
+        if is_by_layer and len(values) == text.num_hidden_layers:
+            setattr(text, name, [values[i] for i in layers])
+    text.num_hidden_layers = len(layers)
+    return kept
 
 
 @torch.no_grad()

@@ -7,7 +7,9 @@ from models.io.errors import POSITIVE, SEED, Rule, at_least, check_values
 
 SAMPLING_RULES = {
     "temperature": Rule(
-        "must be finite and at least 0", lambda value: 0 <= value < math.inf, "0 takes the likeliest token"
+        "must be 0, or finite and at least 1e-5",  # Scores divided by less leave the range of the filters.
+        lambda value: value == 0 or 1e-5 <= value < math.inf,
+        "0 takes the likeliest token",
     ),
     "top_k": at_least(0, "0 keeps every token"),
     "top_p": Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),

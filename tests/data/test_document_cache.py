@@ -13,7 +13,7 @@ from datasets import DatasetInfo, Features, SplitDict, SplitInfo, Value
 from datasets.arrow_writer import ArrowWriter
 
 from data import document_cache
-from data.config import DataConf, DataSource, TurnSelection
+from data.config import DataConf, DataSource, RowFormat, TurnSelection
 from data.document_cache import fingerprint_documents, read_cached_documents, read_documents
 from data.packing.documents import Documents
 from data.sources.training_rows import count_training_rows
@@ -83,6 +83,8 @@ def test_every_change_of_documents_changes_their_fingerprint(conf, tmp_path, mon
         fingerprint(replace(conf, turns=TurnSelection.last)),
         fingerprint(replace(conf, split="train[1:]")),
         fingerprint(replace(conf, template={"enable_thinking": False})),
+        fingerprint(replace(conf, column="other")),
+        fingerprint(replace(conf, format=RowFormat.text)),
     ]
     file = tmp_path / "rows.jsonl"
     text = file.read_text()

@@ -126,12 +126,15 @@ def test_graphs_are_announced_before_the_first_answer(learned, capsys):
     assert last == announced.replace("announced", "compiled")
 
 
-@pytest.mark.parametrize("new_tokens", [1, 2])
-def test_answers_shorter_than_a_warm_up_are_compiled_for(learned, new_tokens):
+@pytest.mark.parametrize(
+    ("new_tokens", "graphs"), [(1, "2 (begin 1, prefill 1)"), (2, "3 (begin 1, fused 1, prefill 1)")]
+)
+def test_answers_shorter_than_a_warm_up_are_compiled_for(learned, new_tokens, graphs, capsys):
     target = tiny_target(seed=0, device=replace(CPU, counts_shapes=True, ledger=GraphLedger()))
     ids = learned[1][0]
     decoder = Decoder(target, learned[0], chain(3), sampling=SamplingConf(), slots=len(ids) + new_tokens)
     compile_graphs(decoder, [EvalPrompt(id="a", category="all", ids=ids)])
+    assert capsys.readouterr().out.splitlines()[-1] == f"graphs: {graphs} compiled"
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_a_weight_is_read(folder, target, tmp_path):

@@ -64,6 +64,17 @@ def test_every_method_has_a_case():
     assert {type(case.conf) for case in CASES.values()} == set(METHODS.values())
 
 
+@pytest.mark.parametrize("name", EVERY_CASE)
+def test_the_context_of_a_piece_is_learned_in_the_piece_before(target, name):
+    draft, batch = CASES[name].build(target), batch_of(sampled_texts(target, count=2, length=24))
+    output = run_target(target, draft.needs.layers, batch)
+    extras = draft.prepare_batch(batch, step=0, generators=[])
+    context = replace(batch, context_mask=torch.ones_like(batch.answer_mask))
+    whole, nothing = (compute_loss(draft.loss_terms(part, output, **extras)).total for part in (batch, context))
+    assert whole > 0
+    assert nothing == 0
+
+
 def test_a_learned_text_is_accepted(learned):
     """Exact output cannot show a broken draft: verification repairs it."""
     assert measure_share_of_maximum(learned.verifier, learned.draft, learned.text) >= 0.9

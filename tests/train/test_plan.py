@@ -90,7 +90,7 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
     planned = max(
         phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS) for phase in phases.values()
     )
-    assert planned == pytest.approx(taken, rel=0.1)
+    assert taken <= planned <= 1.03 * taken
 
 
 def trace_rows(kind: str, rows: int, device: Device = CPU, overrides: Sequence[str] = ()) -> dict[str, TracedPhase]:

@@ -15,8 +15,19 @@ from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.targets.target import Target
+from tests.support.data.packed import packed_of
 from tests.support.runs.killing import TIMEOUT_S, start_toy_process
-from tests.support.runs.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
+from tests.support.runs.toy_run import (
+    ROWS,
+    ToyDraft,
+    load_saved_tensors,
+    metrics,
+    toy_conf,
+    toy_rows,
+    toy_run,
+    toy_target,
+    weights,
+)
 from train.config.optim import OptimName
 from train.run.state import RunState
 
@@ -125,6 +136,30 @@ def test_trained_weights_move_and_frozen_weights_do_not(tmp_path, precision, nam
     assert all(map(torch.equal, frozen, target.model.parameters()))
 
 
+def test_a_gradient_is_clipped_to_the_configured_norm(tmp_path):
+    optim = {"steps": 1, "max_grad_norm": 1e-3, "betas": [0.9, 0.99]}
+    toy_run(tmp_path, toy_conf(optim=optim))
+    assert metrics(tmp_path)[0]["train/grad_norm"] > 0.1
+    moments = load_saved_tensors(tmp_path / "state" / "00000001", "moments")
+    means, squares = (
+        torch.cat([tensor.flatten() for name, tensor in moments.items() if name.endswith(kind)])
+        for kind in ("exp_avg", "exp_avg_sq")
+    )
+    assert float(means.norm()) == pytest.approx((1 - 0.9) * 1e-3, rel=1e-3)
+    assert float(squares.sum()) == pytest.approx((1 - 0.99) * 1e-6, rel=1e-3)
+
+
+def test_a_step_without_an_answer_moves_no_weight(tmp_path, monkeypatch):
+    batch = toy_rows().batch([*range(ROWS)])
+    rows = packed_of(replace(batch, answer_mask=torch.zeros_like(batch.answer_mask)))
+    monkeypatch.setattr("tests.support.runs.toy_run.toy_rows", lambda: rows)
+    conf = toy_conf(optim={"steps": 1, "weight_decay": 0.0})
+    before = build_draft(conf.draft, toy_target(), loss=conf.loss, seed=conf.seed).state_dict()
+    toy_run(tmp_path, conf)
+    after = weights(tmp_path)
+    assert all(torch.equal(after[name], before[name.removeprefix("draft.")]) for name in after)
+
+
 def test_the_loss_falls(tmp_path):
     toy_run(tmp_path, toy_conf(optim={"steps": 60, "lr": 2e-2}))
     lines = metrics(tmp_path)
@@ -154,17 +189,17 @@ def test_an_evaluation_changes_no_trained_weight(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_spoils_no_state(tmp_path, monkeypatch):
-    """Step 7 is read together with step 8, before a state of step 8 is saved."""
+    """Step 10 is neither logged nor evaluated, and is read before its state is saved."""
     called = []
 
     def spoiled(self, batch, seen, loss_terms=ToyDraft.loss_terms, **extras):
         called.append(batch)
         result = loss_terms(self, batch, seen, **extras)
-        result.total = result.total * (torch.nan if len(called) == 7 else 1)
+        result.total = result.total * (torch.nan if len(called) == 10 else 1)
         return result
 
     monkeypatch.setattr(ToyDraft, "loss_terms", spoiled)
-    with pytest.raises(UserError, match=r"optim\.lr: the loss must stay finite, got nan at step 7"):
+    with pytest.raises(UserError, match=r"optim\.lr: the loss must stay finite, got nan at step 10"):
         toy_run(tmp_path, toy_conf())
-    assert RunState(tmp_path, {}).newest_state().name == "00000006"
+    assert RunState(tmp_path, {}).newest_state().name == "00000008"
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from models.batch import Batch
 from models.checkpoints import checkpoint, checkpoint_files
-from models.drafts.base import Draft, DraftState, HeadTerm, LossTerms, Needs
+from models.drafts.base import Draft, DraftState, HeadTerm, LossTerms, Needs, require_no_bias
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.losses.config import LossConf
@@ -193,7 +193,9 @@ class HeadsDraft(FeatureDraft):
         return self.heads[0].weight.dtype
 
     def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
-        """Copy the target's head to all heads."""
+        """Copy the target's head to all heads; they have no bias, so that one that is shared must have none."""
+        if not self.conf.separate_lm_heads:
+            require_no_bias(target.head, f"{self.method} with draft.separate_lm_heads=false")
         for head in self.heads:
             head.load_state_dict({"weight": full_tensor(target.head.weight)})
 
@@ -251,5 +253,10 @@ def layer_config(target: Target, architecture: str, **overrides: Any) -> LlamaCo
         "draft.heads: the attention heads must divide the hidden size, got "
         f"{keys['num_attention_heads']} and {keys['hidden_size']} of {family}; set draft.heads and "
         "draft.kv_heads of an EAGLE draft, or choose a Medusa draft",
+    )
+    require(
+        keys["num_attention_heads"] % keys["num_key_value_heads"] == 0,
+        "draft.kv_heads: must divide the attention heads, got "
+        f"{keys['num_key_value_heads']} and {keys['num_attention_heads']}; set draft.kv_heads to a divisor",
     )
     return LlamaConfig(**keys)

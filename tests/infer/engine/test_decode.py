@@ -7,10 +7,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from data.features.target_pass import build_target_pass
+from infer.engine import steps
 from infer.engine.admission import pad_and_start
 from infer.engine.answers import generate_answers
 from infer.engine.decode import Decoder
 from infer.verify.greedy_and_coupled import walk_choices
+from infer.verify.rejection_and_block import RejectionRule
 from models.drafts.ngram import NgramDraft, graft_chain
 from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
@@ -63,6 +65,20 @@ def test_training_answers_are_those_of_each_prompt_alone(target, learned):
     assert dict(answers) == {position: row.ids for position, row in enumerate(alone)}
 
 
+def test_draws_coins_and_residuals_of_a_ratio_test_have_noise_of_their_own(target, monkeypatch):
+    seeds = []
+    for name in ("gumbel_noise", "uniform_noise"):
+        noise = getattr(steps, name)
+        monkeypatch.setattr(steps, name, lambda seed, *at, noise=noise: seeds.append(seed) or noise(seed, *at))
+    sampling = SamplingConf(temperature=1.0)
+    decoder = Decoder(target, new_draft(target), chain(2), sampling=sampling, slots=64, acceptance_rule=RejectionRule())
+    decode_each(decoder, [[7, 8, 9]])
+    first, *rounds = seeds  # the target's first token has the seed of the user
+    assert first == sampling.seed
+    assert len(set(rounds)) == 3
+    assert first not in rounds
+
+
 def test_ngram_lookup_copies_what_repeats(target):
     decoder = Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=96)
     (looping,) = decode_each(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
@@ -110,6 +126,20 @@ def test_ngram_lookup_repeats_a_period_that_is_shorter_than_the_copy(period):
         proposal = draft.propose(state, tree=chain(depth), sampler=Sampler(rule=GREEDY))
         repeated = [1 + (1 + i) % period for i in range(depth)]
         assert proposal.ids.tolist() == [repeated, [3 * period + 1] * depth]
+
+
+def test_ngram_lookup_copies_after_the_longest_match_and_of_equal_ones_after_the_latest():
+    texts = torch.tensor([[1, 2, 3, 11, 9, 3, 12, 8, 1, 2], [2, 3, 11, 9, 2, 3, 12, 8, 7, 2]])
+    draft = NgramDraft()
+    state = draft.start(
+        draft.new_state(2, 12),
+        texts,
+        lengths=torch.full((2,), 10),
+        first_token=torch.tensor([3, 3]),
+        target_output=None,
+    )
+    proposal = draft.propose(state, tree=chain(1), sampler=Sampler(rule=GREEDY))
+    assert proposal.ids.tolist() == [[11], [12]]
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "none", "n-gram"])

@@ -16,6 +16,7 @@ import torch
 from models.device.config import DeviceConf, DeviceName
 from models.device.host import Host
 from models.device.opening import choose_route, open_device
+from models.device.packages import limit_spinning
 from models.io.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -23,6 +24,15 @@ NATIVE = {"torch": "2.14.0+cpu", "torch-neuronx": "2.14.3.0", "neuronx-cc": "2.2
 XLA = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0"}
 ON_NEURON = {**XLA, "libneuronxla": "2.2.17544.0", "torch-neuronx": "2.9.0.2.15.32035"}
 COMPILER = {"neuronx-cc": "2.26.6360.0"}
+
+
+@pytest.mark.parametrize(
+    ("set_before", "expected"), [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_idle_threads_give_way_soon_unless_the_environment_says_how_they_wait(monkeypatch, set_before, expected):
+    monkeypatch.setattr(os, "environ", dict(set_before))
+    limit_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 @pytest.fixture

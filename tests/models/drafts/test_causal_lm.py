@@ -2,6 +2,8 @@
 
 import copy
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from transformers import (
     Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MellumConfig,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -24,12 +27,13 @@ from conf.entry import compose
 from data.config import OnPolicyConf
 from data.packing.sampler import RowOrder
 from infer.engine.decode import Decoder
-from models.drafts.causal_lm import CausalLMDraft, prune_layers
+from models.drafts.causal_lm import CausalLMDraft, choose_layers, prune_layers
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf
 from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
 from models.losses.config import LossConf, LossName
 from models.targets.loading import freeze_model
+from models.targets.modeling import keep_layers
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
 from tests.support.models.methods import choose_varied_text, measure_share_of_maximum
@@ -259,6 +263,35 @@ def test_dense_layers_among_experts_stay_dense():
     kinds = [type(layer.mlp) for layer in target.model.get_decoder().layers]
     assert [type(layer.mlp) for layer in pruned.get_decoder().layers] == [kinds[0], kinds[1], kinds[0]]
     assert kinds[0] is not kinds[1]
+
+
+def test_a_list_with_an_entry_for_each_layer_is_cut_with_the_layers():
+    kinds = ["dense", "sparse", "dense", "sparse", "dense", "sparse"]
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_layer_types": kinds}
+    config = tiny_config(MellumConfig, **experts, eos_token_id=[1, 2, 3, 4, 5, 6])
+    kept = keep_layers(config, [1, 2])
+    assert (kept.num_hidden_layers, kept.mlp_layer_types) == (2, ["sparse", "dense"])
+    assert len(kept.layer_types) == 2
+    assert kept.eos_token_id == [1, 2, 3, 4, 5, 6]
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("by_layer", "expected"),
+    [
+        ({}, [0, 6, 11]),
+        ({"layer_types": [SLIDING, FULL] * 6}, [0, 6, 11]),
+        ({"layer_types": ([SLIDING] * 5 + [FULL]) * 2}, [0, 6, 11]),
+        ({"layer_types": [SLIDING] * 8 + [FULL] + [SLIDING] * 3}, [0, 8, 11]),
+        ({"layer_types": [FULL] * 12, "no_rope_layers": [1, 1, 1, 0] * 3}, [0, 6, 11]),
+        ({"layer_types": [FULL] * 12, "no_rope_layers": [1, 0, 1, 1] * 3}, [1, 6, 11]),
+    ],
+)
+def test_a_pruned_draft_has_each_kind_of_attention_that_its_target_has(by_layer, expected):
+    target: Any = SimpleNamespace(num_layers=12, config=SimpleNamespace(**by_layer))
+    assert choose_layers(target) == expected
 
 
 def test_layers_of_a_kind_that_depends_on_their_place_are_refused():

@@ -9,7 +9,8 @@ from data.vocabulary.draft_vocab import choose_kept_ids
 from infer.engine.decode import Decoder
 from models.drafts.bases.cached import CachePass
 from models.drafts.eagle3 import NORM_SWITCHES
-from models.drafts.options import CausalLMConf, InitFrom
+from models.drafts.loss import compute_loss
+from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, InitFrom
 from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
 from models.layers import RMSNorm, drop_inputs
@@ -17,7 +18,7 @@ from models.losses.config import LossConf
 from models.targets.language_model import TargetOutput
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.methods import choose_varied_text, measure_share_of_maximum
-from tests.support.models.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
+from tests.support.models.tiny import LAYERS, VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +181,20 @@ def test_dropout_zeroes_inputs_in_training_only_and_keeps_their_mean(target):
     assert float(dropped.mean()) == pytest.approx(float(inputs.mean()), rel=0.1)
     assert torch.equal(drop_inputs(inputs, None, dropout=0.25), inputs)
     assert new_draft(target).prepare_batch(batch, step=0, generators=build_generators(0, 1)) == {}
+
+
+@pytest.mark.parametrize("conf", [Eagle3Conf(layers=LAYERS, dropout=0.5), Eagle1Conf(dropout=0.5, feature_noise=0.0)])
+def test_dropout_zeroes_what_the_layer_reads(target, conf):
+    draft = build_draft(conf, target, loss=LossConf(), seed=0)
+    batch = batch_of([list(range(1, 13))])
+    output = run_target(target, draft.needs.layers, batch)
+    extras = draft.prepare_batch(batch, step=0, generators=build_generators(0))
+    kept = torch.ones_like(extras["dropout_mask"])
+    dropped, whole = (
+        compute_loss(draft.loss_terms(batch, output, **extras | {"dropout_mask": mask})).total
+        for mask in (extras["dropout_mask"], kept)
+    )
+    assert dropped != whole
 
 
 def build_generators(*rows: int) -> list[np.random.Generator]:

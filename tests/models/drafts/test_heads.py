@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
+from models.checkpoints.checkpoint_files import read_config
 from models.drafts.loss import compute_loss
 from models.drafts.options import HydraConf, LoraConf, Medusa2Conf, MedusaConf
 from models.drafts.registry import build_draft, load_draft
+from models.io.errors import UserError
 from models.losses.config import LossConf, LossName
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
@@ -97,12 +100,26 @@ def test_a_shared_head_stays_that_of_the_target(target, tmp_path, conf_class):
 def test_hydra_is_saved_under_the_names_of_its_authors(target, tmp_path, prefix):
     build(HydraConf(heads=2, num_layers=2, prefix=prefix), target).save(tmp_path, target)
     shapes = read_shapes(tmp_path)
-    assert shapes["hydra_mlp.1.0.linear.weight"] == [SIZE, 3 * SIZE]
-    assert shapes["hydra_mlp.1.0.res_connection.weight"] == [SIZE, 3 * SIZE]
-    assert shapes["hydra_mlp.1.1.linear.weight"] == [SIZE, SIZE]
-    assert shapes["hydra_lm_head.1.weight"] == [VOCAB, SIZE]
+    first, second, head = ("1", "3", ".1") if prefix else ("0", "1", "")  # with a prefix, dropouts stand between
+    assert shapes[f"hydra_mlp.1.{first}.linear.weight"] == [SIZE, 3 * SIZE]
+    assert shapes[f"hydra_mlp.1.{first}.res_connection.weight"] == [SIZE, 3 * SIZE]
+    assert shapes[f"hydra_mlp.1.{second}.linear.weight"] == [SIZE, SIZE]
+    assert shapes[f"hydra_lm_head.1{head}.weight"] == [VOCAB, SIZE]
+    assert shapes[f"hydra_lm_head.1{head}.bias"] == [VOCAB]
+    assert read_config(tmp_path)["grounded_heads"]
     assert ("prefix_embeding_layer.layers.0.self_attn.q_proj.weight" in shapes) == prefix
     assert ("prefix_embeding_layer.norm.weight" in shapes) == prefix
+
+
+def test_hydras_heads_with_a_bias_are_refused(target, tmp_path):
+    build(HydraConf(heads=2), target).save(tmp_path, target)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["hydra_lm_head.0.1.bias"][3] = 1.0
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, tmp_path / "model.safetensors", metadata=metadata)
+    with pytest.raises(UserError, match=r"^checkpoint: vocabulary heads must have no bias but 0, got others; "):
+        load_draft(tmp_path, target)
 
 
 def test_hydras_heads_see_the_tokens_before_them_and_medusas_do_not(target):

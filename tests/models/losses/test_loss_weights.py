@@ -3,7 +3,7 @@
 import torch
 
 from models.losses.config import LossConf, Reduction
-from models.losses.loss_weights import position_weights, token_weights
+from models.losses.loss_weights import position_weights, shift_right, token_weights
 
 # a document of two answers (3 and 2 tokens), a document of an answer of 4, and padding
 ANSWER = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0]]).bool()
@@ -32,6 +32,13 @@ def test_prompts_can_be_learned_like_answers():
         expected, expected_total = weigh(everything, DOCUMENT, conf=answers_only, **steps)
         torch.testing.assert_close(weight, expected)
         assert total == expected_total > weigh(ANSWER, DOCUMENT, conf=answers_only, **steps)[1]
+
+
+def test_a_shift_beyond_a_short_row_leaves_zeros():
+    row = torch.arange(1, 5)[None]
+    assert shift_right(row, 1).tolist() == [[0, 1, 2, 3]]
+    for by in (4, 7):
+        assert shift_right(row, by).tolist() == [[0, 0, 0, 0]]
 
 
 def test_a_drafted_position_has_the_weight_of_its_token():

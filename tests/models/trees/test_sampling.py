@@ -210,6 +210,7 @@ def test_noise_and_warping_compile_into_a_single_graph(backend):
     ("key", "value"),
     [
         ("temperature", -0.1),
+        ("temperature", 1e-6),
         ("temperature", math.nan),
         ("top_k", -1),
         ("top_p", 0.0),

@@ -134,6 +134,16 @@ def test_a_run_that_is_started_over_keeps_the_earlier_one_until_it_saves_a_state
     assert not (tmp_path / "replaced").exists()
 
 
+def test_a_run_that_a_kill_left_half_aside_replaces_the_one_before_it(tmp_path):
+    """Its states go aside first: a rename ends before the rest follows."""
+    for name in ("replaced/state/00000002", "replaced.partial/state/00000004", "checkpoint"):
+        (tmp_path / name).mkdir(parents=True)
+    reset_run_dir(tmp_path)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {
+        *("replaced", "replaced/state", "replaced/state/00000004", "replaced/checkpoint")
+    }
+
+
 def test_a_continued_run_needs_no_room_for_the_files_that_it_has(tmp_path, monkeypatch):
     draft = Draft()
     draft.layer = torch.nn.Linear(100, 100)

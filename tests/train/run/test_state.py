@@ -1,6 +1,7 @@
 """Saved states are complete or absent; they continue the same run, and others are refused."""
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,28 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     assert str(refused.value) == (
         f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false"
     )
+
+
+def test_every_setting_of_what_is_learned_is_kept(started):
+    folder, conf = started
+    saved = flatten_config(conf)
+    free = (
+        "data.license",
+        "data.processes",
+        "optim.steps",
+        "optim.epochs",
+        "optim.micro_batch_size",
+        "optim.recompute",
+    )
+    learned = [
+        key
+        for key in saved
+        if key.startswith(("target.", "draft.", "data.", "loss.", "optim.")) and key not in (*free, "loss.logits_chunk")
+    ]
+    assert {"target.name", "draft.dropout", "data.demo.num_prompts", "loss.name", "optim.lr"} <= set(learned)
+    for key in learned:
+        with pytest.raises(UserError, match=rf"^{re.escape(key)}: the run was started with "):
+            RunState(folder, saved | {key: "another"}).load_progress()
 
 
 def test_settings_that_change_at_most_the_rounding_may_change(started):

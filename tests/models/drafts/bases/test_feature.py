@@ -39,6 +39,21 @@ def build_target(family: str, **keys: Any) -> Target:
     return freeze_model(model, tiny_tokenizer(), name=family, device=CPU)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 0}, r"draft.heads: must be at least 1, got 0"),
+        ({"kv_heads": 0}, r"draft.kv_heads: must be at least 1, got 0"),
+        ({"head_size": 7}, r"draft.head_size: must be even and positive, got 7"),
+        ({"intermediate_size": 0}, r"draft.intermediate_size: must be at least 1, got 0"),
+        ({"heads": 1, "kv_heads": 2}, r"draft.kv_heads: must divide the attention heads, got 2 and 1; "),
+    ],
+)
+def test_sizes_that_no_attention_layer_can_have_are_refused(target, options, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        build_draft(Eagle3Conf(layers=[1, 2, 3], **options), target, loss=LossConf(), seed=0)
+
+
 @pytest.mark.parametrize("family", EPSILONS)
 def test_every_family_is_drafted_for_by_the_epsilon_that_it_states(family, tmp_path):
     keys, epsilon = EPSILONS[family]
