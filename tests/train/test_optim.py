@@ -45,6 +45,26 @@ def test_muon_takes_hidden_matrices_and_adamw_the_rest():
     assert muon.param_groups[0]["initial_lr"] == pytest.approx(1e-2)
 
 
+@pytest.mark.parametrize("name", OptimName)
+def test_optimizers_have_the_configured_settings(name):
+    small = Small()
+    small.hidden.weight.lr_scale = small.hidden.bias.lr_scale = 0.5
+    conf = OptimConf(name=name, lr=1e-3, muon_lr=1e-2, betas=[0.7, 0.8], weight_decay=0.3, warmup_ratio=0.0)
+    optimizers, _ = build_optimizers(conf, small)
+    groups = {
+        find_names(small, [parameter]).pop(): (optimizer, group)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for weight, scale in (("hidden.weight", 0.5), ("hidden.bias", 0.5), ("lm_head.weight", 1.0), ("norm.weight", 1.0)):
+        optimizer, group = groups[weight]
+        is_adamw = isinstance(optimizer, AdamW)
+        assert group["initial_lr"] == pytest.approx((1e-3 if is_adamw else 1e-2) * scale)
+        assert not is_adamw or group["betas"] == (0.7, 0.8)
+    assert groups["hidden.weight"][1]["weight_decay"] == groups["lm_head.weight"][1]["weight_decay"] == 0.3
+
+
 def test_norms_biases_and_embeddings_do_not_decay():
     small = Small()
     (adamw,), _ = build_optimizers(OptimConf(weight_decay=0.1), small)

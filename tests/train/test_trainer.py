@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -134,6 +135,20 @@ def test_trained_weights_move_and_frozen_weights_do_not(tmp_path, precision, nam
         moved = (after != before[key]).float().mean()
         assert moved == 0 if key.startswith("frozen") else moved > 0.5, key
     assert all(map(torch.equal, frozen, target.model.parameters()))
+
+
+def test_a_row_draws_other_numbers_at_each_visit(tmp_path, monkeypatch):
+    drawn = defaultdict(list)
+
+    def observed(self, batch, seen, mask, loss_terms=ToyDraft.loss_terms):
+        for row, numbers in zip(batch.input_ids.tolist(), mask, strict=True):
+            drawn[tuple(row)].append(numbers)
+        return loss_terms(self, batch, seen, mask)
+
+    monkeypatch.setattr(ToyDraft, "loss_terms", observed)
+    toy_run(tmp_path, toy_conf(dropout=0.5))
+    assert [len(visits) for visits in drawn.values()] == [2] * ROWS
+    assert not any(torch.equal(*visits) for visits in drawn.values())
 
 
 def test_a_gradient_is_clipped_to_the_configured_norm(tmp_path):
