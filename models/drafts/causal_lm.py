@@ -222,7 +222,7 @@ def build_initial_model(conf: CausalLMConf, target: Target) -> Any:
         if target.head.weight.is_meta:  # planning needs shapes only
             return build_planning_model(conf, torch.float32)
         return load_finite_model(conf, torch.float32)
-    default = choose_layers(target)
+    default = choose_layers(target.config, target.num_layers)
     layers = conf.layers or default
     target.check_layers(layers, default=default)
     return prune_layers(target, layers, copy_weights=conf.init_from is InitFrom.pruned)
@@ -243,15 +243,14 @@ def load_finite_model(source: ModelSource, dtype: torch.dtype) -> Any:
     return model
 
 
-def choose_layers(target: Target) -> list[int]:
-    """Return a quarter of the layers, from the first to the last, with each kind of attention among them.
+def choose_layers(config: Any, depth: int) -> list[int]:
+    """Return a quarter of a model's layers, from the first to the last, with each kind of attention among them.
 
     Without a layer that attends to all of the text, a draft would see no further than a few windows.
     """
-    depth = target.num_layers
     count = -(-depth // 4)
     layers = [round(i * (depth - 1) / max(count - 1, 1)) for i in range(count)]
-    by_layer = [getattr(target.config, name, None) for name in ("layer_types", "no_rope_layers")]
+    by_layer = [getattr(config, name, None) for name in ("layer_types", "no_rope_layers")]
     kinds = [*zip(*(values for values in by_layer if values), strict=True)] or [()] * depth
     for kind in sorted(set(kinds) - {kinds[layer] for layer in layers}):
         held = Counter(kinds[layer] for layer in layers)

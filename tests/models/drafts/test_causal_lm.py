@@ -3,7 +3,6 @@
 import copy
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -290,8 +289,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
     ],
 )
 def test_a_pruned_draft_has_each_kind_of_attention_that_its_target_has(by_layer, expected):
-    target: Any = SimpleNamespace(num_layers=12, config=SimpleNamespace(**by_layer))
-    assert choose_layers(target) == expected
+    assert choose_layers(SimpleNamespace(**by_layer), 12) == expected
 
 
 def test_layers_of_a_kind_that_depends_on_their_place_are_refused():
