@@ -139,11 +139,11 @@ def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = (
         "data=jsonl data.path=rows.jsonl data.row_length=64 target.path=target draft.ttt_steps=2 draft.vocab_size=null "
-        "optim=adamw optim.steps=2 optim.rows_per_step=4 optim.micro_batch_size=1 device=cpu device.compile=false "
+        "optim=adamw optim.steps=2 optim.rows_per_step=2 optim.micro_batch_size=1 device=cpu device.compile=false "
         "held_out.selection=2 held_out.report=2 evaluation.max_new_tokens=4 evaluation.batch_sizes=[] tree=chain "
         "tree.depth=2 device.precision=float32 run_name=auto"
     ).split()
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4", "-m", "train")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "train")
 
     def train(memory_gib: float) -> tuple[str, dict]:
         printed = run_python(
@@ -152,9 +152,9 @@ def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path):
         return printed, yaml.safe_load((tmp_path / "outputs/train/auto/config.yaml").read_text())
 
     printed, conf = train(1.0)
-    assert "parallel: 4 processes train by parallel.tensor=1\n" in printed
+    assert "parallel: 2 processes train by parallel.tensor=1\n" in printed
     assert conf["parallel"] == {"tensor": 1, "target": "replicated", "draft": "replicated"}
     printed, conf = train(TIGHT_GIB)
-    assert "parallel: 4 processes train by parallel.tensor=1 parallel.draft=sharded\n" in printed
+    assert "parallel: 2 processes train by parallel.tensor=1 parallel.draft=sharded\n" in printed
     assert conf["parallel"]["draft"] == "sharded"
     assert conf["optim"]["micro_batch_size"] == 1
