@@ -105,7 +105,7 @@ class HydraDraft(CachedDecoding, HeadsDraft):
             target,
             hydra_head_arch=HEAD_ARCH_PREFIX if conf.prefix else HEAD_ARCH_PLAIN,
             original_lm_head=not conf.separate_lm_heads,
-            grounded_heads=True,  # that read the tokens before theirs
+            grounded_heads=True,  # Heads read the tokens that were drafted before theirs.
             base_model_name_or_path=target.name,
             **overrides,
         )

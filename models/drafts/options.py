@@ -8,7 +8,11 @@ from typing import ClassVar
 from models.io.errors import BELOW_ONE, POSITIVE, Rule, at_least, check_values, require
 from models.targets.config import ModelSource
 
-EVEN = Rule("must be even and positive", lambda size: size > 0 and size % 2 == 0, "positions rotate pairs")
+EVEN = Rule(
+    "must be even and positive",
+    lambda size: size > 0 and size % 2 == 0,
+    "choose an even size, since positions rotate pairs",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -256,6 +256,7 @@ def _words(groups: list[Group]) -> str:
         if group.others:
             best = max(group.others, key=lambda other: other.tokens_per_s)
             first, tree = _ratios(group, best)
-            ours = f"our loop is {first}" if tree == "-" else f"our chain is {first}, our tree {tree}"
+            name = "loop" if group.draft == "none" else "chain"
+            ours = f"our {name} is {first}" if tree == "-" else f"our chain is {first}, our tree {tree}"
             text += f"Draft {group.draft}: {ours} times the fastest other ({best.settings[1]}). "
     return text
