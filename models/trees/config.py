@@ -62,6 +62,9 @@ class TreeConf:
         """Return the configuration with the fields of its file, if it has one."""
         if self.file is None:
             return self
+        require(
+            self.file != TUNED, "tree: tuned belongs to a checkpoint, got it in a command without one; take tree=mixed"
+        )
         fields = {"paths": None, "ngram_tokens": 0, **read_fields(Path(self.file))}
         return replace(self, file=None, **fields | {"kind": TreeKind(fields["kind"])})
 

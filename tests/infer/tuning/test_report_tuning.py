@@ -123,6 +123,8 @@ def test_a_tuned_tree_is_asked_for_in_vain_where_none_was_chosen(run, tmp_path):
     conf = compose("eval", EvalConf, [f"checkpoint={run / 'checkpoint'}", "tree=tuned"])
     with pytest.raises(UserError, match=r"^tree: tuned needs the tree that tune=true chose for this draft, got none"):
         start_command(conf, None)
+    with pytest.raises(UserError, match=r"^tree: tuned belongs to a checkpoint, got it in a command without one; "):
+        TreeConf(file="tuned").build()
     two = [str(run / "checkpoint"), str(tmp_path / "other" / "checkpoint")]
     shutil.copytree(run, tmp_path / "other")
     with pytest.raises(UserError, match=r"^tree: must not be tuned for 2 checkpoints; give one$"):
