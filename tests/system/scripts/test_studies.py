@@ -20,7 +20,7 @@ ROUNDS = {  # accepted draft tokens of each round, prompt by prompt
 
 @pytest.fixture
 def args(tmp_path):
-    options = argparse.Namespace(output=tmp_path, settings=list(ROUNDS), seeds=[0, 1])
+    options = argparse.Namespace(target=None, output=tmp_path, settings=list(ROUNDS), seeds=[0, 1])
     for setting, rounds in ROUNDS.items():
         folder = eagle3.run_folder(setting, 0, options)
         folder.mkdir()
