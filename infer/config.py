@@ -104,7 +104,7 @@ class GenerateConf(CheckpointConf):
 
     checkpoint: str | None = None  # null = the newest finished training run
     prompt: str | None = None  # a user's message; the answer is printed while it grows
-    prompts: str | None = None  # as evaluation.prompts; the answers are written to `output`
+    prompts: str | None = None  # as evaluation.prompts; the answers are written to a file
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
     max_new_tokens: int = DEFAULT_NEW_TOKENS
     stop: list[str] = field(default_factory=list)  # strings that end an answer
@@ -112,10 +112,10 @@ class GenerateConf(CheckpointConf):
     batch: int = 8  # prompts of a file that are decoded together
     output_dir: str = "outputs/infer.generate"
     run_name: str = MISSING
-    output: str = MISSING
+    output: str | None = None  # JSONL of the answers; null = answers.jsonl in the run's folder, with prompts=FILE alone
 
     def __post_init__(self) -> None:
-        check_values(self, max_new_tokens=at_least(1), batch=at_least(1))
+        check_values(self, max_new_tokens=at_least(2), batch=at_least(1))
         require(
             (self.prompt is None) != (self.prompts is None),
             "prompt: needs a text, or prompts=FILE in its place, got "
@@ -130,6 +130,13 @@ class GenerateConf(CheckpointConf):
             self.prompts is None or not self.template,
             f"template: must be left out with prompts=FILE, got {self.template}; write it into the rows of messages",
         )
+
+    @property
+    def answers_file(self) -> str | None:
+        """Return the path that the answers are written to, or None for one that is only printed."""
+        if self.output is None and self.prompts is not None:
+            return f"{self.output_dir}/{self.run_name}/answers.jsonl"
+        return self.output
 
 
 @dataclass(kw_only=True)

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data.chat.template import ChatTemplate
 from data.config import DEMO
+from data.eval_prompts.hold_out import spread_over_categories
 from data.sources.prompt_formats import PromptRow, describe_prompt_formats, open_prompt_rows, prompt_from_row
 from data.sources.row_formats import parse_prompt_messages
 from data.sources.rows import RowRejectedError, require_embeddings, require_row, require_unicode
@@ -26,7 +29,7 @@ log = logging.getLogger(__name__)
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
 # The seed of the demo's calibration prompts. It differs from the default of data.seed (0), which
 # selects the prompts that drafts are trained on.
-CALIBRATION_SEED = 24
+CALIBRATION_SEED, NUM_CALIBRATION_PROMPTS = 24, 32
 TURN_SEPARATOR = "\n\n"  # between turns without a chat template
 
 
@@ -80,16 +83,25 @@ def load_eval_prompts(
     ]
 
 
-def load_calibration_prompts(tokenizer: Any, path: str, count: int, vocab_size: int | None = None) -> list[EvalPrompt]:
-    """Load the prompts of a file, or `count` of the demo's training prompts for `demo`."""
+def load_calibration_prompts(
+    tokenizer: Any, path: str, count: int | None = None, vocab_size: int | None = None
+) -> list[EvalPrompt]:
+    """Load `count` prompts of a file, by default all, or of the demo's training prompts for `demo`, by default 32."""
     if path != DEMO:
-        return load_eval_prompts(tokenizer, path, limit=None, key="prompts", vocab_size=vocab_size)
+        prompts = load_eval_prompts(tokenizer, path, limit=None, key="prompts", vocab_size=vocab_size)
+        return prompts if count is None else spread_prompts(prompts, count)
     from data.demo.prompts import training_prompts
 
     return [
         EvalPrompt(id=p.id, category=p.category, ids=tokenizer(p.text)["input_ids"])
-        for p in training_prompts(count, seed=CALIBRATION_SEED)
+        for p in training_prompts(count or NUM_CALIBRATION_PROMPTS, seed=CALIBRATION_SEED)
     ]
+
+
+def spread_prompts(prompts: list[EvalPrompt], count: int) -> list[EvalPrompt]:
+    """Return at most `count` of the prompts, of all categories if it suffices."""
+    _, category = np.unique([prompt.category for prompt in prompts], return_inverse=True)
+    return [prompts[index] for index in spread_over_categories(category, min(count, len(prompts)))]
 
 
 def build_prompt(tokenizer, text: str, template_kwargs: dict[str, Any], vocab_size: int) -> EvalPrompt:

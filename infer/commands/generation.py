@@ -37,8 +37,8 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     """Load a draft with its target, and answer the prompt or the prompts of the file."""
     target_conf = resolve_target(conf.target, [directory])
     prompts = load_prompts(target_conf, conf)
-    if conf.prompts is not None and IS_MAIN_PROCESS:
-        with open_output_file(conf.output) as file, file.open("a"):
+    if conf.answers_file is not None and IS_MAIN_PROCESS:
+        with open_output_file(conf.answers_file) as file, file.open("a"):
             pass  # It can be written, which is known before anything is decoded.
     longest, batch = max(len(prompt.ids) for prompt in prompts), min(conf.batch, len(prompts))
     size = DecodingSize(
@@ -54,9 +54,11 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
         if target.device.has_static_shapes:
             compile_graphs(decoder, prompts)
         if conf.prompts is None:
-            print_answer(decoder, verifying_target, prompts[0], conf)
+            generations = [print_answer(decoder, verifying_target, prompts[0], conf)]
         else:
-            write_answers(decoder, verifying_target, prompts, conf)
+            generations = answer_prompts(decoder, verifying_target, prompts, conf)
+    if conf.answers_file is not None and IS_MAIN_PROCESS:
+        write_answers(conf.answers_file, verifying_target, prompts, generations)
     leave_processes()
 
 
@@ -84,8 +86,8 @@ def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
     return [build_prompt(tokenizer, conf.prompt, conf.template, vocab_size)]
 
 
-def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: GenerateConf) -> None:
-    """Print an answer while it grows, and then what its rounds took."""
+def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: GenerateConf) -> Generation:
+    """Print an answer while it grows, and then what its rounds took; return it."""
     stream, start = TextStream(target.tokenizer, skip_special_tokens=True), time.perf_counter()
 
     def show(text: str | None, *, is_accepted: bool) -> None:
@@ -108,25 +110,26 @@ def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: Gen
     )
     show(stream.finish(), is_accepted=list_accepted(generation)[-1])
     print_line(f"\n\n{describe_speed([generation], time.perf_counter() - start)}")
+    return generation
 
 
-def write_answers(decoder: Decoder, target: Target, prompts: list[EvalPrompt], conf: GenerateConf) -> None:
-    """Write a line of JSON for each prompt, in their order."""
+def answer_prompts(decoder: Decoder, target: Target, prompts: list[EvalPrompt], conf: GenerateConf) -> list[Generation]:
+    """Return the answers in the order of the prompts, and print what their rounds took."""
     requests = [Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens) for prompt in prompts]
     waiting, start = iter(requests), time.perf_counter()
     finished = decoder.stream(lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop)
     deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
-    if not IS_MAIN_PROCESS:
-        return
-    lines = [
-        json.dumps(describe_answer(target, prompt, request.generation))
-        for prompt, request in zip(prompts, requests, strict=True)
-    ]
-    with open_output_file(conf.output) as file:
-        file.write_text("\n".join(lines) + "\n")
     generations = [request.generation for request in requests]
-    print_line(f"{describe_speed(generations, time.perf_counter() - start)}")
-    print_line(f"answers: {conf.output}")
+    print_line(describe_speed(generations, time.perf_counter() - start))
+    return generations
+
+
+def write_answers(path: str, target: Target, prompts: list[EvalPrompt], generations: list[Generation]) -> None:
+    """Write a line of JSON for each prompt, in their order."""
+    lines = [json.dumps(describe_answer(target, *answer)) for answer in zip(prompts, generations, strict=True)]
+    with open_output_file(path) as file:
+        file.write_text("\n".join(lines) + "\n")
+    print_line(f"answers: {path}")
 
 
 def describe_answer(target: Target, prompt: EvalPrompt, generation: Generation) -> dict[str, Any]:

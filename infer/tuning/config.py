@@ -31,7 +31,7 @@ class TuneConf(CheckpointConf):
     # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
     # for the demo, prompts of its training data
     prompts: str | None = None
-    num_prompts: int = 32  # of the demo
+    num_prompts: int | None = None  # spread over categories; null = all, or 32 of the demo's training data
     max_new_tokens: int = DEMO_NEW_TOKENS
     timing: bool = True  # false: choose a static tree of each budget, by its acceptance alone
     ranks: int = 10  # draft candidates whose acceptance is measured at each depth
@@ -60,7 +60,7 @@ class TuneConf(CheckpointConf):
             batch=each_at_least(1),
             nodes=each_at_least(1),
             context=each_at_least(1),
-            num_prompts=at_least(1),
+            num_prompts=at_least(1, "null = all"),
             ranks=at_least(1),
         )
         check_values(self, ranks=at_most(MAX_RANKS))

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
-from data.eval_prompts.hold_out import spread_over_categories
-from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load_eval_prompts
+from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load_eval_prompts, spread_prompts
 from infer.config import EvaluationConf
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.tuning.candidates import USER_TREE, TreeCandidate
@@ -110,14 +107,10 @@ def choose_prompts(
     judged = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
     judged_ids = {tuple(prompt.ids) for prompt in judged}
     prompts = [
-        prompt
-        for prompt in load_calibration_prompts(target.tokenizer, path, MAX_PROMPTS)
-        if tuple(prompt.ids) not in judged_ids
+        prompt for prompt in load_calibration_prompts(target.tokenizer, path) if tuple(prompt.ids) not in judged_ids
     ]
     require(bool(prompts), f"prompts: must not all be in the report, got those of {path}")
-    _, category = np.unique([prompt.category for prompt in prompts], return_inverse=True)
-    count = min(MAX_PROMPTS, len(prompts))
-    return [prompts[index] for index in spread_over_categories(category, count)]
+    return spread_prompts(prompts, MAX_PROMPTS)
 
 
 def _tune_draft(

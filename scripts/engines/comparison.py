@@ -2,13 +2,15 @@
 
 Our chain and our tree are compared with assisted generation of transformers and with vLLM, which
 runs in the engines' own environment, one process per draft (`scripts/engines/vllm_answers.py`). Between its
-turns a process waits for a line on its stdin, so that only one decodes at a time. Without that
-environment the table names the command that installs it and omits vLLM.
+turns a process is stopped: the threads of idle ones wake thousands of times a second, which made rounds of
+other contenders take up to a third longer. Without that environment the table names the command that
+installs it and omits vLLM.
 """
 
 import copy
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +44,7 @@ ROOT = Path(__file__).parents[2]
 DRAFTED = 4  # tokens per proposal of every chain
 MISSING = "vLLM: not here, `make test-engines` installs it"
 TURNS = 2  # of every contender on each prompt: in order and in reverse
+KILLED_WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # of util-linux; a stopped process would outlive a killed race
 METHODS = {"eagle3": "eagle3", "eagle1": "eagle", "medusa": "medusa", "causal_lm": "draft_model"}
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -65,14 +68,19 @@ class Group:
 
 
 class Engine:
-    """A vLLM process with a pipe for prompts and answers."""
+    """A vLLM process with a pipe for prompts and answers, which runs until it is ready and during its answers alone."""
 
     def __init__(self, arguments: list[str]):
         openmp = environment() / "lib" / "libiomp5.so"  # several times faster than GNU's
         threading = {"LD_PRELOAD": str(openmp), "OMP_NUM_THREADS": str(torch.get_num_threads())}
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
         self.process = subprocess.Popen(
-            [environment() / "bin" / "python", Path(__file__).with_name("vllm_answers.py"), *arguments],
+            [
+                *KILLED_WITH_US,
+                environment() / "bin" / "python",
+                Path(__file__).with_name("vllm_answers.py"),
+                *arguments,
+            ],
             env=os.environ | SETTINGS | threading,
             text=True,
             stdin=subprocess.PIPE,
@@ -83,6 +91,7 @@ class Engine:
     def request(self, prompt: Prompt, count: int) -> dict:
         """Return the answer of `count` tokens."""
         assert self.process.stdin
+        self.process.send_signal(signal.SIGCONT)
         with suppress(BrokenPipeError):  # `read_line` says why the process has ended
             self.process.stdin.write(json.dumps({"ids": prompt, "tokens": count}) + "\n")
             self.process.stdin.flush()
@@ -92,9 +101,10 @@ class Engine:
         return self.request(prompt, count)["ids"]
 
     def read_line(self) -> dict:
-        """Read the next line; raise RuntimeError with the log's end if the process has ended."""
+        """Read the next line and stop the process; raise RuntimeError with the log's end if it has ended."""
         assert self.process.stdout
         if line := self.process.stdout.readline():
+            self.process.send_signal(signal.SIGSTOP)
             return json.loads(line)
         self.log.seek(0)
         raise RuntimeError(f"vLLM has ended: {self.log.read()[-4000:]}")

@@ -105,7 +105,6 @@ def build_groups(
         without_draft(target, model, prompts, new_tokens=new_tokens),
         Group(draft="n-gram", ours=[lookup], others=theirs, serve=["--method=ngram"]),
     ]
-    groups[0].others.append(Contender(settings=["none", "generate, dynamic", "0"], run=generate(model)))
     for folder, draft in drafts.items():
         groups.append(with_draft(target, model, folder, draft, conf.tree.build(), prompts, new_tokens=new_tokens))
     return groups

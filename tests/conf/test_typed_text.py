@@ -137,7 +137,7 @@ def test_home_folders_are_expanded_in_every_path(monkeypatch, tmp_path):
     )
     assert (conf.checkpoint, conf.prompts) == ("/home/me/ck", "/home/me/p.jsonl")
     assert (conf.target.path, conf.tree.file) == ("/home/me/m", "/home/me/tree.json")
-    assert (conf.output, conf.device.cache_dir) == ("/home/me/out/generate/answers.jsonl", "/home/me/cache")
+    assert (conf.answers_file, conf.device.cache_dir) == ("/home/me/out/generate/answers.jsonl", "/home/me/cache")
     assert compose("eval", EvalConf, ["checkpoint=[~/a,~/b]"]).checkpoint == ["/home/me/a", "/home/me/b"]
     mixture = compose_prepare("mixture.sources.rows.path=~/rows", "mixture.exclude=[~/held]").mixture
     assert (mixture.sources["rows"].path, mixture.exclude) == ("/home/me/rows", ["/home/me/held"])

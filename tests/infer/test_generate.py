@@ -64,6 +64,7 @@ def test_an_answer_is_printed_with_its_tokens_and_rounds(folder, target, learned
     text = learned[1][0]
     run_generate(folder, f"prompt='{join_ids(text[:4])}'")
     output = capsys.readouterr().out
+    assert not (folder / "generate").exists()
     answer = generate_with_transformers(target, text[:4])
     assert target.tokenizer.decode(answer) in output.replace("\n", " ")
     tokens, by_rounds, rounds, per_round = re.search(
@@ -88,6 +89,15 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
     for line, ids in zip(lines, prompts, strict=True):
         assert line["answer"] == target.tokenizer.decode(generate_with_transformers(target, ids))
         assert 0 < line["rounds"] < line["tokens"] == NEW
+
+
+def test_the_answer_to_one_prompt_is_written_too_where_a_file_is_named(folder, target, learned, tmp_path, capsys):
+    ids = learned[1][0][:4]
+    run_generate(folder, f"prompt='{join_ids(ids)}'", f"output={tmp_path / 'answer.jsonl'}")
+    assert capsys.readouterr().out.endswith(f"answers: {tmp_path / 'answer.jsonl'}\n")
+    (line,) = [json.loads(line) for line in (tmp_path / "answer.jsonl").read_text().splitlines()]
+    assert (line["prompt"], line["tokens"]) == (join_ids(ids), NEW)
+    assert line["answer"] == target.tokenizer.decode(generate_with_transformers(target, ids))
 
 
 @pytest.mark.parametrize(
@@ -126,15 +136,12 @@ def test_graphs_are_announced_before_the_first_answer(learned, capsys):
     assert last == announced.replace("announced", "compiled")
 
 
-@pytest.mark.parametrize(
-    ("new_tokens", "graphs"), [(1, "2 (begin 1, prefill 1)"), (2, "3 (begin 1, fused 1, prefill 1)")]
-)
-def test_answers_shorter_than_a_warm_up_are_compiled_for(learned, new_tokens, graphs, capsys):
+def test_answers_shorter_than_a_warm_up_are_compiled_for(learned, capsys):
     target = tiny_target(seed=0, device=replace(CPU, counts_shapes=True, ledger=GraphLedger()))
     ids = learned[1][0]
-    decoder = Decoder(target, learned[0], chain(3), sampling=SamplingConf(), slots=len(ids) + new_tokens)
+    decoder = Decoder(target, learned[0], chain(3), sampling=SamplingConf(), slots=len(ids) + 2)
     compile_graphs(decoder, [EvalPrompt(id="a", category="all", ids=ids)])
-    assert capsys.readouterr().out.splitlines()[-1] == f"graphs: {graphs} compiled"
+    assert capsys.readouterr().out.splitlines()[-1] == "graphs: 3 (begin 1, fused 1, prefill 1) compiled"
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_a_weight_is_read(folder, target, tmp_path):

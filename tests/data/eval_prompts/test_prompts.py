@@ -3,10 +3,17 @@
 import copy
 import json
 import logging
+from functools import partial
 
 import pytest
 
-from data.eval_prompts.prompts import build_next_turns, fingerprint_prompts, load_eval_prompts, read_prompt_rows
+from data.eval_prompts.prompts import (
+    build_next_turns,
+    fingerprint_prompts,
+    load_calibration_prompts,
+    load_eval_prompts,
+    read_prompt_rows,
+)
 from models.io.errors import UserError
 
 TEMPLATE = (
@@ -237,3 +244,11 @@ def test_prompts_are_read_unchanged_and_limited_by_category(target, tmp_path):
     prompts = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=1)
     assert [(p.id, p.category, p.ids) for p in prompts] == [("7", "a", [1, 2]), ("2", "all", [3, 4])]
     assert prompts[0].row_id != prompts[1].row_id
+
+
+def test_a_number_of_calibration_prompts_is_spread_over_the_categories_of_a_file(target, tmp_path):
+    rows = [{"id": str(n), "text": "5 6 7", "category": "ab"[n >= 9]} for n in range(10)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load = partial(load_calibration_prompts, target.tokenizer, str(tmp_path / "prompts.jsonl"))
+    assert [prompt.id for prompt in load()] == [prompt.id for prompt in load(99)] == [str(n) for n in range(10)]
+    assert [prompt.category for prompt in load(3)] == ["a", "a", "b"]
