@@ -28,7 +28,7 @@ MESSAGE_REWRITES = {
         r"command line: a group takes the name of an option, got a value of type \1; see --help"
     ),
     r"Could not (?:override|delete) '([^']+)'\. No match in the defaults list.*": (
-        r"\1: no such key or group in this command; see --help"
+        r"\1: no such key or group in this command; a section has keys of its own, as in device.name=cpu; see --help"
     ),
     r"Unexpected type for root: NoneType": (
         "command line: a key of a group needs a chosen option of the group, got none; "

@@ -7,7 +7,9 @@ as a whole, `${...}` (but in prompts), and the commas of a list or of a sweep.
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any, get_args, get_origin
 
 from models.drafts.options import METHODS, DraftConf
@@ -44,6 +46,23 @@ def quote(text: str) -> str:
     # A backslash is doubled where a quote follows, and stands for itself elsewhere.
     escaped = re.sub(r'(\\*)("|\Z)', lambda m: 2 * m[1] + m[2].replace('"', r"\""), text)
     return f'"{escaped}"'
+
+
+def format_overrides(overrides: dict[str, Any]) -> str:
+    r"""Return the overrides as shell words.
+
+    >>> format_overrides({"tree.file": None, "device.compile": False, "prompts": "my file.jsonl"})
+    'tree.file=null device.compile=false \'prompts="my file.jsonl"\''
+    """
+    return shlex.join(f"{key}={_format_value(value)}" for key, value in overrides.items())
+
+
+def _format_value(value: Any) -> str:
+    """Return the text that Hydra parses as `value`."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    value = value.value if isinstance(value, Enum) else value
+    return quote(value) if isinstance(value, str) else str(value)
 
 
 def _check_effect(override: str, schema: type) -> None:

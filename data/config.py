@@ -11,6 +11,7 @@ from models.drafts.options import DraftConf
 from models.io.errors import POSITIVE, SEED, SHARE, Rule, at_least, check_values, require, unused
 from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
+from models.trees.sampling_config import SAMPLING_RULES
 
 MISSING: Any = "???"  # OmegaConf's marker for a required value
 
@@ -94,7 +95,7 @@ class DemoConf:
             num_prompts=at_least(1),
             max_new_tokens=at_least(2),
             batch=at_least(1),
-            temperature=at_least(0, "0 is greedy"),
+            temperature=SAMPLING_RULES["temperature"],
         )
 
 
@@ -112,7 +113,7 @@ class OnPolicyConf:
             "data.on_policy",
             share=replace(SHARE, remedy="0 turns it off"),
             interval=at_least(1),
-            temperature=at_least(0, "0 is greedy"),
+            temperature=SAMPLING_RULES["temperature"],
         )
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from conf.typed_text import format_overrides
 from data.config import DataConf, DataSource, RowFormat
 from data.preview import Preview
-from infer.tuning.config import format_overrides
 from models.targets.config import TargetConf
 from train.config.optim import OptimName
 from train.config.run import TrainConf

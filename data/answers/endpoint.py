@@ -140,7 +140,7 @@ def _build_request(conf: AnswersConf, model: str, ids: list[int], *, seed: int, 
         "seed": seed,
         "temperature": conf.temperature,
         "top_p": conf.top_p,
-        "extra_body": {"top_k": conf.top_k or -1, **conf.extra_body},
+        "extra_body": conf.extra_body | ({"top_k": conf.top_k} if conf.top_k else {}),
     }
 
 

@@ -66,13 +66,26 @@ class EvalPrompt:
 
 
 def load_eval_prompts(
-    tokenizer, path: str | None, *, limit: int | None, key: str = PROMPTS_KEY, vocab_size: int | None = None
+    tokenizer,
+    path: str | None,
+    *,
+    limit: int | None,
+    key: str = PROMPTS_KEY,
+    vocab_size: int | None = None,
+    template: dict[str, Any] | None = None,
 ) -> list[EvalPrompt]:
     """Return the first turns, category by category in file order, at most `limit` of each.
 
-    `path` is as in `read_prompt_rows`. Raises UserError for a duplicate id or a prompt that the target cannot read.
+    `path` is as in `read_prompt_rows`; `template` has arguments of the chat template, for rows without their own.
+    Raises UserError for a duplicate id or a prompt that the target cannot read.
     """
     rows = read_prompt_rows(path, key=key)
+    require(
+        not template or any("messages" in row or "turns" in row for row in rows),
+        f"template: needs prompts that the chat template renders, got {template} for texts or token ids of "
+        f"{path or DEMO}; leave it out",
+    )
+    rows = [{"template": template or {}, **row} for row in rows]
     for row_id, count in Counter(row["id"] for row in rows).items():
         require(count == 1, f"{key}: every id must be unique, got {row_id} more than once")
     categories = dict.fromkeys(row["category"] for row in rows)
@@ -84,11 +97,17 @@ def load_eval_prompts(
 
 
 def load_calibration_prompts(
-    tokenizer: Any, path: str, count: int | None = None, vocab_size: int | None = None
+    tokenizer: Any,
+    path: str,
+    count: int | None = None,
+    vocab_size: int | None = None,
+    template: dict[str, Any] | None = None,
 ) -> list[EvalPrompt]:
     """Load `count` prompts of a file, by default all, or of the demo's training prompts for `demo`, by default 32."""
     if path != DEMO:
-        prompts = load_eval_prompts(tokenizer, path, limit=None, key="prompts", vocab_size=vocab_size)
+        prompts = load_eval_prompts(
+            tokenizer, path, limit=None, key="prompts", vocab_size=vocab_size, template=template
+        )
         return prompts if count is None else spread_prompts(prompts, count)
     from data.demo.prompts import training_prompts
 
@@ -215,7 +234,7 @@ def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) ->
         not messages or tokenizer.chat_template is not None,
         f"{key}: `messages` need a chat template, got id {row['id']} and a target without one; give `text`",
     )
-    template_kwargs = row.get("template", {}) | ({"tools": row["tools"]} if "tools" in row else {})
+    template_kwargs = row["template"] | ({"tools": row["tools"]} if "tools" in row else {})
     if "ids" in row:
         ids, largest = row["ids"], max(row["ids"], default=0)
         require(

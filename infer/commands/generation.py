@@ -81,7 +81,9 @@ def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
     """Return the prompt of the command line, or those of the file; load no model."""
     tokenizer, vocab_size = load_tokenizer(target), read_vocab_size(target)
     if conf.prompts is not None:
-        return load_eval_prompts(tokenizer, conf.prompts, limit=None, key="prompts", vocab_size=vocab_size)
+        return load_eval_prompts(
+            tokenizer, conf.prompts, limit=None, key="prompts", vocab_size=vocab_size, template=conf.template
+        )
     assert conf.prompt is not None
     return [build_prompt(tokenizer, conf.prompt, conf.template, vocab_size)]
 

@@ -84,7 +84,7 @@ def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target,
     target_conf = resolve_target(conf.target, directories)
     path = conf.prompts or find_held_out_file(directories, target_conf, SELECTION_FILE, key="prompts")
     prompts = load_calibration_prompts(
-        load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
+        load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf), conf.template
     )
     longest = max(len(prompt.ids) for prompt in prompts)
     contexts = conf.context or [longest + conf.max_new_tokens]

@@ -40,7 +40,11 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
         return 1
     context = read_context_length(target)
     prompts = load_eval_prompts(
-        load_tokenizer(target), conf.prompts, limit=conf.prompts_per_category, vocab_size=read_vocab_size(target)
+        load_tokenizer(target),
+        conf.prompts,
+        limit=conf.prompts_per_category,
+        vocab_size=read_vocab_size(target),
+        template=conf.template,
     )
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     require(

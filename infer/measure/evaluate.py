@@ -165,7 +165,9 @@ def compile_eval_graphs(target: Target, drafts: list[DraftUnderTest], *, tree: T
 
 def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
     """Load the prompts, followed by later turns, which continue the target's own answers."""
-    turn_prompts = prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=conf.prompts_per_category)
+    turn_prompts = prompts = load_eval_prompts(
+        target.tokenizer, conf.prompts, limit=conf.prompts_per_category, template=conf.template
+    )
     for _ in range(1, conf.turns):
         unfinished = [prompt for prompt in turn_prompts if prompt.remaining_turns]
         answers = generate_answers(

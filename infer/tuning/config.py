@@ -1,11 +1,9 @@
 """Configuration of `python -m infer.tune`, and its translation into overrides of `infer.eval`."""
 
-import shlex
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 from typing import Any
 
-from conf.typed_text import quote
+from conf.typed_text import format_overrides
 from infer.config import DEMO_NEW_TOKENS, MISSING, CheckpointConf
 from models.io.errors import Rule, at_least, at_most, check_values, each_at_least, require
 from models.io.tracking import TrackerConf
@@ -32,6 +30,7 @@ class TuneConf(CheckpointConf):
     # for the demo, prompts of its training data
     prompts: str | None = None
     num_prompts: int | None = None  # spread over categories; null = all, or 32 of the demo's training data
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template, for rows without their own
     max_new_tokens: int = DEMO_NEW_TOKENS
     timing: bool = True  # false: choose a static tree of each budget, by its acceptance alone
     ranks: int = 10  # draft candidates whose acceptance is measured at each depth
@@ -93,21 +92,6 @@ class TuneConf(CheckpointConf):
         evaluation = {"prompts": own["prompts"]} if own["prompts"] != default["prompts"] else {}
         evaluation |= {"max_new_tokens": own["max_new_tokens"]}  # an evaluation has another default
         evaluation |= {"batch_sizes": [batch]} if batch > 1 else {}
-        return format_overrides(overrides | {f"evaluation.{key}": value for key, value in evaluation.items()})
-
-
-def format_overrides(overrides: dict[str, Any]) -> str:
-    r"""Return the overrides as shell words.
-
-    >>> format_overrides({"tree.file": None, "device.compile": False, "prompts": "my file.jsonl"})
-    'tree.file=null device.compile=false \'prompts="my file.jsonl"\''
-    """
-    return " ".join(shlex.quote(f"{key}={_format_value(value)}") for key, value in overrides.items())
-
-
-def _format_value(value: Any) -> str:
-    """Return the text that Hydra parses as `value`."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    value = value.value if isinstance(value, Enum) else value
-    return quote(value) if isinstance(value, str) else str(value)
+        overrides |= {f"evaluation.{key}": value for key, value in evaluation.items()}
+        overrides |= {f"+evaluation.template.{key}": value for key, value in self.template.items()}
+        return format_overrides(overrides)

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from conf.typed_text import format_overrides
 from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
 from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load_eval_prompts, spread_prompts
 from infer.config import EvaluationConf
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.tuning.candidates import USER_TREE, TreeCandidate
-from infer.tuning.config import TuneConf, format_overrides
+from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import COMPILER_ERRORS, CostBench, RoundSeconds, read_clock
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
@@ -104,7 +105,7 @@ def choose_prompts(
     None of them is in the report. Raise UserError if there are none.
     """
     path = find_held_out_file(directories, target_conf, SELECTION_FILE, key="prompts")
-    judged = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
+    judged = load_eval_prompts(target.tokenizer, conf.prompts, limit=None, template=conf.template)
     judged_ids = {tuple(prompt.ids) for prompt in judged}
     prompts = [
         prompt for prompt in load_calibration_prompts(target.tokenizer, path) if tuple(prompt.ids) not in judged_ids

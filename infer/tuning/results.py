@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from conf.typed_text import format_overrides
 from data.eval_prompts.prompts import EvalPrompt, fingerprint_prompts
 from infer.report.number_format import format_estimate
 from infer.results.intervals import Estimate
 from infer.tuning.candidates import TreeCandidate
-from infer.tuning.config import TuneConf, format_overrides
+from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostCurve
 from models.io.console import print_line, print_table
 from models.io.tracking import TrackedResults

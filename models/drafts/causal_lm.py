@@ -12,6 +12,7 @@ import copy
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ class CausalLMDraft(CachedDecoding, Draft):
     @classmethod
     def build(cls, conf: CausalLMConf, target: Target, *, loss: LossConf, seed: int) -> "CausalLMDraft":
         """Build the draft before distillation, in fp32; raise UserError for a wrong tokenizer."""
+        if conf.init_from is not InitFrom.checkpoint and conf.layers is None:  # the checkpoint records which they are
+            conf = replace(conf, layers=choose_layers(target.config, target.num_layers))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = build_initial_model(conf, target).float()
@@ -222,9 +225,8 @@ def build_initial_model(conf: CausalLMConf, target: Target) -> Any:
         if target.head.weight.is_meta:  # planning needs shapes only
             return build_planning_model(conf, torch.float32)
         return load_finite_model(conf, torch.float32)
-    default = choose_layers(target.config, target.num_layers)
-    layers = conf.layers or default
-    target.check_layers(layers, default=default)
+    layers = conf.layers or []
+    target.check_layers(layers, default=choose_layers(target.config, target.num_layers))
     return prune_layers(target, layers, copy_weights=conf.init_from is InitFrom.pruned)
 
 

@@ -144,6 +144,16 @@ def hold_race(
 
     Raise UserError if the results are of another race.
     """
+    settings = {
+        "target": target.fingerprint,
+        "precision": precision(target),
+        "compiled": target.device.compiles,
+        "threads": torch.get_num_threads(),
+        "new_tokens": new_tokens,
+        "prompts": fingerprint_prompts(prompts),
+        "drafts": draft_hashes,
+    }
+    check_results(results, settings)
     done = {line["prompt"] for line in read_lines(results)[1:]}
     ids = [prompt.ids for prompt in prompts]
     waiting = [(n, prompt) for n, prompt in enumerate(alternate_categories(prompts)) if prompt.id not in done]
@@ -154,18 +164,10 @@ def hold_race(
     with vllm(groups, target, target.model, slots=slots) as version:
         print(f"vLLM {version}" if version else MISSING)
         contenders = [c for group in groups for c in [*group.ours, *group.others]]
-        settings = {
-            "target": target.fingerprint,
-            "precision": precision(target),
-            "compiled": target.device.compiles,
-            "threads": torch.get_num_threads(),
-            "new_tokens": new_tokens,
-            "prompts": fingerprint_prompts(prompts),
-            "drafts": draft_hashes,
-            "vllm": version,
-            "contenders": [c.settings for c in contenders],
-        }
-        start_results(results, settings)
+        settings |= {"vllm": version, "contenders": [c.settings for c in contenders]}
+        check_results(results, settings)
+        if not read_lines(results):
+            append_line(results, settings)
         warm_up(contenders, ids, new_tokens=new_tokens)
         for number, prompt in track_progress(waiting, "prompts"):
             turn = number + number // num_categories  # else a category would always be read in one direction
@@ -183,12 +185,10 @@ def hold_race(
             append_line(results, {"prompt": prompt.id, "category": prompt.category, "runs": runs})
 
 
-def start_results(results: Path, settings: dict[str, Any]) -> None:
-    """Write a race's settings to a new file of results; raise UserError if it has those of another race."""
-    if not (lines := read_lines(results)):
-        append_line(results, settings)
-        return
-    differing = [key for key, value in settings.items() if lines[0].get(key) != value]
+def check_results(results: Path, settings: dict[str, Any]) -> None:
+    """Raise UserError if a file of results begins with other settings."""
+    saved, *_ = read_lines(results) or [settings]
+    differing = [key for key, value in settings.items() if saved.get(key) != value]
     require(
         not differing,
         f"--results: must be of this race, got another {', '.join(differing)} in {results}; name a new file",

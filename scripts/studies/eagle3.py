@@ -131,7 +131,7 @@ def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
     folder = run_folder(setting, seed, args)
     overrides = build_overrides(folder, seed=seed, steps=args.steps, target=args.target)
     command = [sys.executable, "-m", "train", *overrides, *SETTINGS[setting], *args.overrides]
-    code, _ = run_logged(command, folder.with_suffix(".log"))
+    code, _ = run_logged(command, folder.with_name(f"{folder.name}.log"))
     return code
 
 

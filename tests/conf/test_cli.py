@@ -16,7 +16,7 @@ from conf.entry import CONF_DIR, USER_ERRORS, compose, entry_point, error_to_lin
 from conf.typed_text import quote_typed_text
 from data.config import CaptureConf
 from data.prepare_config import PrepareConf
-from infer.config import DecodePlanConf
+from infer.config import DecodePlanConf, EvalConf
 from models.io.errors import MAX_NAME_BYTES, UserError
 from train.config.run import TrainConf
 
@@ -51,6 +51,7 @@ MISTAKES = {
     "draft.layers=[5,1]": "draft.layers: must be strictly increasing, got [5, 1]; null takes low, middle and high",
     "steps": "command line: must be KEY=VALUE, got 'steps'; see --help",
     "target=null": "command line: a group takes the name of an option, got a value of type NoneType; see --help",
+    "held_out=small": "held_out: must be keys with values, got small",
     "draft=a,b": "draft: must be one value, got 'a,b'; for a run of each add -m, for a list write draft=[a,b]",
     "optim.lr=1é": "optim.lr: must be a value that Hydra reads, got '1é'; for text write "
     """'optim.lr="1é"'""",
@@ -89,6 +90,15 @@ def test_a_group_without_effect_is_no_key_of_a_command(override):
         compose(name, schema, [override])
     group = re.split(r"[.=]", override.lstrip("+~"))[0]
     assert error_to_line(refused.value).startswith(f"{group}: no such key")
+
+
+def test_a_section_that_is_a_group_of_another_command_is_told_from_a_key():
+    with pytest.raises(USER_ERRORS) as refused:
+        compose("eval", EvalConf, ["parallel=tensor"])
+    assert error_to_line(refused.value) == (
+        "parallel: no such key or group in this command; a section has keys of its own, as in device.name=cpu; "
+        "see --help"
+    )
 
 
 @pytest.mark.parametrize(("schema", "name"), [(CaptureConf, "capture"), (PrepareConf, "prepare")])

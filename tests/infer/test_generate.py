@@ -159,11 +159,6 @@ def test_an_empty_prompt_is_refused(prompt):
         GenerateConf(prompt=prompt)
 
 
-def test_arguments_of_the_template_belong_to_the_rows_of_a_file():
-    with pytest.raises(UserError, match=r"^template: must be left out with prompts=FILE, got {'a': 1}; write it into"):
-        GenerateConf(prompts="rows.jsonl", template={"a": 1})
-
-
 @pytest.mark.parametrize("overrides", [[], ["prompt=a", "prompts=b"]])
 def test_exactly_one_of_prompt_and_prompts_is_needed(folder, overrides):
     with pytest.raises(UserError, match=r"^prompt: needs a text, or prompts=FILE .* set one of"):

@@ -85,12 +85,14 @@ def test_settings_of_the_tuning_go_into_the_command():
         "prompts='it\\'s mine.jsonl'",
         "device.threads=1",
         "max_new_tokens=32",
+        "+template.enable_thinking=false",
     ]
     conf = compose("tune", TuneConf, settings)
     repeated = compose("eval", EvalConf, shlex.split(conf.eval_overrides(4)))
     assert (repeated.target, repeated.device) == (conf.target, conf.device)
     assert repeated.evaluation.sampling == conf.sampling
     assert repeated.evaluation.prompts == conf.prompts == "it's mine.jsonl"
+    assert repeated.evaluation.template == conf.template == {"enable_thinking": False}
     assert (repeated.evaluation.max_new_tokens, repeated.evaluation.batch_sizes) == (32, [4])
     # An evaluation has another default.
     assert compose("tune", TuneConf, []).eval_overrides(1) == "evaluation.max_new_tokens=64"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from tests.support.commands.ports import find_free_port
 from tests.support.runs.killing import kill_worker, launcher, newest_step, partials
 from tests.support.runs.toy_run import metrics, weights
 
@@ -31,7 +32,7 @@ def test_ten_killed_workers_leave_the_weights_of_an_unbroken_run(tmp_path):
 
 def test_all_nodes_start_again_when_a_worker_of_one_dies(tmp_path):
     killed, changes = tmp_path / "killed", {"optim": {"steps": 60}}
-    rendezvous = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=run", "--rdzv-endpoint=localhost:29655")
+    rendezvous = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=run", f"--rdzv-endpoint=localhost:{find_free_port()}")
     node = partial(
         launcher,
         killed,

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from tests.support.commands.pages import ROOT
+from tests.support.commands.ports import find_free_port
 from tests.support.runs.killing import TIMEOUT_S
 
 WORKER = """
@@ -34,7 +35,7 @@ def test_both_nodes_start_again_when_a_worker_of_one_dies(tmp_path):
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     injected = {  # by Trainer
         "PET_MASTER_ADDR": "localhost",
-        "PET_MASTER_PORT": "29611",
+        "PET_MASTER_PORT": str(find_free_port()),
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": "1",
     }

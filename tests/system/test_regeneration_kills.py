@@ -19,8 +19,9 @@ from data.sources.prepared_rows import PreparedRow, read_prepared_rows
 from infer.engine.answer_backend import TargetAnswerBackend
 from models.targets.config import DEMO_TARGET, TargetConf
 from models.targets.loading import load_target
+from tests.support.commands.ports import find_free_port
 from tests.support.data.chat import asked, conf
-from tests.support.data.openai_server import free_port, restart, serving
+from tests.support.data.openai_server import restart, serving
 from tests.support.models.tiny import CPU
 from tests.support.runs.killing import FORKS, TIMEOUT_S
 
@@ -78,7 +79,7 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
     def count_lines() -> int:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
-    port = free_port()
+    port = find_free_port()
     with serving(DEMO_TARGET, port=port, name="demo", faulty=True) as watcher:
         for number in range(KILLS + 1):
             before, end = count_lines(), signal.SIGKILL if number < KILLS else signal.SIGINT

@@ -1,7 +1,6 @@
 """The training loop learns the same weights however a batch is split; tested with a toy draft."""
 
 import logging
-import socket
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.targets.target import Target
+from tests.support.commands.ports import find_free_port
 from tests.support.data.packed import packed_of
 from tests.support.runs.killing import TIMEOUT_S, start_toy_process
 from tests.support.runs.toy_run import (
@@ -77,9 +77,7 @@ def test_features_of_all_processes_of_a_machine_must_fit(tmp_path, monkeypatch, 
 
 def start_two_ranks(*folders: Path, changes: dict) -> list[Popen]:
     """Start both ranks of a run, the first in the first folder and the second in the last."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(find_free_port())
     return [
         start_toy_process(
             folder,

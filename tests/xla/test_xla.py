@@ -6,13 +6,14 @@ that holds torch_xla (scripts/setup_xla.sh).
 
 import json
 import os
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.support.commands.ports import find_free_port
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("XLA", ROOT / ".venv-xla")).absolute() / "bin" / "python"
@@ -93,9 +94,7 @@ def test_no_operation_falls_back_to_the_host(runs, method):
 
 def test_two_processes_save_a_state_together_over_the_host(tmp_path):
     """Their default group is PyTorch/XLA's, which neuronx-distributed asks for and which cannot gather objects."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": "2"}
     with ThreadPoolExecutor(2) as pool:
         ranks = [address | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
         list(pool.map(lambda rank: run_program("processes_run.py", "xla", [str(tmp_path)], rank), ranks))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from conf.typed_text import format_overrides
 from data.config import DataSource, list_unread_defaults
 from models.device.memory_trace import LOGITS
 from models.io.errors import UserError
@@ -23,7 +24,7 @@ Candidate = tuple[TrainPlanConf, LayoutOption, dict[str, Any]]  # and the overri
 
 def suggest_overrides(plan: MachinePlan) -> list[str]:
     """Return the overrides with which a run fits, as typed."""
-    return [f"{key}={str(value).lower()}" for key, value in find_overrides(plan).items()]
+    return [format_overrides({key: value}) for key, value in find_overrides(plan).items()]
 
 
 def find_overrides(plan: MachinePlan) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
         )
         if is_changed
     }
-    unread = list_unread_defaults(DataSource.captured)
+    unread = list_unread_defaults(DataSource.captured) | ({"split": "train"} if "[" in conf.data.split else {})
     change |= {f"data.{name}": value for name, value in unread.items() if getattr(conf.data, name) != value}
     data = replace(conf.data, source=DataSource.captured, path=None, keep_features=False, **unread)
     layouts = [(Weights.replicated, change)]

@@ -22,6 +22,7 @@ from models.io.files import PARTIAL_SUFFIX, report_disk_errors
 from models.io.lock import acquire_lock
 from models.parallel.torchrun import is_restart
 from models.targets.target import Target
+from models.trees.config import TUNED
 from train.config.optim import OptimConf
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
@@ -35,7 +36,7 @@ DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DISK_FULL_MESSAGES = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
 PROMPT_FILES = ("training_prompts.npy", "held_out.jsonl", "selection.jsonl")
-RUN_FILES = (*REPORT_FILES, *PROMPT_FILES, "metrics.jsonl", "vocabulary.md", "config.yaml")
+OTHER_FILES = ("metrics.jsonl", "vocabulary.md", "config.yaml")
 log = logging.getLogger(__name__)
 
 
@@ -63,8 +64,8 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     if parallel.is_main:
         state.remove_old_states()
         if state.progress.step < state.progress.steps:
-            for name in REPORT_FILES:  # they would describe a draft that is trained further
-                (folder / name).unlink(missing_ok=True)
+            for file in list_report_files(folder):  # they would describe a draft that is trained further
+                file.unlink()
         (folder / "config.yaml").write_text(config_to_yaml(conf))
     parallel.barrier()  # nobody lists the folder while old states are removed
     return state
@@ -118,20 +119,36 @@ def reset_run_dir(folder: Path) -> None:
     """
     aside = folder / REPLACED_FOLDER
     partial = folder / f"{REPLACED_FOLDER}{PARTIAL_SUFFIX}"
+    files = [folder / name for name in (STATES_FOLDER, "checkpoint", *PROMPT_FILES, *OTHER_FILES)]
+    files = [file for file in files if file.exists()] + list_report_files(folder)
     if aside.exists() and find_newest_state(folder) is None and not partial.exists():
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-        for name in RUN_FILES:
-            (folder / name).unlink(missing_ok=True)
+        remove_files(files)
         return
-    files = [folder / name for name in (STATES_FOLDER, "checkpoint", *RUN_FILES) if (folder / name).exists()]
     if not files:
         return
     partial.mkdir(exist_ok=True)
+    remove_files([file for file in files if (partial / file.name).exists()])  # those moved before have learned more
     for file in files:
-        file.rename(partial / file.name)
+        if file.exists():
+            file.rename(partial / file.name)
     shutil.rmtree(aside, ignore_errors=True)
     partial.rename(aside)
     log.info("resume=false: the earlier run is kept in %s until this one saves a state", aside)
+
+
+def list_report_files(folder: Path) -> list[Path]:
+    """Return the files of a run's report that are there, and the trees that were tuned for it."""
+    files = [folder / name for name in REPORT_FILES] + sorted(folder.glob(f"*-{TUNED}.json"))
+    return [file for file in files if file.exists()]
+
+
+def remove_files(files: list[Path]) -> None:
+    """Remove files and folders."""
+    for file in files:
+        if file.is_dir():
+            shutil.rmtree(file)
+        else:
+            file.unlink()
 
 
 def check_disk_space(folder: Path, draft: Draft, target: Target | None = None) -> None:

@@ -27,6 +27,7 @@ from train.config.run import TrainConf
 TEMPLATE = Path(__file__).with_suffix(".md.j2")
 CARD_FILE = "README.md"  # the name under which the hub shows a card
 NOT_RECORDED = "not recorded"
+KNOWN_LICENSES = {"HuggingFaceH4/ultrachat_200k": "MIT"}  # of the data set that the recipes name
 NO_ENGINE = "No serving engine is known to load this method's layout; the runtime that trained it does."
 
 
@@ -186,7 +187,7 @@ def describe_recipe(optim: OptimConf) -> str:
 
 
 def describe_licenses(data: DataConf) -> str:
-    """Return the licenses that data.prepare recorded with their rows, or else `data.license`."""
+    """Return `data.license`, or those that data.prepare recorded with its rows, or that of a known data set."""
     counts: Counter[str] = Counter()
     if data.source is DataSource.prepared and data.path is not None:
         for file in sorted(Path(data.path).glob("train-*.parquet")):
@@ -194,4 +195,4 @@ def describe_licenses(data: DataConf) -> str:
                 counts.update(licenses)
     named = {name or NOT_RECORDED: count for name, count in counts.items()}
     recorded = ", ".join(f"{name} ({count:,} rows)" for name, count in named.items())
-    return data.license or recorded or NOT_RECORDED
+    return data.license or recorded or KNOWN_LICENSES.get(data.path or "", NOT_RECORDED)

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from data.config import DataSource
 from models.checkpoints.saved_states import PROGRESS_FILE, STATES_FOLDER, find_newest_state, read_progress_file
 from models.drafts.options import DraftConf
 from models.io.errors import require
@@ -143,10 +144,12 @@ class RunState:
             f"{self.folder}; use another run_name or resume=false",
         )
         self.saved_config = read_saved_config(newest)
+        source = self.saved_config.get("data.source")
+        unread = {f"data.{name}" for name in DataSource[source].unread_keys} if source else set()
         for key in sorted(self.saved_config.keys() | self.config.keys(), key=lambda key: (key != "draft.method", key)):
             before, now = self.saved_config.get(key), self.config.get(key)
             require(
-                before == now or key.startswith(CHANGEABLE_PREFIXES) or key in STEP_KEYS,
+                before == now or key.startswith(CHANGEABLE_PREFIXES) or key in STEP_KEYS or key in unread,
                 f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false",
             )
         self.progress = RunProgress(**saved["progress"])
@@ -205,7 +208,7 @@ class RunState:
 
 
 def remove_state(state: Path) -> None:
-    """Remove a state, or the folder of all, renamed first: a kill leaves no part of it that looks complete."""
+    """Remove a state, renamed first: a kill leaves no part of it that looks complete."""
     partial = state.with_suffix(PARTIAL_SUFFIX)
     if partial != state and state.exists():
         shutil.rmtree(partial, ignore_errors=True)

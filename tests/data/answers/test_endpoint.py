@@ -18,12 +18,13 @@ from infer.engine.answer_backend import TargetAnswerBackend
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer, read_eos_ids
+from tests.support.commands.ports import find_free_port
 from tests.support.data.chat import asked, chat_target, conf, save
-from tests.support.data.openai_server import app, free_port
+from tests.support.data.openai_server import app
 
 ROWS = 9
 ABORTED = {"choices": [{"text": "3", "token_ids": [3], "finish_reason": "abort"}]}
-IDS = {"return_token_ids": True, "skip_special_tokens": False}
+IDS = {"return_token_ids": True, "skip_special_tokens": False, "top_k": -1}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def local_answers(target, tmp_path_factory):
 def serve_target(folder, **options):
     """Run the server in a thread; yield its URL and the requests that it gets."""
     served = app(str(folder), name="tiny", **options)
-    port = free_port()
+    port = find_free_port()
     server = uvicorn.Server(uvicorn.Config(served, port=port, log_level="critical"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -86,8 +87,15 @@ def test_an_endpoint_answers_as_the_target_does(folder, local_answers, tmp_path)
     }
     for request in rest:
         sent = {k: v for k, v in request.items() if k not in ("prompt", "seed")}
-        assert sent == {"model": "tiny", "max_tokens": 16, "temperature": 0.7, "top_p": 1.0, "top_k": -1, **IDS}
+        assert sent == {"model": "tiny", "max_tokens": 16, "temperature": 0.7, "top_p": 1.0, **IDS}
         assert all(isinstance(token, int) for token in request["prompt"])
+
+
+def test_top_k_is_sent_as_set_and_can_be_left_out_for_a_server_without_it(folder):
+    with serve_target(folder) as (url, requests):
+        for body, top_k, sent in ((IDS, 0, -1), (IDS, 5, 5), ({}, 5, 5), ({}, 0, None)):
+            connect_endpoint(url, folder, extra_body=body, top_k=top_k)
+            assert requests[-1].get("top_k") == sent
 
 
 def test_answers_without_ids_are_tokenized_again_and_counted(folder, local_answers, tmp_path):
@@ -157,7 +165,7 @@ def test_a_field_that_the_server_refuses_is_named_before_a_row_is_asked(folder):
 
 def test_an_endpoint_that_is_unreachable_or_serves_another_model_is_refused_in_one_line(folder):
     with pytest.raises(UserError, match=r"answers.url: must be a reachable endpoint, .* \(no connection\)"):
-        connect_endpoint(f"http://127.0.0.1:{free_port()}/v1", folder)
+        connect_endpoint(f"http://127.0.0.1:{find_free_port()}/v1", folder)
     with serve_target(folder, context=64) as (url, requests):
         with pytest.raises(UserError, match=r"\(status 404\).*end in /v1"):
             connect_endpoint(url.removesuffix("/v1"), folder)

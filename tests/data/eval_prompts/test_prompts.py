@@ -82,6 +82,18 @@ def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chat_tokenizer, t
     assert [prompt.ids for prompt in prompts] == [[2, 7, 1], [0, 1]]
 
 
+def test_arguments_of_the_template_are_those_of_rows_without_their_own(chat_tokenizer, tmp_path):
+    chat_tokenizer.chat_template = "{% if enable_thinking %}7 {% endif %}{{ messages[0].content }}"
+    message = [{"role": "user", "content": "1"}]
+    rows = [{"question": "1"}, {"messages": message}, {"messages": message, "template": {"enable_thinking": False}}]
+    path = write_lines(tmp_path / "p.jsonl", rows)
+    prompts = load_eval_prompts(chat_tokenizer, path, limit=None, template={"enable_thinking": True})
+    assert [prompt.ids for prompt in prompts] == [[7, 1], [7, 1], [1]]
+    texts = write_lines(tmp_path / "texts.jsonl", [{"text": "1"}, {"ids": [1]}])
+    with pytest.raises(UserError, match=r"^template: needs prompts that the chat template renders, got {'a': 1} for"):
+        load_eval_prompts(chat_tokenizer, texts, limit=None, template={"a": 1})
+
+
 def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_path):
     from datasets import Dataset, DatasetDict
 

@@ -23,8 +23,6 @@ from transformers import (
 )
 
 from conf.entry import compose
-from data.config import OnPolicyConf
-from data.packing.sampler import RowOrder
 from infer.engine.decode import Decoder
 from models.drafts.causal_lm import CausalLMDraft, choose_layers, prune_layers
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf
@@ -47,11 +45,9 @@ from tests.support.models.tiny import (
     tiny_target,
     tiny_tokenizer,
 )
-from tests.support.runs.toy_run import toy_rows, toy_target
 from train.__main__ import main
 from train.checks import check_inputs
 from train.config.run import TrainConf
-from train.rows.on_policy import OnPolicy, first_answer_spans
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"
@@ -250,6 +246,13 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
     torch.testing.assert_close(draft.model(ids).logits, expected(ids).logits)
 
 
+def test_a_checkpoint_records_the_layers_that_its_draft_was_cut_by_default_from(target, tmp_path):
+    draft = build_draft(CausalLMConf(init_from=InitFrom.pruned), target, loss=LossConf(), seed=0)
+    draft.save(tmp_path, target)
+    layers = load_draft(tmp_path, target).conf.layers
+    assert layers == choose_layers(target.config, target.num_layers)
+
+
 def test_a_path_that_another_start_would_not_read_is_refused():
     with pytest.raises(UserError, match=r"^draft.path: must be null for draft.init_from=pruned, got x; to start"):
         CausalLMConf(init_from=InitFrom.pruned, path="x")
@@ -312,79 +315,3 @@ def test_a_plain_checkpoint_is_evaluated_without_having_been_distilled(target, t
     draft = load_draft(save_model(build_qwen3(), tmp_path / "plain", shards="10KB"), target)
     assert isinstance(draft.rebuild_untrained(target), str)
     assert draft.method == "causal_lm"
-
-
-# --- on-policy rows -----------------------------------------------------------------------------
-
-
-def build_on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1) -> OnPolicy:
-    rows = toy_rows()
-    return OnPolicy(
-        conf=OnPolicyConf(share=share, interval=4, temperature=1.0),
-        rows=rows,
-        order=RowOrder(seed=1, num_rows=len(rows), rows_per_step=8),
-        language_model=target,
-        rank=rank,
-        world_size=world,
-    )
-
-
-def test_own_answers_replace_the_answers_of_the_rows():
-    target = toy_target()
-    policy = build_on_policy(target)
-    policy.renew(0)
-    assert policy.written
-    changed = 0
-    for number, row in policy.written.items():
-        before = policy.rows.batch([number])
-        for begin, end in first_answer_spans(before):
-            document = before.document_ids[0, begin]
-            inside = (before.document_ids[0] == document) & (row.document_ids[0] == document)
-            prompt = inside & ~before.answer_mask[0]
-            assert torch.equal(row.input_ids[0, prompt], before.input_ids[0, prompt])
-            assert row.answer_mask[0, begin : begin + 1].all()
-            changed += int((row.input_ids[0, begin:end] != before.input_ids[0, begin:end]).sum())
-        assert not row.answer_mask[0, row.document_ids[0] < 0].any()
-    assert changed > 0
-
-
-def test_own_answers_are_those_that_the_draft_writes():
-    """At temperature 0, each answer is the draft's own greedy continuation of its prompt."""
-    target = toy_target()
-    policy = build_on_policy(target)
-    policy.conf.temperature = 0.0
-    policy.renew(0)
-    number, row = next(iter(policy.written.items()))
-    for begin, end in first_answer_spans(policy.rows.batch([number])):
-        start = int((row.document_ids[0] == row.document_ids[0, begin]).int().argmax())
-        prompt = row.input_ids[0, start:begin][None]
-        expected = target.model.generate(prompt, max_new_tokens=end - begin, do_sample=False)
-        assert row.input_ids[0, begin:end].tolist() == expected[0, begin - start :].tolist()
-
-
-def test_the_share_of_own_answers_is_the_configured_share():
-    policy = build_on_policy(toy_target(), share=0.25)
-    chosen = [own for step in range(400) for own in policy.select_rows(step)]
-    assert abs(sum(chosen) / len(chosen) - 0.25) < 0.03
-    assert not any(own for step in range(50) for own in build_on_policy(toy_target(), share=0.0).select_rows(step))
-
-
-def test_processes_together_choose_the_rows_of_a_single_process():
-    single = build_on_policy(toy_target()).select_rows(3)
-    parts = [build_on_policy(toy_target(), rank=rank, world=2).select_rows(3) for rank in (0, 1)]
-    assert single == [own for pair in zip(*parts, strict=True) for own in pair]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["draft=demo"], "data.on_policy.share: needs a draft that is a language model"),
-        (["draft=demo-lm", "loss=ce"], "data.on_policy.share: must be 0 for loss=ce"),
-        (["draft=demo-lm", "interval.save=40"], "interval.save: must be a multiple of"),
-    ],
-)
-def test_on_policy_rows_that_make_no_sense_are_refused(overrides, message):
-    conf = compose("train", TrainConf, [*overrides, "data.on_policy.share=0.5"])
-    with pytest.raises(UserError) as refused:
-        conf.check_settings()
-    assert str(refused.value).startswith(message)

@@ -10,7 +10,7 @@ from data.prepare_config import AnswersConf, AnswerSource, PrepareConf
 from models.io.errors import UserError
 from models.io.secrets import find_secrets, redact
 from models.targets.config import TargetConf
-from tests.support.data.openai_server import free_port
+from tests.support.commands.ports import find_free_port
 
 ENDPOINT = ["mixture=one", "mixture.sources.rows.path=rows.jsonl", "target=demo", "answers=endpoint"]
 URL = "answers.url=http://localhost:8000/v1"
@@ -75,7 +75,7 @@ def test_an_address_in_a_mistyped_override_is_shown_without_its_password(read_re
 
 def test_a_proxy_of_the_environment_is_not_shown_where_it_does_not_answer(monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy"):
-        monkeypatch.setenv(name, f"http://me:hunter2@127.0.0.1:{free_port()}")
+        monkeypatch.setenv(name, f"http://me:hunter2@127.0.0.1:{find_free_port()}")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     conf = AnswersConf(source=AnswerSource.endpoint, url="http://server.invalid/v1")

@@ -7,7 +7,6 @@ back after a while: a second process watches it.
 
 import itertools
 import os
-import socket
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
@@ -154,9 +153,3 @@ def wait_for(port: int) -> None:
             time.sleep(0.05)
         else:
             return
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]

@@ -146,3 +146,8 @@ def test_a_target_that_fits_nowhere_is_planned_as_a_store(folder):
     assert not plan.fits(plan.best)
     changes = suggest_overrides(plan)
     assert changes == ["data=captured", "measure=false", "data.keep_features=false"]
+    rows = ["data=jsonl", "data.path=a.jsonl", "data.turns=last", "data.column=conv", "data.split='train[9:]'"]
+    conf = compose("train_plan", TrainPlanConf, [*words, "held_out.batch=1", *rows])
+    changes = suggest_overrides(plan_run(replace(conf, machine=tight)))
+    assert {"data.turns=auto", "data.column=null", "data.split=train"} <= set(changes)
+    compose("train_plan", TrainPlanConf, [*words, "held_out.batch=1", *rows, *changes, "data.path=null"])

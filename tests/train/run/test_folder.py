@@ -120,6 +120,7 @@ def test_too_little_room_is_refused(tmp_path):
 
 def test_a_run_that_is_started_over_keeps_the_earlier_one_until_it_saves_a_state(tmp_path):
     toy_run(tmp_path, build_conf(12))
+    (tmp_path / "toy-tuned.json").touch()
     names = {path.name for path in tmp_path.iterdir()}
     again = replace(build_conf(12), output_dir=str(tmp_path.parent), run_name=tmp_path.name, resume=False)
     state = open_run(again, build_parallel(ParallelConf(), CPU, trackers=[]))
@@ -127,9 +128,11 @@ def test_a_run_that_is_started_over_keeps_the_earlier_one_until_it_saves_a_state
     assert state.newest_state() is None
     assert {path.name for path in (tmp_path / "replaced").iterdir()} == names - {"lock"}
     (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "toy-tuned.json").touch()
     reset_run_dir(tmp_path)  # what was stopped before its first state replaces none
     assert (tmp_path / "replaced" / "state").exists()
     assert not (tmp_path / "checkpoint").exists()
+    assert not (tmp_path / "toy-tuned.json").exists()
     toy_run(tmp_path, build_conf(12))
     assert not (tmp_path / "replaced").exists()
 
@@ -142,6 +145,14 @@ def test_a_run_that_a_kill_left_half_aside_replaces_the_one_before_it(tmp_path):
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {
         *("replaced", "replaced/state", "replaced/state/00000004", "replaced/checkpoint")
     }
+
+
+def test_a_checkpoint_moved_aside_stays_though_a_stopped_run_has_written_another(tmp_path):
+    for name in ("replaced.partial/checkpoint/first", "checkpoint/second"):
+        (tmp_path / name).mkdir(parents=True)
+    reset_run_dir(tmp_path)
+    assert [path.name for path in (tmp_path / "replaced" / "checkpoint").iterdir()] == ["first"]
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_a_continued_run_needs_no_room_for_the_files_that_it_has(tmp_path, monkeypatch):

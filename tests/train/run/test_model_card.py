@@ -108,6 +108,7 @@ def test_the_license_of_the_data_is_that_recorded_by_the_mixture(tmp_path, licen
     ("overrides", "license_name"),
     [
         ([], "MIT"),
+        (["data.path=a.jsonl", "data.split=train"], "not recorded"),
         (["data=jsonl", "data.path=a.jsonl"], "not recorded"),
         (["data=jsonl", "data.path=a.jsonl", "data.license=CC-BY-4.0"], "CC-BY-4.0"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.config import DataConf, OnPolicyConf
+from data.config import DataConf, DataSource, OnPolicyConf
 from models.checkpoints.saved_states import PROGRESS_FILE
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
@@ -140,12 +140,19 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     )
 
 
+def test_a_run_started_with_a_key_that_its_data_never_read_continues_without_it(started):
+    folder, conf = started
+    state = RunState(folder, flatten_config(conf) | {"data.column": "messages"})  # of source=demo
+    state.load_progress()
+    assert state.progress.step
+
+
 def test_every_setting_of_what_is_learned_is_kept(started):
     folder, conf = started
     saved = flatten_config(conf)
     free = (
         "data.license",
-        "data.processes",
+        *(f"data.{name}" for name in DataSource.demo.unread_keys),
         "optim.steps",
         "optim.epochs",
         "optim.micro_batch_size",
