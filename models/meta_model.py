@@ -26,9 +26,7 @@ class MetaTarget(Target):
     """A target with shapes but no weights. It computes inside `memory_trace.fake_model`."""
 
     def __init__(self, model: Any, *, name: str, device: Device):
-        super().__init__(
-            model, None, name=name, device=device, hash_model=lambda _: "of no weights", tokenizer_fingerprint=""
-        )
+        super().__init__(model, None, name=name, device=device, hash_model=lambda _: "of no weights")
 
 
 def build_meta_target(conf: TargetConf, dtype: torch.dtype) -> MetaTarget:

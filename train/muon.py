@@ -18,15 +18,7 @@ from train.config.optim import MuonScaling
 class Muon(torch.optim.Muon):
     """torch.optim.Muon with its defaults, state and updates; only `dtype` is added."""
 
-    def __init__(
-        self,
-        params: Any,
-        *,
-        lr: float,
-        weight_decay: float,
-        dtype: torch.dtype,
-        scaling: MuonScaling = MuonScaling.original,
-    ):
+    def __init__(self, params: Any, *, lr: float, weight_decay: float, dtype: torch.dtype, scaling: MuonScaling):
         super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn=scaling.value)
         self.dtype = dtype
 

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from models.device.device import Device
 from models.device.opening import matmul_dtype
 from models.io.errors import require
-from train.config.optim import DEFAULT_STEPS, LearningRate, OptimConf, OptimName
+from train.config.optim import DEFAULT_STEPS, OptimConf, OptimName
 from train.muon import Muon
 
 
@@ -29,10 +29,10 @@ def check_optimizer(conf: OptimConf, device: Device) -> None:
 
 
 def build_optimizers(
-    conf: OptimConf, draft: nn.Module, adamw: Callable[..., AdamW] = AdamW, *, rate: LearningRate | None = None
+    conf: OptimConf, draft: nn.Module, adamw: Callable[..., AdamW] = AdamW, *, steps: int | None = None
 ) -> tuple[list[Optimizer], list[LambdaLR]]:
-    """Return optimizers and a schedule for each; `rate` is needed if the steps depend on the number of rows."""
-    rate = rate or conf.learning_rate(conf.steps or DEFAULT_STEPS)
+    """Return optimizers and a schedule for each; `steps` are needed if they depend on the number of rows."""
+    total = steps or conf.steps or DEFAULT_STEPS
     matrices, decayed, plain = split_parameters(draft)
     if conf.name is OptimName.adamw:
         matrices, decayed = [], decayed + matrices
@@ -56,7 +56,7 @@ def build_optimizers(
         )
 
     def factor(step: int) -> float:  # a bound method would be pickled into the saved state
-        return rate.factor(step)
+        return conf.rate_factor(step, total)
 
     return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
 

@@ -30,7 +30,6 @@ from models.parallel.dtensor import full_params, full_tensor
 from models.parallel.local_shards import own_rows
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
-from train.config.optim import LearningRate
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
@@ -94,8 +93,9 @@ class Trainer:
     wait_seconds: float = 0.0  # for micro-batches, since then
 
     @cached_property
-    def rate(self) -> LearningRate:
-        return self.conf.optim.learning_rate(self.conf.optim.total_steps(len(self.rows)))
+    def steps(self) -> int:
+        """Return the steps of the whole run."""
+        return self.conf.optim.total_steps(len(self.rows))
 
     @cached_property
     def loss_module(self) -> nn.Module:
@@ -114,7 +114,9 @@ class Trainer:
     @cached_property
     def training_state(self) -> TrainingState:
         module = self.loss_module  # first: the optimizers take the weights that sharding leaves
-        optimizers, schedules = build_optimizers(self.conf.optim, self.draft, self.parallel.adamw_class, rate=self.rate)
+        optimizers, schedules = build_optimizers(
+            self.conf.optim, self.draft, self.parallel.adamw_class, steps=self.steps
+        )
         return TrainingState(module=module, optimizers=optimizers, schedules=[*schedules])
 
     @cached_property
@@ -140,7 +142,7 @@ class Trainer:
     @cached_property
     def step_inputs(self) -> Generator[list[MicroBatch]]:
         """Return an iterator over the micro-batches of each step to come."""
-        return self.builder.iterate_steps(range(self.run_state.progress.step, self.rate.steps))
+        return self.builder.iterate_steps(range(self.run_state.progress.step, self.steps))
 
     @cached_property
     def metric_buffer(self) -> MetricBuffer:
@@ -153,7 +155,7 @@ class Trainer:
 
     def run(self) -> RunProgress:
         """Train to the last step, fill the run folder, return progress; raise UserError if a loss is not finite."""
-        conf, progress, steps = self.conf, self.run_state.progress, self.rate.steps
+        conf, progress, steps = self.conf, self.run_state.progress, self.steps
         progress.num_rows, progress.steps = len(self.rows), steps
         saves = SaveSchedule(parallel=self.parallel, minutes=conf.interval.save_minutes, every_steps=conf.save_interval)
         bar = ProgressBar(steps_done=progress.step, steps=steps)
@@ -301,7 +303,7 @@ class Trainer:
         rows_visited = progress.step * optim.rows_per_step
         values = {
             "loss": sum(losses) / len(losses),
-            "lr": optim.lr * self.rate.factor(progress.step - 1),  # that of the last step
+            "lr": optim.lr * optim.rate_factor(progress.step - 1, self.steps),  # that of the last step
             **{name: total / max(count, 1) for name, (total, count) in sums.items()},
             "rows": float(rows_visited),
             "tokens": float(progress.tokens),

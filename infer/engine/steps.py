@@ -148,7 +148,7 @@ def prefill(
         mask=prompt_mask(lengths, num_positions, cache.num_slots),
         layers=program.layers,
         cache=cache,
-        write=CacheWrite.at(positions),
+        write=CacheWrite(slots=positions),
     )
     last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, target_output.hidden.shape[-1])
     logits = target.logits(target_output.hidden.gather(1, last))[:, 0]

@@ -39,12 +39,8 @@ def count_attention(count: Callable[..., int], query_index: int) -> Callable[...
     """
 
     def count_grouped(*args: Any, **kwargs: Any) -> int:
-        before, (query, *states), rest = (
-            args[:query_index],
-            args[query_index : query_index + 3],
-            args[query_index + 3 :],
-        )
-        repeated = [state[:, :1].expand(-1, query.shape[1], -1, -1) for state in states]
+        before, (query, key, value, *rest) = args[:query_index], args[query_index:]
+        repeated = [state[:, :1].expand(-1, query.shape[1], -1, -1) for state in (key, value)]
         return count(*before, query, *repeated, *rest, **kwargs)
 
     return count_grouped

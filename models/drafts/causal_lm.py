@@ -126,9 +126,7 @@ class CausalLMDraft(CachedDecoding, Draft):
             layers=[],
             recomputes=self.recomputes,
         ).hidden
-        weight, total_weight = token_weights(
-            batch.answer_mask, batch.document_ids, conf=self.loss_conf, context_mask=batch.context_mask
-        )
+        weight, total_weight = token_weights(batch, conf=self.loss_conf)
         term = HeadTerm(
             draft_hidden=hidden.flatten(0, 1),
             target_hidden_or_topk=target_output.loss_inputs(),
@@ -186,7 +184,7 @@ class CausalLMDraft(CachedDecoding, Draft):
             mask=cache_pass.mask,
             layers=[],
             cache=state["cache"],
-            write=CacheWrite.at(cache_pass.slots),
+            write=CacheWrite(slots=cache_pass.slots),
         ).hidden
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:

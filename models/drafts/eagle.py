@@ -252,13 +252,7 @@ class Eagle1Draft(EagleDraft):
             heads=[head],
             scale=self.conf.token_loss_weight,
         )
-        weights, _ = position_weights(
-            batch.answer_mask,
-            batch.document_ids,
-            steps=self.trained_depth,
-            conf=self.loss_conf,
-            context_mask=batch.context_mask,
-        )
+        weights, _ = position_weights(batch, steps=self.trained_depth, conf=self.loss_conf)
         targets = [shift_left(features, 1 + i) for i in range(self.trained_depth)]
         errors = F.smooth_l1_loss(torch.stack(outputs), torch.stack(targets), reduction="none")
         distance = errors.float().mean(-1)

@@ -119,10 +119,9 @@ class Medusa2Draft(MedusaDraft):
 
     def term_weights(self, batch: Batch) -> Float[Tensor, " terms"]:
         """Return the weights of the distance to the original target and of the heads' loss."""
-        options = {"conf": self.loss_conf, "context_mask": batch.context_mask}
-        _, keep_sum = token_weights(batch.answer_mask, batch.document_ids, **options)
+        _, keep_sum = token_weights(batch, conf=self.loss_conf)
         # The divisor is the sum at step 0, whatever the number of steps.
-        _, heads_sum = position_weights(batch.answer_mask, batch.document_ids, steps=1, **options)
+        _, heads_sum = position_weights(batch, steps=1, conf=self.loss_conf)
         return torch.stack([keep_sum, heads_sum])
 
     def loss_terms(
@@ -141,9 +140,7 @@ class Medusa2Draft(MedusaDraft):
             layers=[],
             recomputes=self.recomputes,
         )
-        weight, total_weight = token_weights(
-            batch.answer_mask, batch.document_ids, conf=self.loss_conf, context_mask=batch.context_mask
-        )
+        weight, total_weight = token_weights(batch, conf=self.loss_conf)
         keep = HeadTerm(
             draft_hidden=adapted.hidden.flatten(0, 1),
             target_hidden_or_topk=target_output.hidden.flatten(0, 1),

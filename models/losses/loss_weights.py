@@ -9,26 +9,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from models.batch import Batch
 from models.losses.config import LossConf, Reduction
 
 
 def position_weights(
-    answer_mask: Bool[Tensor, "rows length"],
-    document_ids: Int[Tensor, "rows length"],
-    *,
-    steps: int,
-    conf: LossConf,
-    context_mask: Bool[Tensor, "rows length"] | None = None,
+    batch: Batch, *, steps: int, conf: LossConf
 ) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:
     """Return the loss weight of each position at each step, and the divisor of the loss.
 
     For drafts that read features: from the feature of token t and from token t+1, position t drafts
     token t+2+i at step i. It counts only if tokens t+1 .. t+2+i are all answer tokens of its
-    document (docs/eagle3.md). Tokens in `context_mask` weigh 0. The divisor is the sum of the
+    document (docs/eagle3.md). Tokens of the context weigh 0. The divisor is the sum of the
     weights at step 0.
     """
-    is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
-    is_trained = is_answer if context_mask is None else is_answer & ~context_mask
+    document_ids = batch.document_ids
+    is_answer, is_trained = _find_learned_tokens(batch, conf)
     is_counted, weights = shift_left(is_answer, 1), []
     for i in range(steps):
         # A document is contiguous: if its last drafted token is in it, so are those before.
@@ -38,30 +34,26 @@ def position_weights(
     return _apply_reduction(torch.stack(weights), document_ids, conf)
 
 
-def token_weights(
-    answer_mask: Bool[Tensor, "rows length"],
-    document_ids: Int[Tensor, "rows length"],
-    *,
-    conf: LossConf,
-    context_mask: Bool[Tensor, "rows length"] | None = None,
-) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:
+def token_weights(batch: Batch, *, conf: LossConf) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:
     """Return the loss weight of each position, and their sum, which divides the loss.
 
     For drafts that are language models: position t predicts token t+1, and counts if that is an
-    answer token of its document, the first included. Tokens in `context_mask` weigh 0.
+    answer token of its document, the first included. Tokens of the context weigh 0.
     """
-    is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
-    is_trained = is_answer if context_mask is None else is_answer & ~context_mask
-    is_counted = shift_left(is_trained, 1) & (shift_left(document_ids, 1, fill=-1) == document_ids)
-    (weight,), total = _apply_reduction(is_counted.float()[None], document_ids, conf)
+    _, is_trained = _find_learned_tokens(batch, conf)
+    same_document = shift_left(batch.document_ids, 1, fill=-1) == batch.document_ids
+    is_counted = shift_left(is_trained, 1) & same_document
+    (weight,), total = _apply_reduction(is_counted.float()[None], batch.document_ids, conf)
     return weight, total
 
 
 def _find_learned_tokens(
-    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"], conf: LossConf
-) -> Bool[Tensor, "rows length"]:
+    batch: Batch, conf: LossConf
+) -> tuple[Bool[Tensor, "rows length"], Bool[Tensor, "rows length"]]:
+    """Return the tokens that count as an answer, and those of them that are no context."""
     # All padding has the document id -1, so it would pass for one document.
-    return (answer_mask | conf.on_prompts) & (document_ids >= 0)
+    is_answer = (batch.answer_mask | conf.on_prompts) & (batch.document_ids >= 0)
+    return is_answer, is_answer if batch.context_mask is None else is_answer & ~batch.context_mask
 
 
 def _apply_reduction(

@@ -48,12 +48,7 @@ class CacheWrite:
     """
 
     slots: Int[Tensor, "batch new"]
-    moves: CacheMoves | None  # None, not empty: not every compiler takes tensors of size zero
-
-    @classmethod
-    def at(cls, slots: Int[Tensor, "batch new"]) -> "CacheWrite":
-        """Build a write to `slots` that moves nothing."""
-        return cls(slots=slots, moves=None)
+    moves: CacheMoves | None = None  # None, not empty: not every compiler takes tensors of size zero
 
 
 class StaticCache:

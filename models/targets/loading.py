@@ -43,15 +43,7 @@ def load_target_tables(conf: TargetConf, device: Device, *, fingerprint: str) ->
     `fingerprint` is that of all weights, which the store tells.
     """
     model, tokenizer = load_tables(conf, device.dtype), load_tokenizer(conf)
-    target = Target(
-        model,
-        tokenizer,
-        name=conf.path or conf.name,
-        device=device,
-        hash_model=lambda _: fingerprint,
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-    )
-    target.tables_fingerprint = tables_fingerprint(model)
+    target = _build_target(model, tokenizer, conf.path or conf.name, device, lambda _: fingerprint)
     target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
     model.to(device.torch_device)
     return target
@@ -121,16 +113,16 @@ def _load_part(source: ModelSource, dtype: torch.dtype, *, tensor: int, replicas
 
 def freeze_model(model: Any, tokenizer: Any, *, name: str, device: Device) -> Target:
     """Return a loaded model as a frozen target; raise UserError if it cannot be served exactly."""
-    target = Target(
-        model,
-        tokenizer,
-        name=name,
-        device=device,
-        hash_model=target_fingerprint,
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer) if tokenizer else "",
-    )
-    target.tables_fingerprint = tables_fingerprint(model)
+    target = _build_target(model, tokenizer, name, device, target_fingerprint)
     check_logits(target)
+    return target
+
+
+def _build_target(model: Any, tokenizer: Any, name: str, device: Device, hash_model: Callable[[Any], str]) -> Target:
+    target = Target(model, tokenizer, name=name, device=device, hash_model=hash_model)
+    target.tables_fingerprint = tables_fingerprint(model)
+    if tokenizer is not None:
+        target.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
     return target
 
 

@@ -256,7 +256,7 @@ def _run_thin_model(config: Any, *, trust_remote_code: bool) -> None:
         positions=ids,
         masks=architectures.build_layer_masks(model.config, full, in_window, model.dtype),
         layers=[0],
-        cache_write=(cache, CacheWrite.at(ids)),
+        cache_write=(cache, CacheWrite(slots=ids)),
     )
     if not hidden.shape == captured[0].shape == (1, 2, text.hidden_size):
         raise TypeError(f"layers take {captured[0].shape} and the decoder returns {hidden.shape}")

@@ -21,23 +21,14 @@ class Target(LanguageModel):
     processes = 1  # that hold its weights together
     gathers_weights = False  # of a layer, for each pass
     tables_fingerprint = ""  # of embeddings and head, as of all weights
+    tokenizer_fingerprint = ""
     tokenizer_folder: Path | None = None  # of the tokenizer's own files; None: made in memory
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        name: str,
-        device: Device,
-        hash_model: Callable[[Any], str],
-        tokenizer_fingerprint: str,
-    ):
+    def __init__(self, model: Any, tokenizer: Any, *, name: str, device: Device, hash_model: Callable[[Any], str]):
         super().__init__(model.eval().requires_grad_(False), device=device)
         self.tokenizer, self.name = tokenizer, name
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.hash_model, self.fingerprint = hash_model, hash_model(model)
-        self.tokenizer_fingerprint = tokenizer_fingerprint
 
     @property
     def graph_key(self) -> str:

@@ -27,7 +27,7 @@ from models.io.errors import UserError
 from models.targets.loading import load_target
 from models.targets.precision import build_device
 from scripts.benchmarks import loss, training
-from scripts.benchmarks.tables import machine, show, write
+from scripts.benchmarks.tables import machine, publish
 from scripts.engines import comparison, decoding
 from train.config.run import TrainConf
 
@@ -140,9 +140,7 @@ def main(argv: list[str] | None = None) -> None:
     logging.disable_progress_bar()  # for loading weights
     try:
         for name, table, setting in measure(args):
-            show(table)
-            if args.write:
-                write(name, table, setting=setting)
+            publish(name, table, setting=setting, should_write=args.write)
     except UserError as error:
         exit_with_error(error)
 

@@ -25,12 +25,6 @@ PROMPT = 2048
 REPEATS, SECONDS = 15, 0.5  # at least, of a pair of forms
 
 
-def topk_plain(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return what `topk_rows` does, by one top-k of whole rows."""
-    top, index = values.topk(count, dim=-1)
-    return top, index
-
-
 def drop_tail_by_sort(scores: Tensor, mass: float, *, stable: bool = False) -> Tensor:
     """Return what `drop_tail` does, by a sort and a cumulative sum; among equal scores only if the sort is stable."""
     ordered, order = scores.sort(dim=-1, stable=stable)
@@ -62,7 +56,7 @@ def build_cases(vocab: int, rows: int) -> dict[str, Case]:
     """Build the arguments of our form and the plain form of each operator."""
     numbers = torch.Generator().manual_seed(0)
     scores = 4 * torch.randn(rows, vocab, generator=numbers)
-    cases: dict[str, Case] = {f"top-k of {count}": (topk_rows, topk_plain, (scores, count)) for count in (8, 64)}
+    cases: dict[str, Case] = {f"top-k of {count}": (topk_rows, torch.topk, (scores, count)) for count in (8, 64)}
     if rows == POSITIONS:
         return cases
     prompts = torch.randint(vocab, (rows, PROMPT), generator=numbers)

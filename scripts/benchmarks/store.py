@@ -35,7 +35,7 @@ from models.drafts.registry import build_draft
 from models.meta_model import build_meta_target
 from models.targets.loading import load_target
 from models.targets.target import Target
-from scripts.benchmarks.tables import machine, show, write
+from scripts.benchmarks.tables import machine, publish
 from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.distillation import train_draft
@@ -162,9 +162,7 @@ def main() -> None:
     conf = compose("train", TrainConf, ["device=cpu", "device.compile=false"])
     target = load_target(conf.target, open_device(conf.device))
     results = table(args, target)
-    show(results)
-    if args.write:
-        write("store", results, setting=machine(target.device), page=PAGE)
+    publish("store", results, setting=machine(target.device), page=PAGE, should_write=args.write)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from models.device.opening import open_device
 from models.drafts.base import Needs
 from models.drafts.options import CausalLMConf, DraftConf, Eagle3Conf, MedusaConf
 from scripts.benchmarks.store import PAGE, time_epoch
-from scripts.benchmarks.tables import machine, show, write
+from scripts.benchmarks.tables import machine, publish
 
 DOCUMENTS_READ, EPOCHS, TOP_K, VOCAB = 40, 3, 64, 151_936
 LENGTH = DataConf().row_length
@@ -123,9 +123,7 @@ def main() -> None:
         rows=[measure(*store, hidden=args.hidden) for store in STORES],
         label_columns=3,
     )
-    show(table)
-    if args.write:
-        write("read", table, setting=machine(device), page=PAGE)
+    publish("read", table, setting=machine(device), page=PAGE, should_write=args.write)
 
 
 if __name__ == "__main__":

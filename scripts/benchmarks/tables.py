@@ -52,6 +52,14 @@ def write(name: str, *tables: Table, setting: str, page: Path = PAGE) -> None:
     page.write_text(text)
 
 
+def publish(name: str, *tables: Table, setting: str, page: Path = PAGE, should_write: bool) -> None:
+    """Print measured tables; write them to their place in the page if asked to."""
+    for table in tables:
+        show(table)
+    if should_write:
+        write(name, *tables, setting=setting, page=page)
+
+
 def machine(device: Device) -> str:
     """Describe the machine: enough to judge the figures, nothing that identifies it."""
     info = device.describe()

@@ -4,10 +4,10 @@ A further case reuses the features of an earlier epoch, as the demo does.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,8 @@ def learn(
     """Take one step like the training loop: target, loss, gradient, optimizer."""
     with torch.no_grad():
         target_output = learner.features or run_target(target, draft.needs.layers, batch)
-    with loss_form(plain=learner.plain):
+    plain = patch.object(draft_loss, "chunked_distillation_loss", compute_at_once)
+    with plain if learner.plain else nullcontext():
         loss = learner.loss(batch, target_output, {})
         mean = loss.total / loss.weight
         mean.backward()
@@ -86,18 +87,6 @@ def learn(
         optimizer.step()
         optimizer.zero_grad()
     return mean.detach()
-
-
-@contextmanager
-def loss_form(*, plain: bool) -> Iterator[None]:
-    """Replace the draft's chunked loss by the plain one while the block runs, if `plain`."""
-    chunked = draft_loss.chunked_distillation_loss
-    if plain:
-        draft_loss.chunked_distillation_loss = compute_at_once
-    try:
-        yield
-    finally:
-        draft_loss.chunked_distillation_loss = chunked
 
 
 def compute_at_once(*hidden: Any, evaluate: ChunkEvaluator, **inputs: Any) -> tuple[Tensor, Metrics]:  # noqa: ARG001

@@ -41,59 +41,13 @@ WARM_UP_STEPS = 100
 HELD_OUT_BATCHES = 4
 
 
-class Muon(torch.optim.Optimizer):
-    """SGD with momentum and orthogonalized updates (https://kellerjordan.github.io/posts/muon).
-
-    Matrices of equal shape are orthogonalized together, a share of them on each worker.
-    """
-
-    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            shapes: dict[torch.Size, list[nn.Parameter]] = {}
-            for param in group["params"]:
-                shapes.setdefault(param.shape, []).append(param)
-            for shape, params in shapes.items():
-                momenta = [self._momentum(param, group) for param in params]
-                local = slice(dist.get_rank(), None, dist.get_world_size())
-                updates = torch.zeros(len(params), *shape, device=params[0].device)
-                if momenta[local]:  # fewer matrices than workers leave some without one
-                    updates[local] = orthogonalize(torch.stack(momenta[local]))
-                sum_over_workers(updates)
-                scale = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
-                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(params, list(updates.unbind()), alpha=-scale)
-
-    def _momentum(self, param: nn.Parameter, group: dict) -> Tensor:
-        state = self.state[param]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(param)
-        buffer = state["momentum"]
-        buffer.lerp_(param.grad, 1 - group["momentum"])
-        return param.grad.lerp(buffer, group["momentum"])
-
-
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return the matrices with singular values near 1, after five Newton-Schulz steps."""
-    wide = matrices.shape[-2] <= matrices.shape[-1]
-    x = matrices if wide else matrices.mT
-    x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()
-    for _ in range(5):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return (x if wide else x.mT).float()
-
-
 def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Build Muon for the layers' matrices and AdamW for embeddings, a head and norms."""
     named = list(model.named_parameters())
     matrices = [p for n, p in named if p.ndim == 2 and n.startswith("model.layers")]
     others = [p for n, p in named if p.ndim == 1 or not n.startswith("model.layers")]
     optimizers = [
-        Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.1),
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1),
         torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
     for optimizer in optimizers:

@@ -26,7 +26,7 @@ from models.device.opening import open_device
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.targets.target import Target
-from scripts.benchmarks.tables import machine, show, write
+from scripts.benchmarks.tables import machine, publish
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 TURNS = 2  # of each way: in order and in reverse
@@ -123,9 +123,7 @@ def main() -> None:
         f"most {max(map(len, prompts))}), up to {args.new_tokens} new tokens, {args.batch} rows, "
         f"{args.precision}; ours {compiled}, `generate` eager; {TURNS} turns.",
     )
-    show(table)
-    if args.write:
-        write(f"answers, {compiled}", table, setting=machine(device), page=PAGE)
+    publish(f"answers, {compiled}", table, setting=machine(device), page=PAGE, should_write=args.write)
 
 
 if __name__ == "__main__":

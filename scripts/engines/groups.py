@@ -40,7 +40,7 @@ from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
-from scripts.benchmarks.tables import machine, show, write
+from scripts.benchmarks.tables import machine, publish
 from scripts.engines.comparison import DRAFTED, MISSING, Group, vllm, with_draft, without_draft
 from scripts.engines.decoding import (
     LOOKUPS,
@@ -133,12 +133,7 @@ def decode_in_batches(
 
 
 def hold_race(
-    groups: list[Group],
-    target: Target,
-    prompts: list[EvalPrompt],
-    results: Path,
-    new_tokens: int,
-    draft_hashes: list[str],
+    groups: list[Group], target: Target, prompts: list[EvalPrompt], results: Path, new_tokens: int, hashes: list[str]
 ) -> None:
     """Time every contender on every prompt that has no line in `results` yet, on one of each category in turn.
 
@@ -151,7 +146,7 @@ def hold_race(
         "threads": torch.get_num_threads(),
         "new_tokens": new_tokens,
         "prompts": fingerprint_prompts(prompts),
-        "drafts": draft_hashes,
+        "drafts": hashes,
     }
     check_results(results, settings)
     done = {line["prompt"] for line in read_lines(results)[1:]}
@@ -349,7 +344,7 @@ def main() -> None:
     if args.batch:
         runs = decode_in_batches(target, [*drafts.values()], conf.tree.build(), prompts, args.new_tokens, args.batch)
         tables = [tau_table(runs, [*dict.fromkeys(run.contender for run in runs)])]
-        report_tables("groups", tables, machine(device), args.write)
+        publish("groups", *tables, setting=machine(device), page=PAGE, should_write=args.write)
         return
     with (
         torch._dynamo.config.patch(recompile_limit=64),
@@ -362,15 +357,7 @@ def main() -> None:
     runs = read_runs(args.results)
     lookup, *ours = [" | ".join(c.settings) for group in groups[1:] for c in group.ours]
     tables = [speed_table(runs), *([margin_table(runs, ours)] if ours else []), tau_table(runs, [lookup, *ours])]
-    report_tables("race", tables, setting, args.write)
-
-
-def report_tables(name: str, tables: list[Table], setting: str, should_write: bool) -> None:
-    """Print the tables; write them to their place in the page if asked to."""
-    for table in tables:
-        show(table)
-    if should_write:
-        write(name, *tables, setting=setting, page=PAGE)
+    publish("race", *tables, setting=setting, page=PAGE, should_write=args.write)
 
 
 if __name__ == "__main__":

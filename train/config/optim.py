@@ -44,37 +44,6 @@ MOMENT_DECAYS = Rule(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearningRate:
-    """The learning rate over a run, as a share of its peak."""
-
-    schedule: Schedule
-    steps: int
-    warmup_steps: int
-    decay_steps: int  # for wsd
-    min_lr_ratio: float
-
-    def factor(self, step: int) -> float:
-        """Return the share of the peak rate at `step`, a pure function of it.
-
-        >>> conf = OptimConf(warmup_ratio=0.2, decay_ratio=0.4, schedule=Schedule.wsd)
-        >>> rate = conf.learning_rate(10)
-        >>> [round(rate.factor(step), 2) for step in range(10)]
-        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
-        """
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.schedule is Schedule.constant:
-            return 1.0
-        is_wsd = self.schedule is Schedule.wsd
-        decay_steps = self.decay_steps if is_wsd else self.steps - self.warmup_steps
-        # + 1: the rate reaches its minimum one step after the last, so that the last one trains.
-        decayed = max(0, step + 1 - (self.steps - decay_steps)) / (decay_steps + 1)
-        if is_wsd:
-            return 1 - decayed * (1 - self.min_lr_ratio)
-        return self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * decayed)) / 2
-
-
 @dataclass(kw_only=True)
 class OptimConf:
     """Configuration of the optimizer, the learning rate, the steps and the rows of a step."""
@@ -157,12 +126,22 @@ class OptimConf:
             return math.ceil(self.epochs * rows / self.rows_per_step)
         return self.steps or DEFAULT_STEPS
 
-    def learning_rate(self, steps: int) -> LearningRate:
-        """Return the learning rate over `steps` steps."""
-        return LearningRate(
-            schedule=self.schedule,
-            steps=steps,
-            warmup_steps=round(self.warmup_ratio * steps),
-            decay_steps=round(self.decay_ratio * steps),
-            min_lr_ratio=self.min_lr_ratio,
-        )
+    def rate_factor(self, step: int, steps: int) -> float:
+        """Return the share of the peak learning rate at `step` of `steps`, a pure function of them.
+
+        >>> conf = OptimConf(warmup_ratio=0.2, decay_ratio=0.4, schedule=Schedule.wsd)
+        >>> [round(conf.rate_factor(step, 10), 2) for step in range(10)]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
+        """
+        warmup_steps = round(self.warmup_ratio * steps)
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        if self.schedule is Schedule.constant:
+            return 1.0
+        is_wsd = self.schedule is Schedule.wsd
+        decay_steps = round(self.decay_ratio * steps) if is_wsd else steps - warmup_steps
+        # + 1: the rate reaches its minimum one step after the last, so that the last one trains.
+        decayed = max(0, step + 1 - (steps - decay_steps)) / (decay_steps + 1)
+        if is_wsd:
+            return 1 - decayed * (1 - self.min_lr_ratio)
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * decayed)) / 2

@@ -9,20 +9,16 @@ from data.config import DataConf, DataSource
 from infer.config import EvaluationConf
 from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
-from models.io.errors import BELOW_ONE, POSITIVE, SEED, Rule, at_least, check_values, require
+from models.io.errors import BELOW_ONE, POSITIVE, SEED, at_least, check_values, require
 from models.io.tracking import TrackerConf
 from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
-from train.config.optim import AUTO, OptimConf
+from train.config.optim import AUTO, AUTO_OR_ROWS, OptimConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
 FIRST_STAGE_FOLDER = "first_stage"  # in the folder of the run that starts from it
-AUTO_OR_PROCESSES = Rule(
-    "must be at least 1, or auto",
-    lambda tensor: tensor == AUTO or (type(tensor) is int and tensor >= 1),
-    "auto leaves it to the plan",
-)
+AUTO_OR_PROCESSES = replace(AUTO_OR_ROWS, remedy="auto leaves it to the plan")
 
 
 class Weights(Enum):

@@ -158,10 +158,7 @@ class Parallel:
     def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
         """Shard the moments if FSDP2 does not. Call it between loading and the first step."""
 
-    def full_moments(
-        self,
-        optimizers: list[Optimizer],  # noqa: ARG002
-    ) -> AbstractContextManager[None]:
+    def full_moments(self, optimizers: list[Optimizer]) -> AbstractContextManager[None]:  # noqa: ARG002
         """Return a context in which each optimizer's `state` has all that a saved state needs, as here always."""
         return nullcontext()
 

@@ -52,11 +52,9 @@ class MicroBatchBuilder:
         self.deal = deal_rows(conf, groups=parallel.num_data_ranks, tensor=parallel.conf.tensor_size)
         self.part = parallel.tensor_rank // self.deal.copies
         self.size = conf.optim.micro_batch_rows(self.deal.rows)
-        language_model = draft.as_language_model() if conf.data.on_policy.share else None
-        self.on_policy = (
-            None
-            if language_model is None
-            else OnPolicy(
+        self.on_policy: OnPolicy | None = None
+        if conf.data.on_policy.share and (language_model := draft.as_language_model()) is not None:
+            self.on_policy = OnPolicy(
                 conf=conf.data.on_policy,
                 rows=features.rows,
                 order=self.order,
@@ -64,7 +62,6 @@ class MicroBatchBuilder:
                 rank=parallel.data_rank,
                 world_size=parallel.num_data_ranks,
             )
-        )
 
     def iterate_steps(self, steps: range) -> Generator[list[MicroBatch]]:
         """Yield the micro-batches of each step, built while the step before is taken.
@@ -83,9 +80,11 @@ class MicroBatchBuilder:
 
     def build_step(self, step: int) -> list[MicroBatch]:
         """Return this process's micro-batches of a step, of equal sizes."""
-        row_numbers = self.order.step_rows(step, self.parallel.data_rank, self.parallel.num_data_ranks)
-        drafted = [False] * len(row_numbers) if self.on_policy is None else self.on_policy.select_rows(step)
-        visits = [*zip(row_numbers, drafted, strict=True)]
+        if self.on_policy is None:
+            row_numbers = self.order.step_rows(step, self.parallel.data_rank, self.parallel.num_data_ranks)
+            visits = [(number, False) for number in row_numbers]
+        else:
+            visits = self.on_policy.list_visits(step)
         parts = [visits[part :: self.deal.parts] for part in range(self.deal.parts)]
         return [
             self._build_micro_batch(step, [part[first : first + self.size] for part in parts])

@@ -33,26 +33,18 @@ class OnPolicy:
     world_size: int = 1
     written: dict[int, Batch] = field(default_factory=dict)  # by row number
 
-    def select_rows(self, step: int) -> list[bool]:
-        """Return for each of the group's visits in a step whether it uses a row of the draft."""
+    def list_visits(self, step: int) -> list[tuple[int, bool]]:
+        """Return the rows that the group visits in a step, and whether each is one that the draft has written."""
         # Drawn for the whole step, so that they do not depend on the number of processes.
         draws = np.random.default_rng([self.order.seed, 1, step]).random(self.order.rows_per_step)
-        return (draws < self.conf.share)[self.rank :: self.world_size].tolist()
+        drafted = (draws < self.conf.share)[self.rank :: self.world_size].tolist()
+        return [*zip(self.order.step_rows(step, self.rank, self.world_size), drafted, strict=True)]
 
     def renew(self, step: int) -> None:
         """Let the draft write the rows that the steps from here to the next renewal use."""
-        row_numbers = sorted(
-            {
-                number
-                for later_step in range(step, step + self.conf.interval - step % self.conf.interval)
-                for number, is_drafted in zip(
-                    self.order.step_rows(later_step, self.rank, self.world_size),
-                    self.select_rows(later_step),
-                    strict=True,
-                )
-                if is_drafted
-            }
-        )
+        later_steps = range(step, step + self.conf.interval - step % self.conf.interval)
+        visits = [visit for later_step in later_steps for visit in self.list_visits(later_step)]
+        row_numbers = sorted({number for number, is_drafted in visits if is_drafted})
         self.written = dict(zip(row_numbers, self._generate_rows(row_numbers, step), strict=True))
 
     def build_batch(self, row_numbers: list[int], drafted: list[bool]) -> Batch:

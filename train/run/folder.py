@@ -91,7 +91,7 @@ def check_steps(state: RunState, optim: OptimConf) -> None:
     if not progress.step:
         return
     steps = optim.total_steps(progress.num_rows)
-    factors = [optim.learning_rate(n).factor(progress.step) for n in (progress.steps, steps)]
+    factors = [optim.rate_factor(progress.step, n) for n in (progress.steps, steps)]
     require(
         steps == progress.steps or (steps > progress.step and factors == [1.0, 1.0]),
         f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was ({progress.steps} steps) once "

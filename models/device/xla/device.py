@@ -35,12 +35,7 @@ class XlaDevice(Device):
     lazy = True
     has_scaled_addmm = False
 
-    def _compile_function(
-        self,
-        function: Callable,
-        frozen_names: tuple[str, ...],  # noqa: ARG002
-        kind: str,  # noqa: ARG002
-    ) -> Callable:
+    def _compile_function(self, function: Callable, frozen_names: tuple[str, ...], kind: str) -> Callable:  # noqa: ARG002
         """Return the function with a sync before and after it, so that each call is one graph."""
 
         @functools.wraps(function)

@@ -132,13 +132,7 @@ class FeatureDraft(Draft):
         It is compared with the target's distribution at position t+1+i. `outputs` are the inputs of
         the heads; there is one head for all steps, or one for each. `scale` is that of the term in the loss.
         """
-        weights_by_step, total_weight = position_weights(
-            batch.answer_mask,
-            batch.document_ids,
-            steps=len(outputs),
-            conf=self.loss_conf,
-            context_mask=batch.context_mask,
-        )
+        weights_by_step, total_weight = position_weights(batch, steps=len(outputs), conf=self.loss_conf)
         # Each step moves to the position of its target distribution, so that all steps share the
         # target's logits.
         aligned = [shift_right(output, 1 + i) for i, output in enumerate(outputs)]

@@ -39,9 +39,8 @@ def list_learned_weights(document: TokenizedDocument, length: int, overlap: int 
     sums: list[dict] = [{}, {}]
     for row in range(len(packed)):
         batch = packed.batch([row])
-        settings = {"conf": TOKEN, "context_mask": batch.context_mask}
-        ((token,), _) = token_weights(batch.answer_mask, batch.document_ids, **settings)
-        (heads, _) = position_weights(batch.answer_mask, batch.document_ids, steps=STEPS, **settings)
+        ((token,), _) = token_weights(batch, conf=TOKEN)
+        (heads, _) = position_weights(batch, steps=STEPS, conf=TOKEN)
         for weights_by_token, weights, first in ((sums[0], token[None], 1), (sums[1], heads[:, 0], 2)):
             for step, position in weights.nonzero().tolist():
                 token_id = int(batch.input_ids[0, position])

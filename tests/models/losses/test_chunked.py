@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from models.batch import Batch
 from models.device.device import Device
 from models.losses.chunked import chunked_distillation_loss, evaluate_chunk
 from models.losses.config import LossConf, LossName, Reduction
@@ -144,7 +145,8 @@ def sum_over_rows(rows, conf):
     text = torch.arange(4 * length).reshape(4, length)
     answer, document = text % length > text // length, torch.zeros_like(text)
     args = draw_inputs(tokens=4 * length, draft_ids=DRAFT_IDS)
-    weight, denominator = token_weights(answer[rows], document[rows], conf=conf)
+    batch = Batch(input_ids=text, answer_mask=answer[rows], document_ids=document[rows], positions=text)
+    weight, denominator = token_weights(batch, conf=conf)
     mine = text[rows].flatten()
     for key in ("target_hidden_or_topk", "labels"):
         args[key] = args[key][mine]

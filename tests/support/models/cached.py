@@ -19,7 +19,7 @@ def read_prompts(target, cache, prompts, padded, layers=LAYERS):
         mask=prompt_mask(lengths, padded, cache.num_slots),
         layers=layers,
         cache=cache,
-        write=CacheWrite.at(positions),
+        write=CacheWrite(slots=positions),
     )
     return lengths, seen
 

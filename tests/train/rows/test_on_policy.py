@@ -62,13 +62,8 @@ def test_a_renewal_writes_the_rows_of_the_steps_until_the_next_one():
     policy = build_on_policy(toy_target())
     for start, steps in ((4, range(4, 8)), (6, range(6, 8))):
         policy.renew(start)
-        visits = [
-            number
-            for step in steps
-            for number, is_drafted in zip(policy.order.step_rows(step), policy.select_rows(step), strict=True)
-            if is_drafted
-        ]
-        assert set(policy.written) == set(visits)
+        visits = [visit for step in steps for visit in policy.list_visits(step)]
+        assert set(policy.written) == {number for number, is_drafted in visits if is_drafted}
 
 
 def test_each_renewal_writes_other_answers_and_a_repeated_one_the_same():
@@ -98,15 +93,16 @@ def test_a_row_is_written_the_same_by_any_process():
 
 def test_the_share_of_own_answers_is_the_configured_share():
     policy = build_on_policy(toy_target(), share=0.25)
-    chosen = [own for step in range(400) for own in policy.select_rows(step)]
+    chosen = [own for step in range(400) for _, own in policy.list_visits(step)]
     assert abs(sum(chosen) / len(chosen) - 0.25) < 0.03
-    assert not any(own for step in range(50) for own in build_on_policy(toy_target(), share=0.0).select_rows(step))
+    none = build_on_policy(toy_target(), share=0.0)
+    assert not any(own for step in range(50) for _, own in none.list_visits(step))
 
 
 def test_processes_together_choose_the_rows_of_a_single_process():
-    single = build_on_policy(toy_target()).select_rows(3)
-    parts = [build_on_policy(toy_target(), rank=rank, world=2).select_rows(3) for rank in (0, 1)]
-    assert single == [own for pair in zip(*parts, strict=True) for own in pair]
+    single = build_on_policy(toy_target()).list_visits(3)
+    parts = [build_on_policy(toy_target(), rank=rank, world=2).list_visits(3) for rank in (0, 1)]
+    assert single == [visit for pair in zip(*parts, strict=True) for visit in pair]
 
 
 @pytest.mark.parametrize(
