@@ -80,10 +80,11 @@ def load_eval_prompts(
     Raises UserError for a duplicate id or a prompt that the target cannot read.
     """
     rows = read_prompt_rows(path, key=key)
+    is_rendered = tokenizer.chat_template is not None and any("messages" in row or "turns" in row for row in rows)
     require(
-        not template or any("messages" in row or "turns" in row for row in rows),
-        f"template: needs prompts that the chat template renders, got {template} for texts or token ids of "
-        f"{path or DEMO}; leave it out",
+        not template or is_rendered,
+        f"{key.removesuffix('prompts')}template: needs prompts that a chat template renders, got {template} for those "
+        f"of {path or DEMO}; leave it out",
     )
     rows = [{"template": template or {}, **row} for row in rows]
     for row_id, count in Counter(row["id"] for row in rows).items():

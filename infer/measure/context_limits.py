@@ -37,6 +37,11 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
     by `check_context` as soon as they are known.
     """
     if conf.prompts is None:
+        require(
+            not conf.template,
+            "evaluation.template: needs evaluation.prompts=FILE, which it renders, because held-out prompts keep the "
+            f"arguments of their own rows, got {conf.template}; leave it out",
+        )
         return 1
     context = read_context_length(target)
     prompts = load_eval_prompts(

@@ -3,7 +3,7 @@
 Our chain and our tree are compared with assisted generation of transformers and with vLLM, which
 runs in the engines' own environment, one process per draft (`scripts/engines/vllm_answers.py`). Between its
 turns a process is stopped: the threads of idle ones wake thousands of times a second, which made rounds of
-other contenders take up to a third longer. Without that environment the table names the command that
+other contenders take up to 1.4 times as long. Without that environment the table names the command that
 installs it and omits vLLM.
 """
 

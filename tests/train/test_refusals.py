@@ -86,6 +86,7 @@ EVAL = {
     "evaluation.prompts=bad.jsonl": "evaluation.prompts: every line must be a JSON object, got bad",
     "evaluation.prompts=long.jsonl": "evaluation.prompts: prompt and answer must fit in the 256 "
     "positions of target, got prompt 1 of 3000 tokens; shorten it or lower evaluation.max_new_tokens=",
+    "+evaluation.template.a=1": "evaluation.template: needs prompts that a chat template renders, got {'a': 1} for",
     "evaluation.max_new_tokens=1": "evaluation.max_new_tokens: must be at least 2, got 1",
     "evaluation.sampling.top_p=0": "sampling.top_p: must be in (0, 1], got 0",
     "output_dir=file": "output_dir: must be a writable folder, got file/eval (Not a directory)",
@@ -122,6 +123,7 @@ def test_eval_refuses_a_mistake_before_a_model_is_loaded_if_possible(mistake, re
         ("output_dir=file", "output_dir: must be a writable folder, got file/demo (Not a directory)"),
         ("data=jsonl", "data.path: must be set for data.source=jsonl, got null"),
         ("evaluation.prompts=long.jsonl", "evaluation.prompts: prompt and answer must fit in the"),
+        ("+evaluation.template.a=1", "evaluation.template: needs evaluation.prompts=FILE, which it renders"),
     ],
 )
 def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):

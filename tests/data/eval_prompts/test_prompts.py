@@ -90,7 +90,9 @@ def test_arguments_of_the_template_are_those_of_rows_without_their_own(chat_toke
     prompts = load_eval_prompts(chat_tokenizer, path, limit=None, template={"enable_thinking": True})
     assert [prompt.ids for prompt in prompts] == [[7, 1], [7, 1], [1]]
     texts = write_lines(tmp_path / "texts.jsonl", [{"text": "1"}, {"ids": [1]}])
-    with pytest.raises(UserError, match=r"^template: needs prompts that the chat template renders, got {'a': 1} for"):
+    with pytest.raises(
+        UserError, match=r"^evaluation.template: needs prompts that a chat template renders, got {'a': 1} for"
+    ):
         load_eval_prompts(chat_tokenizer, texts, limit=None, template={"a": 1})
 
 
