@@ -145,9 +145,10 @@ def sum_over_rows(rows, conf):
     text = torch.arange(4 * length).reshape(4, length)
     answer, document = text % length > text // length, torch.zeros_like(text)
     args = draw_inputs(tokens=4 * length, draft_ids=DRAFT_IDS)
-    batch = Batch(input_ids=text, answer_mask=answer[rows], document_ids=document[rows], positions=text)
+    ids = text[rows]
+    batch = Batch(input_ids=ids, answer_mask=answer[rows], document_ids=document[rows], positions=ids)
     weight, denominator = token_weights(batch, conf=conf)
-    mine = text[rows].flatten()
+    mine = ids.flatten()
     for key in ("target_hidden_or_topk", "labels"):
         args[key] = args[key][mine]
     hidden, (head,) = args["draft_hidden"], args["draft_heads"]
