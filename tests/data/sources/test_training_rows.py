@@ -255,7 +255,10 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
         ),
         (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got x; add data=jsonl"),
         (lambda: DataConf(row_length=4, limit=0), r"data.row_length: .*; data.limit: "),
-        (lambda: DemoConf(temperature=-1.0), "data.demo.temperature: must be at least 0, got -1.0; 0 is greedy"),
+        (
+            lambda: DemoConf(temperature=-1.0),
+            "data.demo.temperature: must be 0, or finite and at least 1e-5, got -1.0; 0 takes the likeliest token",
+        ),
     ],
 )
 def test_a_conf_that_cannot_work_is_refused(build, message):
