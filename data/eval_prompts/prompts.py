@@ -13,11 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from data.chat.template import ChatTemplate
 from data.config import DEMO
-from data.eval_prompts.hold_out import spread_over_categories
 from data.sources.prompt_formats import PromptRow, describe_prompt_formats, open_prompt_rows, prompt_from_row
 from data.sources.row_formats import parse_prompt_messages
 from data.sources.rows import RowRejectedError, require_embeddings, require_row, require_unicode
@@ -120,6 +117,10 @@ def load_calibration_prompts(
 
 def spread_prompts(prompts: list[EvalPrompt], count: int) -> list[EvalPrompt]:
     """Return at most `count` of the prompts, of all categories if it suffices."""
+    import numpy as np  # deferred: slow to import
+
+    from data.eval_prompts.hold_out import spread_over_categories
+
     _, category = np.unique([prompt.category for prompt in prompts], return_inverse=True)
     return [prompts[index] for index in spread_over_categories(category, min(count, len(prompts)))]
 
