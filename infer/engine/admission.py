@@ -12,6 +12,7 @@ from models.device.device import Device
 from models.trees.keyed_noise import split_row_ids
 
 MIN_BUCKET = 64  # tokens; longer prompts are padded to a power of two: one graph per length
+PROMPT_ALIGNMENT = 16  # tokens, where one graph reads all prompts: it needs a view of the cache per padded length
 PASS_COST = 64  # padded tokens that cost as much as the weights' read of one more pass
 
 
@@ -22,6 +23,8 @@ def bucket_length(length: int) -> int:
 
 def pad_length(length: int, device: Device) -> int:
     """Return the padded length of prompts that have at most `length` tokens."""
+    if device.has_graphs_of_any_length:
+        return -(-length // PROMPT_ALIGNMENT) * PROMPT_ALIGNMENT  # rounded up
     return bucket_length(length) if device.has_static_shapes else length
 
 

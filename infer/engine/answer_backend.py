@@ -11,7 +11,7 @@ from typing import TypeVar
 from data.answers.dialogue import Answer
 from data.prepare_config import AnswersConf
 from data.sources.rows import require_embeddings
-from infer.engine.admission import pad_length
+from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder, TakeRequests
 from infer.engine.requests import Request
 from models.parallel.processes import share_from_main
@@ -77,7 +77,7 @@ class TargetAnswerBackend:
         lengths = sorted(len(request.ids) for request in self.waiting)
         half = min(len(lengths), max(self.conf.batch, len(lengths) // SESSION_DIVISOR))
         count = len(lengths) if device.compiles_slowly else half
-        longest = pad_length(lengths[count - 1], device)
+        longest = bucket_length(lengths[count - 1]) if device.has_static_shapes else lengths[count - 1]
         batch = self.conf.batch if device.has_static_shapes else min(self.conf.batch, len(lengths))
 
         def take(count: int) -> list[Request]:

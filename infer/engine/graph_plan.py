@@ -1,7 +1,7 @@
 """List the graphs that decoding needs, from a session and the lengths of its prompts.
 
-    prefill         one per padded prompt length
-    begin           one per padded prompt length, draft and tree
+    prefill         one per padded prompt length, or one for all (Device.has_graphs_of_any_length)
+    begin           as many per draft and tree
     fused           a whole round; one per decoder
     verify, accept, cache_move, draft                      the parts of a round, which are timed
     allocate_slots, start_rows, empty_like, scatter_rows   the code between them, on lazy devices
@@ -24,7 +24,8 @@ def list_graphs(session: Session, prompt_lengths: Iterable[int], *, in_parts: bo
     target_key = (program.target.graph_key, *program.layers, slots)
     policy_key = (*program.layers, slots, tree, rule, sampling.graph_key)
     draft_key = (None if draft is None else graph_key_of(draft), *policy_key)
-    for padded in {min(bucket_length(length), session.slots) for length in prompt_lengths}:
+    padded_lengths = {min(bucket_length(length), session.slots) for length in prompt_lengths}
+    for padded in {"any"} if session.device.has_graphs_of_any_length else padded_lengths:
         yield Graph("prefill", (*target_key, sampling.graph_key, padded))
         if draft is not None:
             yield Graph(f"begin{KIND_SEPARATOR}{session.kind}", (*draft_key, padded))

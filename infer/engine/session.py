@@ -22,6 +22,7 @@ from infer.engine import steps
 from infer.engine.recorded_rounds import RecordedRounds
 from infer.engine.row_tensors import allocate_slots, empty_like, scatter_rows
 from infer.engine.steps import Program, RoundOutput, SessionState
+from models.device.graph_budget import mark_any_size
 from models.drafts.base import DraftState
 from models.targets.cache import StaticCache
 from models.targets.target import WEIGHT_NAMES, Target
@@ -49,6 +50,7 @@ UNREAD_BY_MOVE = ("state.draft_state", "state.proposal")
 UNREAD_BY_DRAFT = ("program.target", "state.cache")
 
 Buffers = tuple[StaticCache, DraftState]
+ChangeState = Callable[[SessionState], SessionState]
 
 
 class Session:
@@ -113,19 +115,27 @@ class Session:
     ) -> tuple[SessionState, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]]:
         """Read padded prompts; return the state, and the logits and scores of their first tokens.
 
-        With `buffers` the prompts are read into these, not into the session's own rows. The target
-        attends to the first `num_slots` of a row, by default to all.
+        With `buffers` the prompts are read into these, not into the session's own rows. Target and draft
+        attend to the first `num_slots` of a row, by default to all.
         """
         program = self.program
         cache, draft_state = buffers or self.buffers
-        read_cache = cache if num_slots is None else self._first_slots(cache, num_slots)
+        any_length = self.device.has_graphs_of_any_length
+        read_cache = cache if num_slots is None else self._first_slots(cache, num_slots, any_length=any_length)
+        if any_length:
+            mark_any_size(input_ids, 1)
         target_output, logits, scores, history = self._prefill(program, read_cache, input_ids, lengths, row_limbs)
         rows = self._start_rows(
             program.sampling, program.lookahead, program.max_moves, row_limbs, lengths, scores, history
         )
         state = SessionState(rows=rows, proposal=None, cache=cache, draft_state=draft_state)
         if program.draft is not None:
-            state = self._begin(program, state, input_ids, target_output)
+            if any_length:
+                target_output.map_tensors(lambda tensor: mark_any_size(tensor, 1))
+            # A draft that is a language model also reads the first new token, and the nodes of its first tree.
+            needed = num_slots and min(num_slots + program.tree.round_slots, self.cache_slots)
+            narrow, widen = self._narrow_and_widen(needed, any_length=any_length)
+            state = widen(self._begin(program, narrow(state), input_ids, target_output))
         return state, logits, scores
 
     def insert(
@@ -150,16 +160,21 @@ class Session:
         if not self.reads_views or self.cache_slots < MIN_VIEWED_SLOTS:
             return self._run_round(state, end_phase)
         needed = -(-(longest + self.program.tree.round_slots) // VIEW_ALIGNMENT) * VIEW_ALIGNMENT  # rounded up
+        any_length = self.device.has_static_shapes
+        narrow, widen = self._narrow_and_widen(min(needed, self.cache_slots), any_length=any_length)
+        state, output = self._run_round(narrow(state), end_phase)
+        return widen(state), output
+
+    def _narrow_and_widen(self, count: int | None, *, any_length: bool) -> tuple[ChangeState, ChangeState]:
+        """Return what replaces the caches of a state by views of `count` slots, by default all, and what undoes it."""
         wholes: dict[StaticCache, StaticCache] = {}
 
         def narrow(cache: StaticCache) -> StaticCache:
-            any_length = self.device.has_static_shapes
-            view = self._first_slots(cache, min(needed, self.cache_slots), any_length=any_length)
+            view = cache if count is None else self._first_slots(cache, count, any_length=any_length)
             wholes[view] = cache
             return view
 
-        state, output = self._run_round(_map_caches(state, narrow), end_phase)
-        return _map_caches(state, wholes.__getitem__), output
+        return lambda state: _map_caches(state, narrow), lambda state: _map_caches(state, wholes.__getitem__)
 
     def _first_slots(self, cache: StaticCache, count: int, *, any_length: bool = False) -> StaticCache:
         """Return a view of a cache; where graphs look caches up by identity, the same one in each call."""

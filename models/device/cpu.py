@@ -55,6 +55,10 @@ class CpuDevice(Device):
         return self.compiles
 
     @property
+    def has_graphs_of_any_length(self) -> bool:
+        return self.compiles
+
+    @property
     def inductor_options(self) -> dict[str, Any]:
         return {"cpp.simdlen": _find_vector_width(), "post_grad_custom_pre_pass": _build_merging_pass()}
 

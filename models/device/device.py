@@ -47,6 +47,11 @@ class Device:
         return self.compiles or self.counts_shapes or self.records_rounds
 
     @property
+    def has_graphs_of_any_length(self) -> bool:
+        """Return whether a graph may serve prompts, and views of caches, of all lengths."""
+        return False
+
+    @property
     def compiles_slowly(self) -> bool:
         """Return whether one graph can take an hour to compile."""
         return self.name in SLOW_COMPILERS

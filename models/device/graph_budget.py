@@ -16,6 +16,7 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ def call_shape(args: dict[str, Any], constants: dict[int, tuple[Any, str]], unre
 
     >>> import torch
     >>> call_shape({"ids": torch.zeros(1, 4), "layers": [1, 3]}, {})
-    (('ids', torch.Size([1, 4]), torch.float32), ('layers', (1, 3)))
+    (('ids', (1, 4), torch.float32), ('layers', (1, 3)))
     """
     described = (_describe_value(name, value, constants, unread) for name, value in args.items())
     return tuple(chain.from_iterable(described))
@@ -212,7 +213,7 @@ def _describe_value(
     if isinstance(value, Tensor):
         # PyTorch compiles again for other strides; those of contiguous tensors follow from sizes.
         strides = () if value.is_contiguous() else ("strides", value.stride())
-        yield path, value.shape, value.dtype, *strides
+        yield path, _describe_sizes(value), value.dtype, *strides
     elif value is None or kind in (bool, int, float, str):
         yield path, value
     elif kind is list:  # of numbers
@@ -224,6 +225,18 @@ def _describe_value(
         if id(value) not in constants:
             constants[id(value)] = value, graph_key_of(value)
         yield path, constants[id(value)][1]
+
+
+def mark_any_size(tensor: Tensor, dim: int) -> Tensor:
+    """Let one graph serve all sizes of a dimension but 0 and 1; calls that differ in it alone have one shape."""
+    torch._dynamo.mark_dynamic(tensor, dim)
+    tensor.any_size_dim = dim  # type: ignore[attr-defined]
+    return tensor
+
+
+def _describe_sizes(tensor: Tensor) -> tuple[Any, ...]:
+    any_size_dim = getattr(tensor, "any_size_dim", None)
+    return tuple("any" if dim == any_size_dim else size for dim, size in enumerate(tensor.shape))
 
 
 def _name_parts(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:
@@ -252,14 +265,14 @@ def graph_key_of(value: Any) -> str:
 def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
     """Return a shape as text; with `known` shapes, only the parts not in the most similar one.
 
-    >>> from torch import Size, int64
-    >>> known = [(("ids", Size([1, 64]), int64), ("layers", (1, 3)))]
-    >>> describe_shape((("ids", Size([1, 96]), int64), ("layers", (1, 3))), known)
+    >>> from torch import int64
+    >>> known = [(("ids", (1, 64), int64), ("layers", (1, 3)))]
+    >>> describe_shape((("ids", (1, 96), int64), ("layers", (1, 3))), known)
     'ids [1, 96] int64'
     """
     new = min((set(shape) - set(other) for other in known), key=len, default=set(shape))
     return ", ".join(
-        " ".join(str(list(x) if isinstance(x, tuple) else x).removeprefix("torch.") for x in part)
+        " ".join(f"[{', '.join(map(str, x))}]" if isinstance(x, tuple) else str(x).removeprefix("torch.") for x in part)
         for part in shape
         if part in new
     )
@@ -268,13 +281,12 @@ def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
 def describe_purpose(function: str, shape: CallShape) -> str:
     """Return in words what a graph is for: what it does, for which kind of draft, on how much.
 
-    >>> from torch import Size, int64
-    >>> describe_purpose("begin:eagle3", (("input_ids", Size([1, 64]), int64),))
-    'the draft reads a prompt (eagle3), 1 x 64 tokens'
+    >>> describe_purpose("begin:eagle3", (("input_ids", (1, "any"), torch.int64),))
+    'the draft reads a prompt (eagle3), 1 x any tokens'
     """
     name, _, kind = function.partition(KIND_SEPARATOR)
     sizes = (part[1] for part in shape if part[0].endswith("ids") and len(part) == 3)
-    tokens = next((size for size in sizes if len(size) == 2 and size.numel()), None)
+    tokens = next((size for size in sizes if len(size) == 2 and 0 not in size), None)
     return (
         PURPOSES.get(name, name)
         + (f" ({kind})" if kind else "")

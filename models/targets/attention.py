@@ -53,10 +53,13 @@ def attend_grouped(
     """Return softmax attention with grouped heads.
 
     A mask of numbers is added to the scores, one of bools lets a query attend where it is True. The
-    mask is copied for each query head of a group. Beyond as many tokens as a head has channels, as
-    in prompts, that would cost more than copies of the keys, which transformers then makes.
+    mask is copied for each query head of a group. Where tokens attend to themselves alone, or are more
+    than a head has channels, as in prompts, that would cost more than copies of the keys, which
+    transformers then makes.
     """
-    is_folded = query.shape[1] != key.shape[1] and query.shape[2] <= key.shape[3]
+    num_tokens, num_slots = query.shape[2], key.shape[2]
+    # In this order a graph of prompts of any length, which read as many slots, depends on neither number.
+    is_folded = query.shape[1] != key.shape[1] and num_tokens < num_slots and num_tokens <= key.shape[3]
     has_options = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     has_options = has_options or options.get("dropout", 0.0) > 0
     if attention_mask is None or attention_mask.shape[1] != 1 or has_options or not is_folded:

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from models.device.graph_budget import mark_any_size
 from models.operators import gather_mask
 
 # keys, values and slots of one layer, then source and destination of moves if there are any
@@ -136,8 +137,8 @@ class StaticCache:
             # Otherwise a graph would take the strides of its slots for a function of their number.
             assert count < self.allocated_slots
             for tensor in (*view.keys, *view.values):
-                torch._dynamo.mark_dynamic(tensor, 2)
-            torch._dynamo.mark_dynamic(view.positions, 1)
+                mark_any_size(tensor, 2)
+            mark_any_size(view.positions, 1)
         return view
 
     def repeat_row(self, batch: int) -> "StaticCache":

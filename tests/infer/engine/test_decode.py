@@ -18,6 +18,7 @@ from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
+from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, batch_of, chain, mixed, new_draft, static, tiny_target, tree
 
 GREEDY = SamplingConf()
@@ -223,6 +224,17 @@ def test_rounds_over_the_filled_part_of_a_long_cache_emit_the_same_tokens(target
     assert min(slots_seen) < 200 < 500 < max(slots_seen)
 
 
+@torch.no_grad()
+def test_a_draft_model_proposes_the_same_after_a_view_of_its_cache(target):
+    """It reads its prompt, and grows its first tree, in the first slots alone."""
+    draft, answers = CASES["draft model"].build(target), []
+    for sees_all in (True, False):
+        decoder = Decoder(target, draft, SHAPES["dynamic"], sampling=GREEDY, slots=640)
+        decoder.session.reads_views = not sees_all
+        answers.append([(row.ids, row.accepted) for row in decode_each(decoder, LONG)])
+    assert answers[0] == answers[1]
+
+
 def watch_slots(session, slots_seen):
     """Collect the number of slots that each round reads."""
     fused = session._fused
@@ -236,14 +248,17 @@ def watch_slots(session, slots_seen):
 
 @pytest.mark.no_shapes  # compiled calls do not pass through the checks
 @torch.no_grad()
-def test_views_of_all_lengths_share_a_graph(fresh_compiler):
+def test_prompts_and_views_of_all_lengths_share_a_graph(fresh_compiler):
     compiled, eager = (tiny_target(seed=0, device=replace(CPU, compiles=c, backend="eager")) for c in (True, False))
-    prompts = [[5 + i % 50 for i in range(length)] for length in (60, 230)]
-    options = {"row_ids": range(2), "max_new_tokens": 100}
+    draft = CASES["draft model"].build(eager)
+    prompts = [[5 + i % 50 for i in range(length)] for length in (60, 1, 230)]
     before = compiled.device.count_graphs()
-    decoder = Decoder(compiled, NgramDraft(), chain(3), sampling=GREEDY, slots=640)
-    answers = decoder.decode(prompts, **options)
-    # both prompts, also for the draft, and the round
-    assert compiled.device.count_graphs() - before == 5
-    reference = Decoder(eager, NgramDraft(), chain(3), sampling=GREEDY, slots=640).decode(prompts, **options)
-    assert [row.ids for row in answers] == [row.ids for row in reference]
+    answers, reference = (
+        Decoder(target, draft, chain(3), sampling=GREEDY, slots=640).decode(
+            prompts, row_ids=range(3), max_new_tokens=100
+        )
+        for target in (compiled, eager)
+    )
+    # the prompts, the same for the draft, and the round
+    assert compiled.device.count_graphs() - before == 3
+    assert [(row.ids, row.accepted) for row in answers] == [(row.ids, row.accepted) for row in reference]
