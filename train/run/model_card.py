@@ -14,7 +14,7 @@ from infer.report.number_format import format_estimate, is_compared
 from infer.report.prose import build_headline, describe_verdicts
 from infer.report.tables import overview_table
 from infer.report.views import get_draft_modes
-from infer.results.schema import DraftInfo, EvalReport, LosslessVerdict, Mode
+from infer.results.schema import DraftInfo, EvalReport, LosslessVerdict, Mode, ModeFigures
 from models.checkpoints import checkpoint_files
 from models.checkpoints.saved_states import find_newest_state, read_progress_file
 from models.drafts.options import CausalLMConf, InitFrom
@@ -48,7 +48,7 @@ def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path, *, t
         answers=describe_answers(draft, modes, adapted, report.setup.prompts.count),
         limits=conf.draft.describe_engine_limits() or describe_vocabulary(conf, checkpoint, target_vocab),
         vllm_method=conf.draft.vllm_method,
-        depth=modes["chain"].figures.depth,
+        depth=choose_served_chain(modes).depth,
         serving=describe_serving(draft, modes) if conf.draft.vllm_method else NO_ENGINE,
         table=overview_table(report).render_markdown(),
         headline=build_headline(report),
@@ -106,9 +106,16 @@ def describe_answers(draft: DraftInfo, modes: dict[str, Mode], adapted: str | No
     return "Answers stay the target's own: what is rejected costs time, not quality."
 
 
+def choose_served_chain(modes: dict[str, Mode]) -> ModeFigures:
+    """Return the figures of the chain to serve with: the tuner's choice if it is a chain of the draft."""
+    tuned = modes["tuned"].figures if "tuned" in modes else None
+    is_chain = tuned is not None and tuned.draft_passes and tuned.nodes == tuned.depth
+    return tuned if tuned and is_chain else modes["chain"].figures
+
+
 def describe_serving(draft: DraftInfo, modes: dict[str, Mode]) -> str:
     """Return what a chain, which engines draft, gained, and what was faster without the draft."""
-    chain, tuned = modes["chain"].figures, modes.get("tuned")
+    chain, tuned = choose_served_chain(modes), modes.get("tuned")
     is_slower = chain.speedup is not None and chain.speedup.mean < 1
     text = (
         f"Engines draft a chain. One of {chain.depth} tokens was {format_estimate(chain.speedup)} times as fast as the "

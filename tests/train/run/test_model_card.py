@@ -125,6 +125,20 @@ def test_the_serving_command_and_its_figures_are_of_the_same_chain(tmp_path, exa
     assert "does not pay" not in card.text
 
 
+@pytest.mark.parametrize(("nodes", "served"), [(2, 2), (6, 5)])
+def test_the_serving_command_has_the_depth_of_a_tuned_chain_and_not_of_a_tuned_tree(tmp_path, exact, nodes, served):
+    modes = exact.overall.modes
+    report = with_mode(
+        with_modes(exact, modes | {"eagle3-demo/tuned": modes["eagle3-demo/chain"]}),
+        "eagle3-demo/tuned",
+        depth=2,
+        nodes=nodes,
+    )
+    card = write_card(tmp_path, report=select_draft(report, 0, tuned_tree="in words"))
+    assert read_serve_line(card)[1]["num_speculative_tokens"] == served
+    assert f"One of {served} tokens was " in card.text
+
+
 @pytest.mark.parametrize("tuned_tree", ["n-gram lookup alone, 8 tokens", "no speculation"])
 def test_the_serving_section_says_if_the_tuner_chose_not_to_use_the_draft(tmp_path, exact, tuned_tree):
     modes = exact.overall.modes
