@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -53,13 +54,12 @@ def attend_grouped(
     """Return softmax attention with grouped heads.
 
     A mask of numbers is added to the scores, one of bools lets a query attend where it is True. The
-    mask is copied for each query head of a group. Where tokens attend to themselves alone, or are more
-    than a head has channels, as in prompts, that would cost more than copies of the keys, which
-    transformers then makes.
+    mask is copied for each query head of a group. Beyond as many tokens as a head has channels, as
+    in prompts, that would cost more than copies of the keys, which transformers then makes.
     """
-    num_tokens, num_slots = query.shape[2], key.shape[2]
-    # In this order a graph of prompts of any length, which read as many slots, depends on neither number.
-    is_folded = query.shape[1] != key.shape[1] and num_tokens < num_slots and num_tokens <= key.shape[3]
+    # A graph of prompts of any length must not depend on their length.
+    is_short = statically_known_true(query.shape[2] <= key.shape[3])
+    is_folded = query.shape[1] != key.shape[1] and is_short
     has_options = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     has_options = has_options or options.get("dropout", 0.0) > 0
     if attention_mask is None or attention_mask.shape[1] != 1 or has_options or not is_folded:

@@ -18,6 +18,7 @@ from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE
+from tests.support.models.family_models import family_target, partly_agreeing
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, batch_of, chain, mixed, new_draft, static, tiny_target, tree
 
@@ -247,11 +248,13 @@ def watch_slots(session, slots_seen):
 
 
 @pytest.mark.no_shapes  # compiled calls do not pass through the checks
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])  # with windows
 @torch.no_grad()
-def test_prompts_and_views_of_all_lengths_share_a_graph(fresh_compiler):
-    compiled, eager = (tiny_target(seed=0, device=replace(CPU, compiles=c, backend="eager")) for c in (True, False))
-    draft = CASES["draft model"].build(eager)
-    prompts = [[5 + i % 50 for i in range(length)] for length in (60, 1, 230)]
+def test_prompts_and_views_of_all_lengths_share_a_graph(fresh_compiler, family):
+    devices = (replace(CPU, compiles=is_compiled, backend="eager") for is_compiled in (True, False))
+    compiled, eager = (family_target(family, device=device) for device in devices)
+    draft = partly_agreeing(family, eager)
+    prompts = [[5 + i % 50 for i in range(length)] for length in (60, 1, 140)]
     before = compiled.device.count_graphs()
     answers, reference = (
         Decoder(target, draft, chain(3), sampling=GREEDY, slots=640).decode(
