@@ -5,7 +5,6 @@ lifetimes but no memory: the tracer counts each operator's result when it is cre
 freed. A size that depends on data is the largest possible one.
 """
 
-import copy
 import functools
 import weakref
 from collections import Counter
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
@@ -81,12 +80,15 @@ class TracedPhase:
     bytes_moved: int = 0  # by matrix products; other operations are fused with them
     bytes_read: Counter[str] = field(default_factory=Counter)  # by matrix products, by part
 
-    def add_repetitions(self, before: "TracedPhase", count: int) -> None:
-        """Count what was computed and moved since `before` as often again."""
-        self.bytes_moved += count * (self.bytes_moved - before.bytes_moved)
+    def add_region(self, region: "TracedPhase", live_bytes: Counter[str], *, count: int = 1) -> None:
+        """Count a region `count` times, which begins with `live_bytes` and whose peak is what it adds to them."""
+        self.bytes_moved += count * region.bytes_moved
         for name in ("flops_by_dtype", "bytes_read"):
-            now, old = getattr(self, name), getattr(before, name)
-            now.update({key: count * (now[key] - old[key]) for key in now})
+            getattr(self, name).update({key: count * value for key, value in getattr(region, name).items()})
+        peak = live_bytes.copy()
+        peak.update(region.peak_bytes)
+        if peak.total() > self.peak_bytes.total():
+            self.peak_bytes = peak
 
 
 class MemoryTracer(TorchDispatchMode):
@@ -101,13 +103,41 @@ class MemoryTracer(TorchDispatchMode):
         self.live_bytes: Counter[str] = Counter()
         self._storages: dict[int, tuple[str, int]] = {}  # part and bytes by storage
         self._phase = TracedPhase(name="")
+        self._layers: dict[Any, tuple[TracedPhase, list[tuple[torch.Size, torch.dtype]], TreeSpec]] = {}  # and results
 
     @contextmanager
     def trace_phase(self, name: str) -> Iterator[TracedPhase]:
         """Trace the block as a phase that starts with the tensors alive now."""
-        self._phase = phase = TracedPhase(name=name, peak_bytes=self.live_bytes.copy())
-        yield phase
-        self._phase = TracedPhase(name="")
+        before, self._phase = self._phase, TracedPhase(name=name, peak_bytes=self.live_bytes.copy())
+        yield self._phase
+        self._phase = before
+
+    @contextmanager
+    def _trace_region(self) -> Iterator[TracedPhase]:
+        """Trace the block apart from its phase; the peak is what it adds to the tensors alive before."""
+        live_bytes = self.live_bytes.copy()
+        with self.trace_phase("") as region:
+            yield region
+        region.peak_bytes.subtract(live_bytes)
+
+    def run_layer(self, function: Callable, layer: nn.Module, *args: Any) -> Any:
+        """Return what `function` returns for a layer; equal layers count like the first, which alone is computed.
+
+        Layers are equal if their class and all shapes are: windows change neither what exists nor what is multiplied.
+        """
+        leaves = tree_leaves((*layer.parameters(), args))
+        key = type(layer), *((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        live_bytes = self.live_bytes.copy()
+        if key in self._layers:
+            region, sizes, spec = self._layers[key]
+            result = tree_unflatten([torch.empty(size, dtype=dtype) for size, dtype in sizes], spec)
+        else:
+            with self._trace_region() as region:
+                result = function(layer, *args)
+            tensors, spec = tree_flatten(result)
+            self._layers[key] = region, [(tensor.shape, tensor.dtype) for tensor in tensors], spec
+        self._phase.add_region(region, live_bytes)
+        return result
 
     def map_chunks(self, compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any]:
         """Return the results of equal chunks, of which only the first and the last are computed.
@@ -117,10 +147,10 @@ class MemoryTracer(TorchDispatchMode):
         """
         if len(chunks) < 3:
             return [compute(chunk) for chunk in chunks]
-        before = copy.deepcopy(self._phase)
-        results = [compute(chunks[0])]
-        skipped = len(chunks) - 2
-        self._phase.add_repetitions(before, skipped)
+        live_bytes, skipped = self.live_bytes.copy(), len(chunks) - 2
+        with self._trace_region() as region:
+            results = [compute(chunks[0])]
+        self._phase.add_region(region, live_bytes, count=1 + skipped)
         leaves, spec = tree_flatten(results[0])
         parts = [leaf.new_empty(skipped, *leaf.shape).unbind() for leaf in leaves]
         results += [tree_unflatten(values, spec) for values in zip(*parts, strict=True)]
@@ -205,6 +235,16 @@ def fake_model(
             if experts := count_layer_experts(module):
                 tracer.num_experts |= {p.untyped_storage()._cdata: experts for p in module.parameters()}
         yield tracer
+
+
+def trace_once(run_layer: Callable) -> Callable:
+    """Return a function of a layer that, where memory is traced, runs once for equal layers."""
+
+    def run(*args: Any) -> Any:
+        tracer = _get_current_dispatch_mode()
+        return tracer.run_layer(run_layer, *args) if isinstance(tracer, MemoryTracer) else run_layer(*args)
+
+    return run
 
 
 def count_layer_experts(model: Any) -> int:

@@ -1,12 +1,18 @@
-"""Operators that PyTorch's fake tensors do not know are traced with the shapes that they have."""
+"""What is traced has the shapes and the counts of what it stands for."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 from transformers import Qwen3MoeConfig
 
-from models.device.memory_trace import fake_model
+from infer.engine.decode import Decoder
+from models.device.memory_trace import MemoryTracer, fake_model
+from models.meta_model import MetaTarget
+from models.trees.sampling_config import SamplingConf
+from tests.support.models.family_models import FAMILIES, WINDOW
+from tests.support.models.tiny import CPU
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -32,6 +38,35 @@ def test_experts_count_as_far_as_rows_choose_them_and_a_core_holds_them(held, ro
         F.grouped_mm(torch.empty(rows, 16), model.experts, offs=torch.zeros(held, dtype=torch.int32))
     assert phase.flops_by_dtype[torch.float32] == 2 * rows * 16 * 32 * held // 8
     assert phase.bytes_read["target"] == pytest.approx(share * held * 16 * 32 * 4)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_moe", "gpt_oss"])  # with windows, experts, and both
+def test_equal_layers_are_traced_once_and_counted_as_if_each_was_traced(monkeypatch, family):
+    """The inputs of two layers are kept for a draft, so that the peak is that of a later layer."""
+    once, _ = trace_prompt(family)
+    computed = []
+
+    def run_each(tracer, function, layer, *args):
+        computed.append(layer)
+        return function(layer, *args)
+
+    monkeypatch.setattr(MemoryTracer, "run_layer", run_each)
+    each, num_layers = trace_prompt(family)
+    assert len(computed) == num_layers
+    assert once == each
+
+
+def trace_prompt(family):
+    """Return the phase of a prompt of a model of the family, and the number of its layers."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+    target = MetaTarget(model, name=family, device=CPU)
+    with torch.no_grad(), fake_model([model], vocab=[target.vocab_size]) as tracer:
+        tracer.label_tensors("target", model.parameters())
+        decoder = Decoder(target, sampling=SamplingConf(), slots=64, layers=[1, 3])
+        with tracer.trace_phase("prompt") as phase:
+            decoder.decode([[1] * 2 * WINDOW], row_ids=[0], max_new_tokens=1)
+    return phase, target.num_layers
 
 
 @pytest.mark.parametrize("scores_in_memory", [False, True])
