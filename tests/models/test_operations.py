@@ -136,6 +136,17 @@ def build_decoding_modes():
 DECODING = build_decoding_modes()
 
 
+def build_recorded_target():
+    """Build a target of two layers: more of them have the same operators, and take as much longer to trace."""
+    return tiny_target(seed=0, device=build_recording_device(), layers=2)
+
+
+def build_recorded_draft(name, target):
+    case = CASES[name]
+    has_layers = getattr(case.conf, "layers", None) is not None
+    return (replace(case, conf=replace(case.conf, layers=[0, 1])) if has_layers else case).build(target)
+
+
 @pytest.fixture
 def narrow_topk(monkeypatch):
     """Lower the limit of a top-k below the tiny vocabulary."""
@@ -152,9 +163,9 @@ def decode_prompts(decoder, batch, **options):
 @pytest.mark.parametrize("mode", DECODING)
 def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mode, batch):
     name, shape, sampling = DECODING[mode]
-    target = tiny_target(seed=0, device=build_recording_device())
+    target = build_recorded_target()
     drafts = {None: lambda: None, "ngram": NgramDraft}
-    draft = drafts.get(name, lambda: CASES[name].build(target))()
+    draft = drafts.get(name, lambda: build_recorded_draft(name, target))()
     decoder = Decoder(target, draft, shape, sampling=sampling, slots=40, batch=batch)
     decode_prompts(decoder, batch)
     if batch == 1 and mode in ("autoregressive", "chain", "mixed"):  # timed phases are graphs with their own outputs
@@ -179,8 +190,8 @@ def test_graphs_of_decoding_hold_only_operators_that_every_compiler_supports(mod
 def test_graphs_of_sampling_have_neither_sorts_nor_infinities_nor_scatters_that_add_integers(
     shape, verification, batch
 ):
-    target = tiny_target(seed=0, device=build_recording_device())
-    draft = None if shape is NO_TREE else CASES["eagle3"].build(target)
+    target = build_recorded_target()
+    draft = None if shape is NO_TREE else build_recorded_draft("eagle3", target)
     sampling = SamplingConf(
         temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.1
     )
@@ -194,8 +205,8 @@ def test_graphs_of_sampling_have_neither_sorts_nor_infinities_nor_scatters_that_
 @recorded_graphs
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_of_training_hold_only_operators_that_every_compiler_supports(name):
-    target = tiny_target(seed=0, device=build_recording_device())
-    draft = CASES[name].build(target)
+    target = build_recorded_target()
+    draft = build_recorded_draft(name, target)
     batch = batch_of(draw_texts(*[LENGTH] * ROWS))
     seen = target.device.compile(run_target)(target, draft.needs.layers, batch)
     extras = draft.prepare_batch(batch, step=3, generators=build_generators(range(ROWS)))
