@@ -162,7 +162,7 @@ def test_a_run_compiles_the_graphs_that_it_announced():
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
-    "name", ["chain", "mixed", *(pytest.param(n, marks=pytest.mark.slow) for n in ("static", "product"))]
+    "name", ["mixed", *(pytest.param(n, marks=pytest.mark.slow) for n in ("chain", "static", "product"))]
 )
 def test_a_warm_up_compiles_the_announced_graphs_and_the_evaluation_no_further_graph(
     tmp_path, monkeypatch, capsys, name

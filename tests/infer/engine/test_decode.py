@@ -169,7 +169,7 @@ def test_ngram_lookup_reads_nothing_out_of_bounds_for_a_row_without_work():
 @torch.no_grad()
 def test_each_size_of_the_cache_has_graphs_of_its_own(fresh_compiler):
     """A prompt is read into a view of the first slots, which is as long in every cache, with other strides."""
-    target = tiny_target(seed=0, device=replace(CPU, compiles=True, backend="eager"))
+    target = tiny_target(seed=0, device=replace(CPU, compiles=True, backend="eager"), layers=2)
     before = target.device.count_graphs()
     for slots, graphs in [(100, 2), (200, 4), (100, 4)]:  # prompt and round
         decoder = Decoder(target, None, NO_TREE, sampling=SamplingConf(), slots=slots)
@@ -194,7 +194,7 @@ def test_no_call_of_a_graph_checks_the_weights_of_the_target(fresh_compiler, mon
         return plain_compile(function, options={"guard_filter_fn": keep_watched}, **settings)
 
     monkeypatch.setattr(torch, "compile", compile_watched)
-    target = tiny_target(seed=0, device=replace(CPU, compiles=True, backend="eager"))
+    target = tiny_target(seed=0, device=replace(CPU, compiles=True, backend="eager"), layers=2)
     decoder = Decoder(target, NgramDraft(), chain(3), sampling=GREEDY, slots=64)
     decoder.decode([[5, 9, 2]], row_ids=[0], max_new_tokens=4)
     build_target_pass(target, compiled=True)(target, [1], batch_of([[5, 9, 2, 4]]))

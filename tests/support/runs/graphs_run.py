@@ -93,7 +93,7 @@ def run_evaluation(target: Target) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = write_prompt_file(Path(folder))
         conf = EvaluationConf(prompts=str(file), max_new_tokens=4, batch_sizes=[2])
-        drafts = [new_draft(target), new_draft(target)]
+        drafts = [new_draft(target, layers=[0, 1]) for _ in range(2)]
         tested = DraftUnderTest(name="trained", draft=drafts[0], untrained=drafts[1])
         return evaluate_drafts(target, [tested], tree=TREE, conf=conf)
 
@@ -101,7 +101,7 @@ def run_evaluation(target: Target) -> dict:
 def main() -> None:
     torch.set_num_threads(1)
     device = replace(CPU, compiles=True, backend="eager")  # compiles nothing, which is quick
-    target = tiny_target(seed=0, device=device)
+    target = tiny_target(seed=0, device=device, layers=2)
     graphs = {"training": train("eagle1", target, device, keep_features=True)}
     report = run_evaluation(target)
     graphs["evaluation"] = report.setup.graphs
