@@ -8,7 +8,6 @@ from torch import Tensor
 from infer.engine.requests import Request, StopCriteria
 from infer.engine.session import Buffers, Session
 from infer.engine.steps import SessionState
-from models.device.device import Device
 from models.trees.keyed_noise import split_row_ids
 
 MIN_BUCKET = 64  # tokens; longer prompts are padded to a power of two: one graph per length
@@ -21,11 +20,11 @@ def bucket_length(length: int) -> int:
     return max(MIN_BUCKET, 1 << (length - 1).bit_length())
 
 
-def pad_length(length: int, device: Device) -> int:
+def pad_length(length: int, session: Session) -> int:
     """Return the padded length of prompts that have at most `length` tokens."""
-    if device.has_graphs_of_any_length:
+    if session.reads_any_length:
         return -(-length // PROMPT_ALIGNMENT) * PROMPT_ALIGNMENT  # rounded up
-    return bucket_length(length) if device.has_static_shapes else length
+    return bucket_length(length) if session.device.has_static_shapes else length
 
 
 def count_admissible(session: Session, num_running: int, min_free_rows: int) -> int:
@@ -68,8 +67,7 @@ def pad_and_start(
     the rows are those of the buffers, as in `Session.start_prompts`.
     """
     batch = buffers[0].batch if buffers else session.batch
-    device = session.device
-    length = min(pad_length(max(map(len, prompts)), device), session.slots)
+    length = min(pad_length(max(map(len, prompts)), session), session.slots)
     padding = batch - len(prompts)
     input_ids = torch.tensor([ids + [0] * (length - len(ids)) for ids in prompts] + [[0] * length] * padding)
     lengths = torch.tensor([*map(len, prompts), *[0] * padding])

@@ -1,6 +1,6 @@
 """List the graphs that decoding needs, from a session and the lengths of its prompts.
 
-    prefill         one per padded prompt length, or one for all (Device.has_graphs_of_any_length)
+    prefill         one per padded prompt length, or one for all (Device.can_read_any_length)
     begin           as many per draft and tree
     fused           a whole round; one per decoder
     verify, accept, cache_move, draft                      the parts of a round, which are timed
@@ -25,7 +25,7 @@ def list_graphs(session: Session, prompt_lengths: Iterable[int], *, in_parts: bo
     policy_key = (*program.layers, slots, tree, rule, sampling.graph_key)
     draft_key = (None if draft is None else graph_key_of(draft), *policy_key)
     padded_lengths = {min(bucket_length(length), session.slots) for length in prompt_lengths}
-    for padded in {"any"} if session.device.has_graphs_of_any_length else padded_lengths:
+    for padded in {"any"} if session.reads_any_length else padded_lengths:
         yield Graph("prefill", (*target_key, sampling.graph_key, padded))
         if draft is not None:
             yield Graph(f"begin{KIND_SEPARATOR}{session.kind}", (*draft_key, padded))

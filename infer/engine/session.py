@@ -83,6 +83,8 @@ class Session:
         self._views: WeakKeyDictionary[StaticCache, dict[tuple[int, bool], StaticCache]] = WeakKeyDictionary()
         # Graphs that take a view of a cache were tried on CPUs alone.
         self.reads_views = device.name == "cpu" or not device.has_static_shapes
+        models = [target.model] if draft is None else [target.model, draft]
+        self.reads_any_length = all(map(device.can_read_any_length, models))  # in one graph, after weights are packed
 
     @property
     def cache_slots(self) -> int:
@@ -120,7 +122,7 @@ class Session:
         """
         program = self.program
         cache, draft_state = buffers or self.buffers
-        any_length = self.device.has_graphs_of_any_length
+        any_length = self.reads_any_length
         read_cache = cache if num_slots is None else self._first_slots(cache, num_slots, any_length=any_length)
         if any_length:
             mark_any_size(input_ids, 1)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.admission import pad_length
+from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.engine.steps import TARGET_NOISE, derive_seed
 from infer.results.records import Exactness, LogitTolerance, PromptResult
@@ -89,7 +89,7 @@ def compute_reference_logits(
     text, and the number of logits does not depend on the answer's length, so that few shapes are needed.
     """
     text_ids = [*prompt, *answer[:-1]]
-    input_ids = torch.zeros(1, min(pad_length(len(text_ids), target.device), slots), dtype=torch.int64)
+    input_ids = torch.zeros(1, min(bucket_length(len(text_ids)), slots), dtype=torch.int64)
     input_ids[0, : len(text_ids)] = torch.tensor(text_ids)
     positions = (len(prompt) + torch.arange(MAX_MEASURED_TOKENS)).clamp(max=input_ids.shape[1] - 1)
     device = target.device.torch_device

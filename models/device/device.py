@@ -47,11 +47,6 @@ class Device:
         return self.compiles or self.counts_shapes or self.records_rounds
 
     @property
-    def has_graphs_of_any_length(self) -> bool:
-        """Return whether a graph may serve prompts, and views of caches, of all lengths."""
-        return False
-
-    @property
     def compiles_slowly(self) -> bool:
         """Return whether one graph can take an hour to compile."""
         return self.name in SLOW_COMPILERS
@@ -168,6 +163,10 @@ class Device:
     def scores_in_memory(self) -> bool:
         """Return whether no kernel attends with a mask, so that all scores are in memory."""
         return self.name in {"neuron", "xla"}
+
+    def can_read_any_length(self, module: nn.Module) -> bool:
+        """Return whether one graph of the module reads prompts of all lengths."""
+        return False
 
     @property
     def packs_weights(self) -> bool:

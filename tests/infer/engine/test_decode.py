@@ -11,8 +11,10 @@ from infer.engine import steps
 from infer.engine.admission import pad_and_start
 from infer.engine.answers import generate_answers
 from infer.engine.decode import Decoder
+from infer.engine.graph_plan import list_graphs
 from infer.verify.greedy_and_coupled import walk_choices
 from infer.verify.rejection_and_block import RejectionRule
+from models.device.opening import can_compile
 from models.drafts.ngram import NgramDraft, graft_chain
 from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
@@ -245,6 +247,23 @@ def watch_slots(session, slots_seen):
         return fused(program, state)
 
     session._fused = watched
+
+
+@pytest.mark.slow
+@pytest.mark.no_shapes  # compiled calls do not pass through the checks
+@pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "gpt_oss", "starcoder2"])  # without biases, and with
+@torch.no_grad()
+def test_prompts_of_all_lengths_are_compiled_for_models_with_and_without_biases(fresh_compiler, family):
+    prompts, answers = [[5 + i % 50 for i in range(length)] for length in (3, 1, 40, 130)], []
+    for compiles in (True, False):
+        target = family_target(family, device=replace(CPU, compiles=compiles))
+        decoder = Decoder(target, NgramDraft(), chain(3), sampling=GREEDY, slots=192)
+        with target.device.expect_graphs(list_graphs(decoder.session, map(len, prompts)), print) as budget:
+            answers.append([row.ids for row in decode_each(decoder, prompts, max_new_tokens=8)])
+        assert budget is None or budget.unannounced == 0
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.no_shapes  # compiled calls do not pass through the checks
