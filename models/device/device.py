@@ -164,7 +164,7 @@ class Device:
         """Return whether no kernel attends with a mask, so that all scores are in memory."""
         return self.name in {"neuron", "xla"}
 
-    def can_read_any_length(self, module: nn.Module) -> bool:
+    def can_read_any_length(self, module: nn.Module) -> bool:  # noqa: ARG002
         """Return whether one graph of the module reads prompts of all lengths."""
         return False
 
