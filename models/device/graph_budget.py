@@ -228,8 +228,11 @@ def _describe_value(
 
 
 def mark_any_size(tensor: Tensor, dim: int) -> Tensor:
-    """Let one graph serve all sizes of a dimension but 0 and 1; calls that differ in it alone have one shape."""
-    torch._dynamo.mark_dynamic(tensor, dim)
+    """Let one graph serve all sizes of a dimension but 0 and 1; calls that differ in it alone have one shape.
+
+    An operator that cannot makes a graph of this size, which the budget counts as one more.
+    """
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
     tensor.any_size_dim = dim  # type: ignore[attr-defined]
     return tensor
 
