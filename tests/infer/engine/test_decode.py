@@ -267,7 +267,7 @@ def test_prompts_of_all_lengths_are_compiled_for_models_with_and_without_biases(
 
 
 @pytest.mark.no_shapes  # compiled calls do not pass through the checks
-@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])  # with windows
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])  # gemma3: windows
 @torch.no_grad()
 def test_prompts_and_views_of_all_lengths_share_a_graph(fresh_compiler, family):
     devices = (replace(CPU, compiles=is_compiled, backend="eager") for is_compiled in (True, False))

@@ -43,30 +43,26 @@ def test_experts_count_as_far_as_rows_choose_them_and_a_core_holds_them(held, ro
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_moe", "gpt_oss"])  # with windows, experts, and both
 def test_equal_layers_are_traced_once_and_counted_as_if_each_was_traced(monkeypatch, family):
     """The inputs of two layers are kept for a draft, so that the peak is that of a later layer."""
-    once, _ = trace_prompt(family)
-    computed = []
-
-    def run_each(tracer, function, layer, *args):
-        computed.append(layer)
-        return function(layer, *args)
-
-    monkeypatch.setattr(MemoryTracer, "run_layer", run_each)
-    each, num_layers = trace_prompt(family)
-    assert len(computed) == num_layers
+    once, num_computed, _ = trace_prompt(family)
+    monkeypatch.setattr(MemoryTracer, "run_layer", lambda _, function, layer, *args: function(layer, *args))
+    each, num_computed_alone, num_layers = trace_prompt(family)
+    assert (num_computed, num_computed_alone) == (1, num_layers)
     assert once == each
 
 
 def trace_prompt(family):
-    """Return the phase of a prompt of a model of the family, and the number of its layers."""
+    """Return the phase of a prompt of a model of the family, how many layers were computed, and how many it has."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
-    target = MetaTarget(model, name=family, device=CPU)
+    target, computed = MetaTarget(model, name=family, device=CPU), []
+    for layer in target.decoder.layers:
+        layer.self_attn.register_forward_hook(lambda *_: computed.append(1))
     with torch.no_grad(), fake_model([model], vocab=[target.vocab_size]) as tracer:
         tracer.label_tensors("target", model.parameters())
         decoder = Decoder(target, sampling=SamplingConf(), slots=64, layers=[1, 3])
         with tracer.trace_phase("prompt") as phase:
             decoder.decode([[1] * 2 * WINDOW], row_ids=[0], max_new_tokens=1)
-    return phase, target.num_layers
+    return phase, len(computed), target.num_layers
 
 
 @pytest.mark.parametrize("scores_in_memory", [False, True])
