@@ -20,12 +20,9 @@ from torch import Tensor, nn
 
 from data.features.reader import FeatureStore
 from data.packing.documents import Packed
-from models.batch import Batch
-from models.device.device import Device
-from models.drafts.base import Draft, Extras, Loss, LossTerms
-from models.drafts.loss import compute_loss
+from models.drafts.base import Draft, Extras
+from models.drafts.loss import LossModule
 from models.io.errors import require
-from models.losses.chunked import ChunkEvaluator, evaluate_chunk
 from models.parallel.dtensor import full_params, full_tensor
 from models.parallel.local_shards import own_rows
 from models.targets.language_model import TargetOutput
@@ -41,25 +38,6 @@ from train.run.log import MetricBuffer, MetricLogger, ProgressBar, drop_later_li
 from train.run.state import RunProgress, RunState, SaveSchedule, TrainingState
 
 log = logging.getLogger(__name__)
-
-
-class LossModule(nn.Module):
-    """A draft whose forward pass is its loss: the module that Accelerate wraps and casts.
-
-    Compiled, it is two graphs, since one of both would hold every chunk of the loss and compile as often.
-    """
-
-    def __init__(self, draft: Draft, device: Device, *, compiled: bool):
-        super().__init__()
-        self.draft = draft
-        self.loss_terms: Callable[..., LossTerms] = draft.loss_terms
-        self.evaluate_chunk: ChunkEvaluator = evaluate_chunk
-        if compiled:
-            self.loss_terms = device.compile_part(draft.loss_terms)
-            self.evaluate_chunk = device.compile_part(evaluate_chunk)
-
-    def forward(self, batch: Batch, target_output: TargetOutput, extras: Extras) -> Loss:
-        return compute_loss(self.loss_terms(batch, target_output, **extras), self.evaluate_chunk)
 
 
 def average_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[float]:

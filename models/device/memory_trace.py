@@ -102,12 +102,14 @@ class MemoryTracer(TorchDispatchMode):
         self.num_experts: dict[int, int] = {}
         self.live_bytes: Counter[str] = Counter()
         self._storages: dict[int, tuple[str, int]] = {}  # part and bytes by storage
+        self._resized: dict[int, Any] = {}  # weak references to the storages that are resized
         self._phase = TracedPhase(name="")
         self._layers: dict[Any, tuple[TracedPhase, list[tuple[torch.Size, torch.dtype]], TreeSpec]] = {}  # and results
 
     @contextmanager
     def trace_phase(self, name: str) -> Iterator[TracedPhase]:
         """Trace the block as a phase that starts with the tensors alive now."""
+        self._read_sizes()
         before, self._phase = self._phase, TracedPhase(name=name, peak_bytes=self.live_bytes.copy())
         yield self._phase
         self._phase = before
@@ -156,11 +158,18 @@ class MemoryTracer(TorchDispatchMode):
         results += [tree_unflatten(values, spec) for values in zip(*parts, strict=True)]
         return [*results, compute(chunks[-1])]
 
-    def label_tensors(self, part: str, tensors: Iterable[Tensor | None]) -> None:
-        """Assign tensors to a part; unlabeled ones are logits or activations."""
+    def label_tensors(self, part: str, tensors: Iterable[Tensor | None], *, resized: bool = False) -> None:
+        """Assign tensors to a part; unlabeled ones are logits or activations.
+
+        `resized`: FSDP2 frees and allocates these by resizing their storages, which is no operator.
+        """
         for tensor in tensors:
-            if tensor is not None:
-                self._record_tensor(tensor, part)
+            if tensor is None:
+                continue
+            self._record_tensor(tensor, part)
+            if resized:
+                storage = tensor.untyped_storage()
+                self._resized[storage._cdata] = weakref.ref(storage)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is aten._local_scalar_dense.default:  # a number that the host reads
@@ -173,7 +182,8 @@ class MemoryTracer(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
-        if count := MATMUL_FLOPS.get(func._overloadpacket):
+        is_sharded = any(hasattr(tensor, "_local_tensor") for tensor in outputs)  # then the local product is counted
+        if not is_sharded and (count := MATMUL_FLOPS.get(func._overloadpacket)):
             flops = count(*args, **(kwargs or {}), out_val=result)
             inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
             sizes = [tensor.nbytes for tensor in inputs]
@@ -195,7 +205,7 @@ class MemoryTracer(TorchDispatchMode):
 
     def _record_tensor(self, tensor: Tensor, part: str | None) -> None:
         """Count the tensor's storage until it is freed, or move it to `part` if already counted."""
-        storage = tensor.untyped_storage()
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # a DTensor has no memory of its own
         key, size = storage._cdata, storage.nbytes()
         if key in self._storages:
             if part is None:
@@ -208,10 +218,20 @@ class MemoryTracer(TorchDispatchMode):
         self._storages[key] = part, size
         self.live_bytes[part] += size
         if self.live_bytes.total() > self._phase.peak_bytes.total():
+            self._read_sizes()
+        if self.live_bytes.total() > self._phase.peak_bytes.total():
             self._phase.peak_bytes = self.live_bytes.copy()
+
+    def _read_sizes(self) -> None:
+        """Count the storages that are resized with their sizes of now."""
+        for key, storage in self._resized.items():
+            part, before = self._storages[key]
+            self._storages[key] = part, storage().nbytes()
+            self.live_bytes[part] += storage().nbytes() - before
 
     def _record_free(self, key: int) -> None:
         part, size = self._storages.pop(key)
+        self._resized.pop(key, None)
         self.live_bytes[part] -= size
 
 
@@ -234,6 +254,7 @@ def fake_model(
         for module in modules:
             if experts := count_layer_experts(module):
                 tracer.num_experts |= {p.untyped_storage()._cdata: experts for p in module.parameters()}
+        del fake_tensor  # keeps every parameter alive
         yield tracer
 
 

@@ -1,10 +1,34 @@
 """The training loss of a draft: the sum of its terms, with vocabulary heads applied in chunks."""
 
-from jaxtyping import Float
-from torch import Tensor
+from collections.abc import Callable
 
-from models.drafts.base import HeadTerm, Loss, LossTerms
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from models.batch import Batch
+from models.device.device import Device
+from models.drafts.base import Draft, Extras, HeadTerm, Loss, LossTerms
 from models.losses.chunked import ChunkEvaluator, chunked_distillation_loss, evaluate_chunk
+from models.targets.language_model import TargetOutput
+
+
+class LossModule(nn.Module):
+    """A draft whose forward pass is its loss: the module that Accelerate wraps and casts.
+
+    Compiled, it is two graphs, since one of both would hold every chunk of the loss and compile as often.
+    """
+
+    def __init__(self, draft: Draft, device: Device, *, compiled: bool):
+        super().__init__()
+        self.draft = draft
+        self.loss_terms: Callable[..., LossTerms] = draft.loss_terms
+        self.evaluate_chunk: ChunkEvaluator = evaluate_chunk
+        if compiled:
+            self.loss_terms = device.compile_part(draft.loss_terms)
+            self.evaluate_chunk = device.compile_part(evaluate_chunk)
+
+    def forward(self, batch: Batch, target_output: TargetOutput, extras: Extras) -> Loss:
+        return compute_loss(self.loss_terms(batch, target_output, **extras), self.evaluate_chunk)
 
 
 def compute_loss(terms: LossTerms, evaluate: ChunkEvaluator = evaluate_chunk) -> Loss:

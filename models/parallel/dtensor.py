@@ -1,7 +1,7 @@
 """Full values of weights that are sharded over processes."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -39,26 +39,17 @@ def full_params(module: nn.Module) -> Iterator[None]:
     Collective: enter the block on every rank that holds a shard. The module's forward hooks stay as
     they are: call its submodules, not the module itself.
     """
-    with replaced_params(module, lambda sharded: full_tensor(sharded.detach()), where=is_sharded):
-        yield
-
-
-@contextmanager
-def replaced_params(
-    module: nn.Module, replace: Callable[[Tensor], Tensor], *, where: Callable[[Tensor], bool]
-) -> Iterator[list[nn.Parameter]]:
-    """Replace the parameters that `where` selects by what `replace` returns for each, while the block runs."""
-    owned = [
+    sharded = [
         (owner, name, parameter)
         for owner in module.modules()
         for name, parameter in owner.named_parameters(recurse=False)
-        if where(parameter)
+        if is_sharded(parameter)
     ]
-    new = {id(parameter): nn.Parameter(replace(parameter), parameter.requires_grad) for _, _, parameter in owned}
+    full = {id(p): nn.Parameter(full_tensor(p.detach()), p.requires_grad) for _, _, p in sharded}
     try:
-        for owner, name, parameter in owned:
-            setattr(owner, name, new[id(parameter)])
-        yield [*new.values()]
+        for owner, name, parameter in sharded:
+            setattr(owner, name, full[id(parameter)])
+        yield
     finally:
-        for owner, name, parameter in owned:
+        for owner, name, parameter in sharded:
             setattr(owner, name, parameter)

@@ -17,6 +17,7 @@ from infer.report.tables import Table
 from models.batch import Batch
 from models.drafts import loss as draft_loss
 from models.drafts.base import Draft
+from models.drafts.loss import LossModule
 from models.drafts.registry import build_draft
 from models.losses.chunked import ChunkEvaluator, Metrics
 from models.targets.language_model import TargetOutput
@@ -25,7 +26,6 @@ from scripts.benchmarks.loss import distillation_loss
 from train.config.run import TrainConf
 from train.graph_warmup import draw_rows
 from train.optim import build_optimizers
-from train.trainer import LossModule
 
 PROMPT = 32  # prompt tokens of each row
 

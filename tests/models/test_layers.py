@@ -9,12 +9,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from data.features.target_pass import run_target
 from models import layers
+from models.drafts.loss import LossModule
 from models.layers import RMSNorm, attend
 from models.meta_model import collect_models
 from models.targets.attention import without_kernel
 from tests.support.models.methods import CASES, QUICK
 from tests.support.models.tiny import CPU, batch_of, sampled_texts
-from train.trainer import LossModule
 
 RECOMPUTING = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)

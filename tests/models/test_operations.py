@@ -12,7 +12,7 @@ from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.engine.phase_timer import PhaseTimer
 from infer.verify.config import Verification
 from models import operators
-from models.drafts.loss import compute_loss
+from models.drafts.loss import LossModule, compute_loss
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import Eagle1Conf
 from models.drafts.registry import build_draft
@@ -32,7 +32,6 @@ from tests.support.models.watching import WatchedOperators
 from tests.support.runs.compiled_run import counted_reads
 from tests.support.runs.graphs_run import LENGTH, ROWS, draw_texts, run_loop
 from tests.support.runs.toy_run import toy_conf
-from train.trainer import LossModule
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
 # operations that the host must read, or whose number of results depends on values; only an eager

@@ -23,25 +23,16 @@ from tests.support.models.parallel_layers import shard_state_dict
 from tests.support.models.sharded import CUT, HEADED, build_model
 from tests.support.models.tiny import CPU
 from tests.support.reports.memory_run import KINDS, LENGTH, PROMPT, build_conf, build_trainer, measure_peak_bytes
-from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config, model_outline
+from tests.support.reports.planned import ALONE, GENEROUS, HALF, VOCAB, config, model_outline, trace_alone
 from train.config.run import TrainPlanConf
 from train.plan import main
 from train.planning.choice import plan_run
-from train.planning.layout import list_layouts
+from train.planning.fake_process import FROZEN, OPTIMIZER, PERSISTENT_PARTS, TARGET, TRAINED, persistent_memory
+from train.planning.layout import build_layout, list_layouts
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import count_graphs
 from train.planning.tables import describe_launch, planned_steps, time_table
-from train.planning.trace import (
-    DRAFT_PASS,
-    EVALUATION,
-    FROZEN,
-    OPTIMIZER,
-    PERSISTENT_PARTS,
-    TARGET,
-    TRAINED,
-    persistent_memory,
-    trace_run,
-)
+from train.planning.trace import DRAFT_PASS, EVALUATION
 from train.quick_eval import build_quick_eval
 
 
@@ -73,7 +64,7 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
     taken = measure_peak_bytes(loop._take_step)
 
     target = model_outline(device)
-    phases = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
+    phases = trace_alone(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
     held = phases.pop(EVALUATION).peak_bytes
     moments = [m for o in loop.training_state.optimizers for s in o.state.values() for m in s.values()]
     assert held[TARGET] == sum(t.nbytes for t in loop.target.model.state_dict().values()) + sum(
@@ -85,7 +76,7 @@ def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_pa
     assert held[OPTIMIZER] == sum(m.nbytes for m in moments)
     target = model_outline(device)
     draft = build_meta_draft(run.draft, target, loss=run.loss, seed=0)
-    stays = persistent_memory(run, target, draft).peak_bytes
+    stays = persistent_memory(run, target, draft, build_layout(run, ALONE, 4, 1))
     assert {part: stays[part] for part in PERSISTENT_PARTS} == {part: held[part] for part in PERSISTENT_PARTS}
     planned = max(
         phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS) for phase in phases.values()
@@ -97,7 +88,7 @@ def trace_rows(kind: str, rows: int, device: Device = CPU, overrides: Sequence[s
     run = build_conf(*KINDS[kind], f"optim.rows_per_step={rows}", "loss.logits_chunk=96", *overrides)
     target = model_outline(device)
     draft = build_meta_draft(run.draft, target, loss=run.loss, seed=0)
-    return trace_run(run, target, draft, prompt_tokens=PROMPT)
+    return trace_alone(run, target, draft, prompt_tokens=PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +122,7 @@ def test_an_evaluation_takes_the_planned_memory(tmp_path):
     judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation, batch=run.held_out.batch)
     taken = measure_peak_bytes(lambda: judge(loop.draft.eval()))
     target = model_outline(CPU)
-    phases = trace_run(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
+    phases = trace_alone(run, target, build_meta_draft(run.draft, target, loss=run.loss, seed=0), prompt_tokens=PROMPT)
     phase = phases[EVALUATION]
     assert phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS) == pytest.approx(
         taken, rel=0.1

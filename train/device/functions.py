@@ -21,6 +21,7 @@ from infer.engine.decode import Decoder
 from infer.engine.graph_plan import list_graphs
 from models.device.device import Device
 from models.drafts.base import Draft
+from models.drafts.loss import LossModule
 from models.drafts.ngram import NgramDraft
 from models.drafts.options import CausalLMConf, DraftConf, Eagle3Conf, InitFrom
 from models.drafts.registry import build_draft
@@ -33,7 +34,6 @@ from models.trees.tree import NO_TREE, Tree, TreeKind
 from train.config.run import TrainConf
 from train.device.checks import Check, CheckContext, CheckFailedError, confirm
 from train.graph_warmup import draw_rows
-from train.trainer import LossModule
 
 VOCAB, NUM_LAYERS = 512, 4  # of the small target
 SHARPNESS = 12.0  # of its next token's distribution, so that a draft of some of its layers agrees at times

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
 from models.device.device import Device
+from models.io.errors import UserError
 from models.targets.config import TargetConf
 from models.targets.loading import load_split_target, load_target
 from models.targets.target import Target
 from train.config.run import ParallelConf, Weights
 from train.distributed.units import shard_in_units
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -97,6 +100,21 @@ class Parallel:
         yield
         if takes_turns and self.is_main:
             self.barrier()
+
+    def run_on_main(self, function: Callable[[], T]) -> T:
+        """Return to all processes what the main one computes, or raise its UserError; collective."""
+        if self.is_single_process:
+            return function()
+        results: list[Any] = [None]
+        if self.is_main:
+            try:
+                results = [function()]
+            except UserError as error:
+                results = [error]
+        dist.broadcast_object_list(results, group=self.host_group)
+        if isinstance(results[0], UserError):
+            raise results[0]
+        return results[0]
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Return the sum of `values` over all processes; collective."""

@@ -6,15 +6,14 @@ the module's forward begins, and reduced where its backward ends.
 """
 
 from collections import defaultdict
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
-from models.parallel.dtensor import replaced_params
 
 
 def list_units(module: nn.Module) -> list[list[nn.Module]]:
@@ -42,20 +41,6 @@ def count_largest_bytes(module: nn.Module, dtype: torch.dtype) -> int:
     return max(sizes, default=0)
 
 
-def gathered_copies(module: nn.Module, dtype: torch.dtype) -> AbstractContextManager[list[nn.Parameter]]:
-    """Let a module that is not sharded compute with copies of its weights, as `shard_in_units` would gather them."""
-    dtypes = {
-        id(parameter): choose_dtype(layers, dtype)
-        for layers in list_units(module)
-        for parameter in layers[0].parameters()
-    }
-    return replaced_params(
-        module,
-        lambda parameter: parameter.detach().to(dtypes.get(id(parameter), parameter.dtype), copy=True),
-        where=lambda _: True,
-    )
-
-
 def shard_in_units(module: nn.Module, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
     """Shard a module over the mesh; units are gathered as `choose_dtype` has it, gradients are summed in fp32."""
     units = list_units(module)
@@ -66,16 +51,33 @@ def shard_in_units(module: nn.Module, mesh: DeviceMesh, *, dtype: torch.dtype) -
         state._pre_forward_hook_handle.remove()
         state._post_forward_hook_handle.remove()
     fully_shard(module, mesh=mesh)
-    parts = [cast(FSDPModule, part) for part in (*(layers[0] for layers in units), module)]
+    module.register_forward_pre_hook(lambda module, _: gather_units(module))
+    module.register_forward_hook(_free_units)
 
-    def gather(*_: object) -> None:
-        for part in parts:
+
+def gather_units(module: nn.Module) -> None:
+    """Gather the weights of a module that is sharded in units."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
             part.unshard()
 
-    def free(*_: object) -> None:
-        if not torch.is_grad_enabled():  # else the backward pass frees what was gathered
-            for part in parts:
-                part.reshard()
 
-    module.register_forward_pre_hook(gather)
-    module.register_forward_hook(free)
+def _free_units(module: nn.Module, *_: object) -> None:
+    if torch.is_grad_enabled():
+        return  # the backward pass frees what was gathered
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def shard_rows(tensor: Float[Tensor, "rows ..."], *, ranks: int, rank: int) -> Float[Tensor, "shard_rows ..."]:
+    """Return the shard of one process, padded with zeros along the first axis.
+
+    >>> import torch
+    >>> [shard_rows(torch.arange(1.0, 6.0), ranks=3, rank=rank).tolist() for rank in range(3)]
+    [[1.0, 2.0], [3.0, 4.0], [5.0, 0.0]]
+    """
+    rows_per_rank = -(-len(tensor) // ranks)  # rounded up
+    # F.pad takes (before, after) pairs from the last axis to the first.
+    padded = F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows_per_rank * ranks - len(tensor)])
+    return padded.narrow(0, rank * rows_per_rank, rows_per_rank)

@@ -11,8 +11,6 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -24,6 +22,7 @@ from models.targets.pretrained import load_model
 from models.targets.target import Target
 from train.config.run import ParallelConf, Weights
 from train.distributed.parallel import Parallel
+from train.distributed.units import shard_rows
 
 
 class XlaParallel(Parallel):
@@ -153,19 +152,6 @@ def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
             f"device=xla, got {ranks} and {error}; run scripts/setup_trn1.sh"
         ) from None
     return layers, parallel_state
-
-
-def shard_rows(tensor: Float[Tensor, "rows ..."], *, ranks: int, rank: int) -> Float[Tensor, "shard_rows ..."]:
-    """Return the shard of one process, padded with zeros along the first axis.
-
-    >>> import torch
-    >>> [shard_rows(torch.arange(1.0, 6.0), ranks=3, rank=rank).tolist() for rank in range(3)]
-    [[1.0, 2.0], [3.0, 4.0], [5.0, 0.0]]
-    """
-    rows_per_rank = -(-len(tensor) // ranks)  # rounded up
-    # F.pad takes (before, after) pairs from the last axis to the first.
-    padded = F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows_per_rank * ranks - len(tensor)])
-    return padded.narrow(0, rank * rows_per_rank, rows_per_rank)
 
 
 class ShardedAdamW(AdamW):

@@ -8,7 +8,8 @@ from typing import Any
 from infer.inputs.memory_check import find_core_bytes
 from models.checkpoints.saved_states import find_newest_state, read_progress_file
 from models.device.config import LOCAL_MACHINE, MachineConf
-from models.io.errors import UserError, require
+from models.device.device import Device
+from models.io.errors import UserError
 from models.meta_model import build_meta_target
 from models.parallel import torchrun
 from models.parallel.tensor_parallel import check_torch
@@ -54,28 +55,38 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
             conf = set_micro_batch_size(conf, saved.get("optim.micro_batch_size", 1))
         return FittedRun(conf=conf, parallel=parallel, planned_bytes=None)
     core_bytes = min(parallel.gather(core_bytes))  # so that all choose alike
-    saved_tensor = saved.get("parallel.tensor", AUTO)
-    can_keep = saved_tensor == AUTO or parallel.accelerator.num_processes % saved_tensor == 0
-    continued = keep_choices(conf, saved, with_layout=may_choose and can_keep)
-    plan = plan_on_device(continued, parallel, core_bytes)
-    if continued != conf and not is_usable(plan):
-        continued, plan = conf, plan_on_device(conf, parallel, core_bytes)
-    if may_choose and not is_usable(plan):
-        continued, plan = conf, choose_on_devices(conf, parallel, plan)
-    if not plan.fits(plan.best):
-        raise UserError(describe_misfit(plan))
-    if not parallel.is_single_process:
-        plan = record_choice(plan, conf)
-        continued, parallel = take_layout(continued, parallel, plan, is_chosen=may_choose)
-    rows = plan.best.layout.rows
-    require(
-        len(set(parallel.gather(rows))) == 1,
-        f"optim.micro_batch_size: must be the same on all processes, got {rows} here for auto; give a number",
+    per_node = min(parallel.gather(torchrun.get_local_world_size()))
+    machine = describe_machine(parallel, core_bytes)
+    continued, plan = parallel.run_on_main(
+        lambda: plan_continued(conf, saved, machine, parallel.device, per_node=int(per_node), may_choose=may_choose)
     )
+    if not parallel.is_single_process:
+        continued, parallel = take_layout(continued, parallel, record_choice(plan, conf), is_chosen=may_choose)
+    rows = plan.best.layout.rows
     if continued.optim.micro_batch_size == AUTO:
         log.info("optim.micro_batch_size: auto takes %d, the most rows of a pass that fit", rows)
         continued = set_micro_batch_size(continued, rows)
     return FittedRun(conf=continued, parallel=parallel, planned_bytes=plan.best.peak_bytes)
+
+
+def plan_continued(
+    conf: TrainConf, saved: dict[str, Any], machine: MachineConf, device: Device, *, per_node: int, may_choose: bool
+) -> tuple[TrainConf, MachinePlan]:
+    """Return the run with what it keeps of its saved settings, and its plan, in a layout chosen if none is usable.
+
+    At most `per_node` processes, those of a node, share the target. Raise UserError if nothing fits.
+    """
+    saved_tensor = saved.get("parallel.tensor", AUTO)
+    can_keep = saved_tensor == AUTO or machine.total_cores % saved_tensor == 0
+    continued = keep_choices(conf, saved, with_layout=may_choose and can_keep)
+    plan = plan_as_it_is(continued, machine, device)
+    if continued != conf and not is_usable(plan):
+        continued, plan = conf, plan_as_it_is(conf, machine, device)
+    if may_choose and not is_usable(plan):
+        continued, plan = conf, choose_on_devices(conf, plan, per_node)
+    if not plan.fits(plan.best):
+        raise UserError(describe_misfit(plan))
+    return continued, plan
 
 
 def is_usable(plan: MachinePlan) -> bool:
@@ -115,15 +126,14 @@ def keep_choices(conf: TrainConf, saved: dict[str, Any], *, with_layout: bool) -
     )
 
 
-def choose_on_devices(conf: TrainConf, parallel: Parallel, plan: MachinePlan) -> MachinePlan:
+def choose_on_devices(conf: TrainConf, plan: MachinePlan, per_node: int) -> MachinePlan:
     """Return the plan in the layout that it chooses for the devices at hand."""
     asked = as_plan_conf(conf, plan.machine)
     try:
         check_torch(splits_weights=True)
     except UserError:  # whole weights are left
         asked = replace(asked, parallel=conf.parallel.settle())
-    per_node = min(parallel.gather(torchrun.get_local_world_size()))
-    most_sharing = int(per_node) & -int(per_node)  # the largest power of two whose groups lie within nodes
+    most_sharing = per_node & -per_node  # the largest power of two whose groups lie within nodes
     return choose_layout(asked, plan.machine, plan.dtype, most_sharing=most_sharing)
 
 
@@ -140,9 +150,8 @@ def take_layout(
     return conf, replace(parallel, conf=chosen.parallel)
 
 
-def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> MachinePlan:
+def plan_as_it_is(conf: TrainConf, machine: MachineConf, device: Device) -> MachinePlan:
     """Return the plan of the run's own layout; only its memory is of use, its times are not."""
-    device, machine = parallel.device, describe_machine(parallel, core_bytes)
     plan_conf = as_plan_conf(conf, machine)
     target = build_meta_target(conf.target, device.dtype)
     layout = build_layout(plan_conf, machine, target.num_layers, conf.parallel.tensor_size)

@@ -1,11 +1,8 @@
-"""Layouts of a run over the cores of a machine: memory per core, and the best step time."""
+"""Layouts of a run over the cores of a machine."""
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from models.device.config import MachineConf
-from models.device.machine_specs import core_flops
-from models.device.memory_trace import ACTIVATIONS, TracedPhase
 from models.io.errors import UserError, require
 from models.meta_model import MetaTarget
 from models.parallel.tensor_parallel import check_heads, plan_shards
@@ -13,21 +10,6 @@ from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.build import HEADS_REMEDY
 from train.distributed.deal import RowDeal, deal_rows
-from train.planning.trace import (
-    DRAFT_PASS,
-    EVALUATION,
-    FROZEN,
-    GATHERED,
-    GRADIENTS,
-    OPTIMIZER,
-    OPTIMIZER_STEP,
-    TARGET,
-    TARGET_PASS,
-    TRAINED,
-)
-
-WEIGHT_PASSES = 3  # a step reads weight and gradient and writes the weight
-MOMENT_PASSES = 2  # and reads and writes each moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +21,7 @@ class ProcessLayout:
     deal: RowDeal  # of the rows of a group
     rows: int  # of a micro-batch
     micros: int  # of a step
-    blocks: int  # layers of the target; a sharded target gathers two at a time
+    blocks: int  # layers of the target
     target: Weights = Weights.replicated  # over the groups
     draft: Weights = Weights.replicated  # over all processes
     is_native: bool = True  # as `DeviceConf.is_native`
@@ -52,6 +34,21 @@ class ProcessLayout:
     def gathers_draft(self) -> bool:
         """Return whether processes share the draft's weights, and each gathers them for a pass."""
         return self.draft is Weights.sharded and self.is_native and self.processes > 1
+
+    @property
+    def shards_target(self) -> bool:
+        """Return whether groups share the target's weights, and each gathers a layer for its pass."""
+        return self.target is Weights.sharded and self.data > 1
+
+    @property
+    def shards_moments(self) -> bool:
+        """Return whether processes share the optimizer's moments alone, as with ZeRO-1."""
+        return self.draft is Weights.sharded and not self.is_native and self.processes > 1
+
+    @property
+    def has_buckets(self) -> bool:
+        """Return whether gradients are DDP's buckets, which stay."""
+        return self.draft is not Weights.sharded and self.is_native and self.processes > 1
 
     def with_rows(self, rows: int) -> "ProcessLayout":
         """Return the layout with that many rows per pass, which must divide those of a process."""
@@ -122,85 +119,3 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
         draft=placement.draft,
         is_native=conf.device.is_native,
     )
-
-
-def core_memory(phase: TracedPhase, layout: ProcessLayout) -> Counter[str]:
-    """Return the bytes per core by part, of a phase that was traced without other processes."""
-    parts = phase.peak_bytes.copy()
-    if layout.target is Weights.sharded:  # over the groups; two layers at a time are gathered
-        parts[TARGET] = parts[TARGET] // layout.data + 2 * parts[TARGET] // layout.blocks
-    if layout.draft is Weights.sharded:
-        parts[OPTIMIZER] //= layout.processes
-    if layout.gathers_draft:
-        for part in (TRAINED, FROZEN):
-            shard = parts[part] // layout.processes
-            # An evaluation gathers all weights as they are.
-            parts[part] = parts[part] + shard if phase.name == EVALUATION else shard
-        if phase.name == OPTIMIZER_STEP:
-            for part in (GRADIENTS, ACTIVATIONS):
-                parts[part] //= layout.processes
-        elif layout.micros > 1 and phase.name != EVALUATION:  # of an earlier micro-batch
-            parts[GRADIENTS] += parts[TRAINED]
-    elif layout.processes > 1 and layout.is_native:  # DDP's buckets, which stay, are the gradients
-        parts[GRADIENTS] = parts[TRAINED]
-    return parts
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """Seconds of an optimizer step if only one limit applied, for each limit."""
-
-    arithmetic: float
-    bandwidth: float
-    links: float
-
-    @property
-    def bound(self) -> float:
-        return max(self.arithmetic, self.bandwidth, self.links)
-
-
-def estimate_step_time(
-    traced: dict[str, TracedPhase], layout: ProcessLayout, machine: MachineConf, *, row_bytes: int
-) -> StepTime:
-    """Estimate the best case: only matrix products count, the rest is fused, no core waits.
-
-    `row_bytes` are those of the hidden state of a row.
-    """
-    # With a feature store there is no target pass.
-    passes = {name: layout.micros for name in (TARGET_PASS, DRAFT_PASS) if name in traced}
-    if TARGET_PASS in passes:
-        passes[TARGET_PASS] *= layout.deal.parts
-    arithmetic = sum(
-        count * flops / core_flops(machine, dtype)
-        for name, count in passes.items()
-        for dtype, flops in traced[name].flops_by_dtype.items()
-    )
-    moved = sum(count * traced[name].bytes_moved for name, count in passes.items())
-    held = traced[DRAFT_PASS].peak_bytes
-    stepped = WEIGHT_PASSES * held[TRAINED] + MOMENT_PASSES * held[OPTIMIZER]
-    if layout.gathers_draft:
-        stepped //= layout.processes
-    return StepTime(
-        arithmetic=arithmetic,
-        bandwidth=(moved + stepped) / machine.core_bandwidth,
-        links=_bytes_received(traced[DRAFT_PASS], layout, target_passes=passes.get(TARGET_PASS, 0), row_bytes=row_bytes)
-        / machine.core_link_bandwidth,
-    )
-
-
-def _bytes_received(learning: TracedPhase, layout: ProcessLayout, *, target_passes: int, row_bytes: int) -> int:
-    """Return the bytes that a core receives in a step: parts of weights, sums of a split target, and gradients.
-
-    `learning` is the draft's pass. An all-reduce gathers and reduces.
-    """
-    trained = learning.peak_bytes[TRAINED]
-    # A ring passes all of a sum but this core's own part, and each layer has two sums.
-    summed = 2 * layout.blocks * layout.rows * row_bytes * (layout.tensor - 1) // layout.tensor
-    received = target_passes * 2 * summed
-    if layout.target is Weights.sharded:
-        received += target_passes * learning.peak_bytes[TARGET]
-    if layout.gathers_draft:  # gathered and reduced once per micro-batch
-        received += layout.micros * (learning.peak_bytes[GATHERED] + trained)
-    elif layout.processes > 1:
-        received += 2 * trained
-    return received

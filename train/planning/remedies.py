@@ -11,9 +11,10 @@ from models.device.memory_trace import LOGITS
 from models.io.errors import UserError
 from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
+from train.planning.fake_process import GATHERED, GRADIENTS, PERSISTENT_PARTS, TRAINED
 from train.planning.layout import build_layout
 from train.planning.run_plan import LayoutOption, MachinePlan, build_option
-from train.planning.trace import DRAFT_PASS, EVALUATION, GATHERED, GRADIENTS, PERSISTENT_PARTS, TRAINED
+from train.planning.trace import DRAFT_PASS, EVALUATION
 
 MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little
 MAX_LOGIT_CHUNKS = 16  # most parts that a chunk of logits is split into, before rows shrink

@@ -21,9 +21,11 @@ from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainPlanConf, Weights
 from train.distributed.units import count_largest_bytes
 from train.optim import trained_parameters
+from train.planning.fake_process import persistent_memory
 from train.planning.graph_plan import list_graphs
-from train.planning.layout import ProcessLayout, StepTime, core_memory, estimate_step_time
-from train.planning.trace import persistent_memory, trace_run
+from train.planning.layout import ProcessLayout
+from train.planning.step_time import StepTime, estimate_step_time
+from train.planning.trace import trace_run
 from train.run.folder import disk_bytes_needed
 
 
@@ -32,15 +34,14 @@ class LayoutOption:
     """A layout, with its memory and step time if it was traced."""
 
     layout: ProcessLayout
-    persistent: TracedPhase  # memory of its processes in every step
+    persistent: Counter[str]  # bytes of a process by part, in every step
     phases: dict[str, TracedPhase] = field(default_factory=dict)  # empty if it was not traced
     step_time: StepTime | None = None
 
     @property
     def memory_by_phase(self) -> dict[str, Counter[str]]:
         """Return the bytes per core by part, at the fullest moment of each phase."""
-        phases = self.phases or {"every step": self.persistent}
-        return {name: core_memory(phase, self.layout) for name, phase in phases.items()}
+        return {name: phase.peak_bytes for name, phase in self.phases.items()} or {"every step": self.persistent}
 
     @property
     def peak_bytes(self) -> int:
@@ -124,7 +125,7 @@ class MachinePlan:
 
     def _guess_rows(self, option: LayoutOption) -> int:
         """Return fewer rows per pass: as many as fit if all that a step adds grows with them."""
-        rows, held = option.layout.rows, option.persistent.peak_bytes.total()
+        rows, held = option.layout.rows, option.persistent.total()
         most = rows * (self.byte_limit - held) / max(option.peak_bytes - held, 1)
         return option.layout.count_fitting_rows(most)
 
@@ -136,24 +137,30 @@ class MachinePlan:
         planned = default_schema(conf, target, draft) if reads_store else None
         schema = store.spec.schema if store is not None else planned
         phases = trace_run(
-            layout.split_rows(conf),
+            conf,
             target,
             draft,
+            layout,
             accelerator=self.machine.is_accelerator,
             scores_in_memory=self.machine.scores_in_memory,
-            gathers_draft=layout.gathers_draft,
             prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
             stored_schema=schema,
         )
-        row_bytes = conf.data.row_length * target.hidden_size * self.dtype.itemsize
-        step_time = estimate_step_time(phases, layout, self.machine, row_bytes=row_bytes)
+        step_time = estimate_step_time(
+            phases,
+            layout,
+            self.machine,
+            held=option.persistent,
+            target_bytes=sum(parameter.nbytes for parameter in target.model.parameters()),
+            row_bytes=conf.data.row_length * target.hidden_size * self.dtype.itemsize,
+        )
         return replace(option, phases=phases, step_time=step_time)
 
 
 def build_option(conf: TrainPlanConf, dtype: torch.dtype, layout: ProcessLayout) -> LayoutOption:
     """Return the option of a layout that is not traced."""
-    models = build_models(conf, dtype, layout.tensor)
-    return LayoutOption(layout=layout, persistent=persistent_memory(conf, *models, gathers_draft=layout.gathers_draft))
+    persistent = persistent_memory(conf, *build_models(conf, dtype, layout.tensor), layout)
+    return LayoutOption(layout=layout, persistent=persistent)
 
 
 def plan_layouts(

@@ -6,8 +6,9 @@ from infer.report.number_format import Table, choose_console, format_millions, t
 from models.device.machine_specs import core_flops
 from models.io.console import CONSOLE, print_line
 from train.config.run import Weights
+from train.planning.fake_process import FROZEN, GATHERED, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
-from train.planning.trace import CACHE, FROZEN, GATHERED, GRADIENTS, OPTIMIZER, TARGET, TRAINED
+from train.planning.trace import CACHE
 
 MEMORY_PARTS = (TARGET, FROZEN, TRAINED, GATHERED, GRADIENTS, OPTIMIZER, "activations", "logits", CACHE)
 DAY, HOUR, MINUTE = 86400, 3600, 60

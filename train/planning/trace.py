@@ -3,35 +3,29 @@
 One phase of a run is traced at a time, on top of what is always held: the weights and the optimizer's moments.
 """
 
-from collections import Counter
 from contextlib import nullcontext
-from itertools import chain
 
 import numpy as np
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from data.config import TeacherKind
 from data.features.schema import FeatureSchema
 from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.batch import Batch
-from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
+from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft, Extras, Needs
 from models.drafts.loss import compute_loss
-from models.losses.chunked import map_chunks_by
 from models.losses.distributions import TopKLogits
-from models.meta_model import MetaTarget, collect_models
+from models.meta_model import MetaTarget
+from models.parallel.dtensor import full_params
 from models.targets.attention import without_kernel
 from models.targets.language_model import TargetOutput
 from train.config.run import TrainConf
-from train.distributed.units import gathered_copies
-from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
+from train.planning.fake_process import FakeProcess, fake_process
+from train.planning.layout import ProcessLayout
 
-TARGET, FROZEN, TRAINED, GATHERED = "target", "draft, frozen", "draft, trained", "draft, gathered"
-GRADIENTS, OPTIMIZER, CACHE = "gradients", "optimizer", "cache"
-PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
+CACHE = "cache"
 TARGET_PASS, DRAFT_PASS, OPTIMIZER_STEP, EVALUATION = ("target reads", "draft learns", "optimizer steps", "evaluation")
 
 
@@ -39,74 +33,49 @@ def trace_run(
     conf: TrainConf,
     target: MetaTarget,
     draft: Draft,
+    layout: ProcessLayout,
     *,
     prompt_tokens: int,
     accelerator: bool = False,
     scores_in_memory: bool = False,
-    gathers_draft: bool = False,
     stored_schema: FeatureSchema | None = None,
 ) -> dict[str, TracedPhase]:
-    """Return the traced phases of a run by name, with held-out prompts of `prompt_tokens` tokens.
+    """Return the traced phases of a process by name, with held-out prompts of `prompt_tokens` tokens.
 
-    `accelerator`: whether optimizers update all weights at once and attention runs in chunks, as on accelerators.
-    `scores_in_memory`: whether the rest of attention has all its scores in memory. `gathers_draft`: whether processes
-    share the draft, and each gathers it for a pass. `stored_schema`: of the feature store that replaces target passes.
+    A split target is cut to this process's part already. `accelerator`: whether optimizers update all weights at once
+    and attention runs in chunks, as on accelerators. `scores_in_memory`: whether the rest of attention has all its
+    scores in memory. `stored_schema`: of the feature store that replaces target passes.
     """
     draft.recomputes = conf.optim.recompute
     drawn = draft.prepare_batch(fullest_batch(1, 1), step=0, generators=[np.random.default_rng()])
-    widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     chunked = without_kernel() if accelerator else nullcontext()
-    models = [target.model, *collect_models(draft)]
-    faked = fake_model(models, vocab=widths, scores_in_memory=scores_in_memory)
-    with chunked, faked as tracer, map_chunks_by(tracer.map_chunks):
-        optimizers = _build_optimizers(tracer, conf, target, draft.eval())
-        rows = conf.optim.micro_batch_rows(conf.optim.rows_per_step)
-        batch = fullest_batch(rows, conf.data.row_length)
+    with chunked, fake_process(conf, target, draft, layout, scores_in_memory=scores_in_memory) as process:
+        tracer = process.tracer
+        batch = fullest_batch(layout.rows, conf.data.row_length)
         extras = {  # a number without dimensions, or drawn by row and position
             name: torch.empty(batch.input_ids.shape[: extra.ndim] + extra.shape[2:], dtype=extra.dtype)
             for name, extra in drawn.items()
         }
-        trained = trained_parameters(draft)
-        if conf.optim.rows_per_step > rows and not gathers_draft:
-            _hold_gradients(tracer, trained)  # of an earlier micro-batch
-        phases = _trace_micro_batch(
-            tracer, target, draft, batch, extras, gathers_draft=gathers_draft, schema=stored_schema
-        )
-        if gathers_draft:
-            _hold_gradients(tracer, trained)
+        if layout.has_buckets or layout.micros > 1:
+            process.hold_gradients()
+        phases = _trace_micro_batch(process, batch, extras, schema=stored_schema)
+        process.label_gradients()
         with tracer.trace_phase(OPTIMIZER_STEP) as optimizer_phase:
-            torch.nn.utils.clip_grad_norm_(trained, conf.optim.max_grad_norm)
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["foreach"] = accelerator
-                optimizer.step()
-        draft.zero_grad()
+            process.step_optimizers(foreach=accelerator)
         phases.append(optimizer_phase)
-        if conf.measure:
-            phases.append(_trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens))
-        elif stored_schema is not None:
-            with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
+        if not layout.has_buckets:
+            draft.zero_grad()
+        with tracer.trace_phase(EVALUATION) as phase, torch.no_grad(), full_params(draft):
+            process.label_weights()
+            if conf.measure:
+                _evaluate(process, conf, prompt_tokens=prompt_tokens)
+            elif stored_schema is not None:
                 row = fullest_batch(1, conf.data.row_length)
-                compute_loss(
-                    draft.loss_terms(
-                        row, fake_stored_output(stored_schema, draft.needs, row.input_ids.shape, target.device.dtype)
-                    )
-                )
+                stored = fake_stored_output(stored_schema, draft.needs, row.input_ids.shape, target.device.dtype)
+                compute_loss(draft.loss_terms(row, stored))
+        if conf.measure or stored_schema is not None:
             phases.append(phase)
-        del optimizers  # keeps their state alive until here
     return {phase.name: phase for phase in phases}
-
-
-def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft, *, gathers_draft: bool = False) -> TracedPhase:
-    """Return the memory that every training step holds, whatever its rows; nothing is traced, so it is fast."""
-    with fake_model([target.model, *collect_models(draft)], vocab=[]) as tracer:
-        optimizers = _build_optimizers(tracer, conf, target, draft)
-        persistent = Counter({part: tracer.live_bytes[part] for part in PERSISTENT_PARTS})
-        del optimizers  # keeps their state alive until here
-        with gathered_copies(draft, target.device.dtype) if gathers_draft else nullcontext([]) as copies:
-            persistent[GATHERED] = sum(copy.nbytes for copy in copies)
-            persistent[GRADIENTS] = sum(parameter.nbytes for parameter in trained_parameters(draft))
-    return TracedPhase(name=DRAFT_PASS, peak_bytes=persistent)
 
 
 def fullest_batch(rows: int, length: int) -> Batch:
@@ -120,53 +89,23 @@ def fullest_batch(rows: int, length: int) -> Batch:
     )
 
 
-def _build_optimizers(tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft) -> list[Optimizer]:
-    """Build the optimizers with their states, and label the states and all weights."""
-    tracer.label_tensors(FROZEN, [*draft.parameters(), *draft.buffers()])
-    tracer.label_tensors(TRAINED, trained_parameters(draft))
-    tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
-    optimizers, _ = build_optimizers(conf.optim, draft)
-    allocate_optimizer_states(optimizers)
-    states = chain.from_iterable(optimizer.state.values() for optimizer in optimizers)
-    tracer.label_tensors(OPTIMIZER, chain.from_iterable(state.values() for state in states))
-    return optimizers
-
-
 def _trace_micro_batch(
-    tracer: MemoryTracer,
-    target: MetaTarget,
-    draft: Draft,
-    batch: Batch,
-    extras: Extras,
-    *,
-    gathers_draft: bool,
-    schema: FeatureSchema | None,
+    process: FakeProcess, batch: Batch, extras: Extras, *, schema: FeatureSchema | None
 ) -> list[TracedPhase]:
     """Trace the passes of a micro-batch."""
+    tracer, target, layers = process.tracer, process.target, process.draft.needs.layers
     phases, dtype = [], target.device.dtype
     if schema is None:
         with tracer.trace_phase(TARGET_PASS) as target_phase, torch.no_grad():
-            target_output = run_target(target, draft.needs.layers, batch)
+            target_output = run_target(target, layers, batch)
         phases.append(target_phase)
     else:
-        target_output = fake_stored_output(schema, draft.needs, batch.input_ids.shape, dtype)
-    gathered = gathered_copies(draft, dtype) if gathers_draft else nullcontext([])
-    with tracer.trace_phase(DRAFT_PASS) as draft_phase, gathered as copies:
-        tracer.label_tensors(GATHERED, copies)
-        for parameter in trained_parameters(draft):
-            parameter.register_post_accumulate_grad_hook(
-                lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
-            )
+        target_output = fake_stored_output(schema, process.draft.needs, batch.input_ids.shape, dtype)
+    with tracer.trace_phase(DRAFT_PASS) as draft_phase:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-            loss = compute_loss(draft.loss_terms(batch, target_output, **extras))
+            loss = process.loss_module(batch, target_output, extras)
         loss.total.backward()
     return [*phases, draft_phase]
-
-
-def _hold_gradients(tracer: MemoryTracer, trained: list[nn.Parameter]) -> None:
-    for parameter in trained:
-        parameter.grad = torch.empty_like(parameter)
-    tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
 
 
 def fake_stored_output(schema: FeatureSchema, needs: Needs, shape: torch.Size, dtype: torch.dtype) -> TargetOutput:
@@ -191,24 +130,21 @@ def fake_stored_output(schema: FeatureSchema, needs: Needs, shape: torch.Size, d
     )
 
 
-def _trace_evaluation(
-    tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int
-) -> TracedPhase:
-    """Trace train/quick_eval.py: the prefill of as many prompts as are decoded at a time, then the loss of one text."""
+def _evaluate(process: FakeProcess, conf: TrainConf, *, prompt_tokens: int) -> None:
+    """Do what train/quick_eval.py does: the prefill of as many prompts as are decoded at a time, the loss of a text."""
+    target, draft = process.target, process.draft
     rows, slots = conf.held_out.largest_batch, prompt_tokens + conf.evaluation.quick_tokens
-    with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
-        decoder = Decoder(
-            draft.get_verifying_target(target),
-            draft,
-            conf.tree.build(),
-            sampling=conf.evaluation.sampling,
-            slots=slots,
-            batch=rows,
-        )
-        cache, _ = decoder.session.buffers
-        tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
-        decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)
-        del decoder, cache
-        batch = fullest_batch(1, slots)
-        compute_loss(draft.loss_terms(batch, run_target(target, draft.needs.layers, batch)))
-    return phase
+    decoder = Decoder(
+        draft.get_verifying_target(target),
+        draft,
+        conf.tree.build(),
+        sampling=conf.evaluation.sampling,
+        slots=slots,
+        batch=rows,
+    )
+    cache, _ = decoder.session.buffers
+    process.tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
+    decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)
+    del decoder, cache
+    batch = fullest_batch(1, slots)
+    compute_loss(draft.loss_terms(batch, run_target(target, draft.needs.layers, batch)))

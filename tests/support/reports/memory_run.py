@@ -1,8 +1,8 @@
 """Measure the memory of a step in several processes, and plan it: memory_run.py FOLDER CASE...
 
-A case is KIND,LAYOUT,DTYPE,MICRO_BATCHES. LAYOUT is that of the draft's weights, or `split`: all processes share the
-target, and each learns rows of its own. Process 0 writes the bytes of each case, measured and planned, to
-FOLDER/bytes.json.
+A case is KIND,LAYOUT,DTYPE,MICRO_BATCHES,OVERRIDES. LAYOUT is that of the draft's weights, or `split`: all processes
+share the target, and each learns rows of its own, or `all sharded`: the target too, and its pass is measured. Process 0
+writes the bytes of each case, measured and planned, to FOLDER/bytes.json.
 """
 
 import gc
@@ -22,7 +22,7 @@ from models.device.device import Device
 from models.drafts.registry import build_draft
 from models.parallel.dtensor import is_sharded
 from models.parallel.processes import leave_processes
-from models.targets.loading import freeze_model, load_split_target
+from models.targets.loading import freeze_model
 from models.targets.target import Target
 from tests.support.data.chat import save
 from tests.support.data.packed import packed_of
@@ -30,9 +30,10 @@ from tests.support.models.tiny import CPU, tiny_tokenizer
 from tests.support.reports.planned import GENEROUS, HALF, VOCAB, config
 from train.config.run import TrainConf
 from train.distributed.build import build_parallel
-from train.planning.layout import build_layout, core_memory
+from train.planning.fake_process import PERSISTENT_PARTS, TARGET, persistent_memory
+from train.planning.layout import build_layout
 from train.planning.run_plan import build_models
-from train.planning.trace import EVALUATION, TARGET, fullest_batch, trace_run
+from train.planning.trace import EVALUATION, TARGET_PASS, fullest_batch, trace_run
 from train.run.log import MetricLogger
 from train.run.state import RunState, flatten_config
 from train.trainer import Trainer
@@ -67,10 +68,7 @@ def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
     """Build a real run of random weights in which every token of the rows is an answer."""
     torch.manual_seed(0)
     parallel = build_parallel(conf.parallel, device, trackers=[])
-    if conf.parallel.tensor_size > 1:
-        target = load_split_target(conf.target, device, tensor=conf.parallel.tensor_size)
-    else:
-        target = build_target(device)
+    target = parallel.build_target(conf.target) if conf.parallel.splits_target else build_target(device)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows_per_step, LENGTH)
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
@@ -112,29 +110,42 @@ def count_local_bytes(tensor: Tensor) -> int:
     return cast(Any, tensor).to_local().nbytes if is_sharded(tensor) else tensor.nbytes
 
 
+LAYOUTS = {
+    "replicated": ["parallel.tensor=1", "parallel.draft=replicated"],
+    "sharded": ["parallel.tensor=1", "parallel.draft=sharded"],
+    "split": ["parallel.tensor={processes}", "parallel.draft=replicated"],
+    "all sharded": ["parallel=sharded"],
+}
+
+
 def compare_with_plan(folder: Path, processes: int, case: str) -> tuple[int, int]:
-    """Return the most bytes of a step beside the target's, as measured and as planned."""
-    kind, placement, dtype, micro_batches = case.split(",")
+    """Return the most bytes of a step beside the target's, or of its pass if it is sharded, as measured and planned."""
+    kind, placement, dtype, micro_batches, *overrides = case.split(",")
     device = {"fp32": CPU, "bf16": HALF}[dtype]
-    rows = 2 * int(micro_batches) * processes
-    tensor = processes if placement == "split" else 1
     conf = build_conf(
         *KINDS[kind],
-        f"optim.rows_per_step={rows}",
+        f"optim.rows_per_step={2 * int(micro_batches) * processes}",
         "optim.micro_batch_size=2",
         f"target.path={folder.parent / 'target'}",
-        f"parallel.tensor={tensor}",
-        f"parallel.draft={'replicated' if tensor > 1 else placement}",
+        *(word.format(processes=processes) for word in LAYOUTS[placement]),
+        *overrides,
     )
+    layout = build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, conf.parallel.tensor_size)
     loop = build_trainer(conf, device, folder)
-    loop._take_step()  # creates the moments
-    held = count_held_bytes(loop)
-    # The least of several, because the profiler misses some of what gloo's threads free.
-    measured = held + min(measure_peak_bytes(loop._take_step) for _ in range(3))
-    layout = build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, tensor)
-    target, draft = build_models(conf, device.dtype, tensor)
-    phases = trace_run(layout.split_rows(conf), target, draft, prompt_tokens=PROMPT, gathers_draft=layout.gathers_draft)
-    parts = [core_memory(phase, layout) for name, phase in phases.items() if name != EVALUATION]
+    if layout.shards_target:
+        batch = fullest_batch(layout.rows, LENGTH)
+        measured = measure_peak_bytes(lambda: loop.features.compute_features(batch))
+    else:
+        loop._take_step()  # creates the moments
+        # The least of several, because the profiler misses some of what gloo's threads free.
+        measured = count_held_bytes(loop) + min(measure_peak_bytes(loop._take_step) for _ in range(3))
+    if not loop.parallel.is_main:
+        return measured, 0
+    phases = trace_run(conf, *build_models(conf, device.dtype, layout.tensor), layout, prompt_tokens=PROMPT)
+    if layout.shards_target:
+        held = persistent_memory(conf, *build_models(conf, device.dtype, layout.tensor), layout)
+        return measured, phases[TARGET_PASS].peak_bytes.total() - sum(held[part] for part in PERSISTENT_PARTS)
+    parts = [phase.peak_bytes for name, phase in phases.items() if name != EVALUATION]
     return measured, max(part.total() - part[TARGET] for part in parts)
 
 

@@ -22,6 +22,7 @@ from infer.inputs.command_inputs import load_draft_under_test
 from infer.verify.greedy_and_coupled import TypicalRule
 from models.device.device import Device
 from models.drafts.base import Draft
+from models.drafts.loss import LossModule
 from models.drafts.ngram import NgramDraft
 from models.targets.target import Target
 from models.trees.config import TreeConf
@@ -29,7 +30,6 @@ from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, VOCAB, batch_of, chain, learn, mixed, new_draft, sampled_texts, tiny_target
-from train.trainer import LossModule
 
 LENGTHS = [*range(5, 15), 17, 20, 23, 26, 29, 32, 33, 41, 50, 60]  # twenty lengths; sixteen are in the first bucket
 NEW = 10

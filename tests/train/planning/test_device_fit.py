@@ -25,8 +25,9 @@ from tests.support.runs.toy_run import toy_conf
 from train.__main__ import main
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.build import build_parallel
-from train.planning.device_fit import fit_run, plan_on_device, read_saved_settings
-from train.planning.trace import OPTIMIZER_STEP, TRAINED
+from train.planning.device_fit import describe_machine, fit_run, plan_as_it_is, read_saved_settings
+from train.planning.fake_process import TRAINED
+from train.planning.trace import OPTIMIZER_STEP
 from train.run.state import STATE_VERSION
 
 GIB = 2**30
@@ -114,7 +115,10 @@ def test_a_plan_takes_the_configured_memory():
 def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(folder):
     size = ["optim.micro_batch_size=1", "device.memory_gib=1"]
     gpu = replace(PARALLEL, device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
-    plans = [plan_on_device(build_conf(folder, *size), parallel, float(GIB)) for parallel in (PARALLEL, gpu)]
+    plans = [
+        plan_as_it_is(build_conf(folder, *size), describe_machine(parallel, GIB), parallel.device)
+        for parallel in (PARALLEL, gpu)
+    ]
     in_turn, at_once = (plan.best.phases[OPTIMIZER_STEP].peak_bytes for plan in plans)
     assert at_once[ACTIVATIONS] >= in_turn[TRAINED] > in_turn[ACTIVATIONS]
 
@@ -163,6 +167,9 @@ class Launched:
 
     def gather(self, number):
         return [number] * 2
+
+    def run_on_main(self, function):
+        return function()
 
 
 @pytest.mark.parametrize(("tensor", "kept"), [(2, True), (4, False)])

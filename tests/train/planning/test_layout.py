@@ -1,12 +1,21 @@
 """Several processes take the memory that a plan states, as PyTorch's allocator measures it."""
 
 import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.support.data.chat import save
+from tests.support.models.tiny import CPU
+from tests.support.reports.memory_run import KINDS, build_conf, build_target
+from tests.support.reports.planned import GENEROUS
 from tests.support.runs import launch_script
+from train.planning.fake_process import FROZEN, GATHERED, OPTIMIZER, TARGET, TRAINED, persistent_memory
+from train.planning.layout import build_layout
+from train.planning.run_plan import build_models
 
-pytestmark = pytest.mark.slow
 CASES = (
     "eagle3,replicated,fp32,1",
     "eagle3,replicated,bf16,2",
@@ -18,6 +27,9 @@ CASES = (
     "eagle3,split,bf16,2",
     "medusa,split,fp32,1",
     "draft model,split,bf16,1",
+    "eagle3,sharded,bf16,1,optim=muon",
+    "eagle3,all sharded,fp32,1",
+    "eagle3,all sharded,bf16,1",
 )
 
 
@@ -28,6 +40,7 @@ def bytes_by_case(tmp_path_factory) -> dict[str, tuple[int, int]]:
     return json.loads((folder / "bytes.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_of_four_processes_takes_the_planned_memory(bytes_by_case, case):
     """The profiler misses what gloo's threads free, of a shared draft or target: measured figures may be too high.
@@ -39,6 +52,26 @@ def test_a_step_of_four_processes_takes_the_planned_memory(bytes_by_case, case):
     assert (1 - missed) * measured <= planned <= (1 + 2 / 128) * measured
 
 
+@pytest.mark.slow
 def test_a_shared_draft_takes_less_than_one_that_every_process_holds(bytes_by_case):
     (replicated, _), (sharded, _) = (bytes_by_case[f"eagle3,{weights},fp32,1"] for weights in ("replicated", "sharded"))
     assert sharded < replicated
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_what_8_and_64_processes_hold_follows_from_what_4_hold(kind, tmp_path):
+    save(build_target(CPU), tmp_path)
+    alone, fours, eights, many = (count_held_bytes(kind, n, tmp_path) for n in (1, 4, 8, 64))
+    for part in (TRAINED, OPTIMIZER):
+        assert alone[part] == pytest.approx(4 * fours[part], rel=1e-3)
+    for part in (TARGET, FROZEN, TRAINED, OPTIMIZER):
+        shared = 8 * (fours[part] - eights[part])  # the rest is whole on each
+        assert many[part] == pytest.approx(fours[part] - shared / 4 + shared / 64, rel=1e-3)
+    assert fours[GATHERED] == eights[GATHERED] == many[GATHERED] > 0
+    assert many[TARGET] < eights[TARGET] < fours[TARGET] < alone[TARGET]
+
+
+def count_held_bytes(kind: str, processes: int, target: Path) -> Counter[str]:
+    conf = build_conf(*KINDS[kind], "parallel=sharded", f"target.path={target}", f"optim.rows_per_step={processes}")
+    layout = build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, 1)
+    return persistent_memory(conf, *build_models(conf, CPU.dtype), layout)

@@ -1,0 +1,175 @@
+"""A process of a layout without memory: what it holds, gathers and reduces of target, draft and moments.
+
+PyTorch's fake process group moves nothing, and FSDP2 shards over it as over a real one. The other processes of the
+layout do not exist.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from models.device.memory_trace import MemoryTracer, fake_model
+from models.drafts.base import Draft
+from models.drafts.loss import LossModule
+from models.losses.chunked import map_chunks_by
+from models.meta_model import MetaTarget, collect_models
+from train.config.run import TrainConf
+from train.distributed.units import gather_units, shard_in_units, shard_rows
+from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
+from train.planning.layout import ProcessLayout
+
+TARGET, FROZEN, TRAINED, GATHERED = "target", "draft, frozen", "draft, trained", "draft, gathered"
+GRADIENTS, OPTIMIZER = "gradients", "optimizer"
+PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
+
+
+@dataclass(kw_only=True)
+class FakeProcess:
+    """The models of a process of a layout before its first step, without memory, labeled by part."""
+
+    conf: TrainConf
+    layout: ProcessLayout
+    tracer: MemoryTracer
+    target: MetaTarget
+    draft: Draft
+    parts: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # of weights, as ZeRO-1 steps them
+
+    @cached_property
+    def loss_module(self) -> LossModule:
+        return LossModule(self.draft.eval(), self.target.device, compiled=False)
+
+    @cached_property
+    def trained(self) -> list[nn.Parameter]:
+        return trained_parameters(self.draft)
+
+    @cached_property
+    def optimizers(self) -> list[Optimizer]:
+        """Return the optimizers with their states."""
+        optimizers, _ = build_optimizers(self.conf.optim, self.draft)
+        if self.layout.shards_moments:
+            self.parts = {weight: nn.Parameter(self._take_part(weight.detach())) for weight in self.trained}
+            self.tracer.label_tensors(OPTIMIZER, self.parts.values())
+            for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
+                group["params"] = [self.parts[weight] for weight in group["params"]]
+        allocate_optimizer_states(optimizers)
+        states = chain.from_iterable(optimizer.state.values() for optimizer in optimizers)
+        self.tracer.label_tensors(OPTIMIZER, chain.from_iterable(state.values() for state in states))
+        return optimizers
+
+    def _take_part(self, tensor: Tensor) -> Tensor:
+        return shard_rows(tensor, ranks=self.layout.processes, rank=0).clone()
+
+    def step_optimizers(self, *, foreach: bool) -> None:
+        """Clip the gradients and update the weights, `foreach` all at once."""
+        torch.nn.utils.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm)
+        for weight, part in self.parts.items():
+            assert weight.grad is not None
+            part.grad = self._take_part(weight.grad)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["foreach"] = foreach
+            optimizer.step()
+
+    def shard_draft(self, mesh: DeviceMesh) -> None:
+        shard_in_units(self.loss_module, mesh, dtype=self.target.device.dtype)
+        self.loss_module.register_forward_pre_hook(lambda *_: self.label_gathered(GATHERED, self.loss_module))
+
+    @torch.no_grad()
+    def shard_target(self, mesh: DeviceMesh) -> None:
+        """Shard the target in the units of transformers; norm and head, which stay gathered, are gathered by a pass."""
+        model, embeddings = self.target.model, self.target.model.get_input_embeddings()
+        layers, stays = [*self.target.decoder.layers], [self.target.decoder.norm, self.target.head]
+        (stays if embeddings.weight is self.target.head.weight else layers).append(embeddings)
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(stays, mesh=mesh, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh)
+        for unit in (*layers, *stays):
+            unit.register_forward_pre_hook(lambda unit, _: self.label_gathered(TARGET, unit))
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64))  # as loading does
+
+    def label_gathered(self, part: str, module: nn.Module) -> None:
+        """Count the gathered weights of a module, which FSDP2 allocates and frees, as `part`."""
+        self.tracer.label_tensors(part, module.parameters(), resized=True)
+
+    def label_weights(self) -> None:
+        """Label the weights that stay."""
+        self.tracer.label_tensors(TARGET, [*self.target.model.parameters(), *self.target.model.buffers()])
+        self.tracer.label_tensors(FROZEN, [*self.draft.parameters(), *self.draft.buffers()])
+        self.tracer.label_tensors(TRAINED, trained_parameters(self.draft))
+
+    def watch_gradients(self) -> None:
+        """Label the gradients of a pass when they come to be."""
+        for weight in trained_parameters(self.draft):  # those that are gathered
+            weight.register_post_accumulate_grad_hook(
+                lambda weight: self.tracer.label_tensors(GRADIENTS, [weight.grad])
+            )
+
+    def label_gradients(self) -> None:
+        self.tracer.label_tensors(GRADIENTS, [weight.grad for weight in self.trained])
+
+    def hold_gradients(self) -> None:
+        """Give the weights gradients, as before a later micro-batch."""
+        for weight in self.trained:
+            weight.grad = torch.empty_like(weight)
+        self.label_gradients()
+
+
+@contextmanager
+def fake_process(
+    conf: TrainConf, target: MetaTarget, draft: Draft, layout: ProcessLayout, *, scores_in_memory: bool = False
+) -> Iterator[FakeProcess]:
+    """Let target and draft exist in the block as a process of the layout holds them; they stay so."""
+    widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
+    models = [target.model, *collect_models(draft)]
+    with ExitStack() as stack:
+        # A mesh computes with values, and comes before tensors lose them.
+        draft_mesh = stack.enter_context(fake_mesh(layout.processes)) if layout.gathers_draft else None
+        target_mesh = stack.enter_context(fake_mesh(layout.data)) if layout.shards_target else None
+        tracer = stack.enter_context(fake_model(models, vocab=widths, scores_in_memory=scores_in_memory))
+        stack.enter_context(map_chunks_by(tracer.map_chunks))
+        process = FakeProcess(conf=conf, layout=layout, tracer=tracer, target=target, draft=draft)
+        if draft_mesh is not None:
+            process.shard_draft(draft_mesh)
+        if target_mesh is not None:
+            process.shard_target(target_mesh)
+        process.loss_module.register_forward_pre_hook(lambda *_: process.watch_gradients())
+        process.label_weights()
+        _ = process.optimizers
+        yield process
+
+
+@contextmanager
+def fake_mesh(processes: int) -> Iterator[DeviceMesh]:
+    """Yield a mesh of fake processes, of which this one is the first; in a real group, its first process alone can."""
+    with ExitStack() as stack:
+        if not dist.is_initialized():
+            dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
+            stack.callback(dist.destroy_process_group)
+        group: Any = dist.new_group([*range(processes)], backend="fake", use_local_synchronization=True)
+        stack.callback(dist.destroy_process_group, group)
+        yield DeviceMesh.from_group(group, "cpu")
+
+
+def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft, layout: ProcessLayout) -> Counter[str]:
+    """Return the bytes by part that every training step holds, whatever its rows; nothing is traced, so it is fast."""
+    with fake_process(conf, target, draft, layout) as process:
+        if layout.gathers_draft:
+            gather_units(process.loss_module)
+            process.label_gathered(GATHERED, process.loss_module)
+        with process.tracer.trace_phase("every step") as phase:
+            held = Counter({part: phase.peak_bytes[part] for part in (*PERSISTENT_PARTS, GATHERED)})
+        held[GRADIENTS] = sum(weight.nbytes for weight in trained_parameters(draft))
+    return held
