@@ -41,12 +41,20 @@ def build_meta_target(conf: TargetConf, dtype: torch.dtype) -> MetaTarget:
 def build_meta_draft(conf: DraftConf, target: MetaTarget, *, loss: LossConf | None = None, seed: int = 0) -> Draft:
     """Build the draft that a run would start with, on `meta`."""
     with torch.device("meta"):
-        return build_draft(conf, target, loss=loss or LossConf(), seed=seed)
+        draft = build_draft(conf, target, loss=loss or LossConf(), seed=seed)
+    for lm in _list_language_models(draft):
+        if not isinstance(lm, MetaTarget):
+            lm._run_layers = HookedDecoder(lm.model, trace_once)
+    return draft
 
 
 def collect_models(draft: Draft) -> list[nn.Module]:
     """Collect the draft and the models that it computes with but that are not its submodules."""
-    return [draft, *(value.model for value in vars(draft).values() if isinstance(value, LanguageModel))]
+    return [draft, *(lm.model for lm in _list_language_models(draft))]
+
+
+def _list_language_models(draft: Draft) -> list[LanguageModel]:
+    return [value for value in vars(draft).values() if isinstance(value, LanguageModel)]
 
 
 def shard_target(

@@ -259,11 +259,13 @@ def fake_model(
 
 
 def trace_once(run_layer: Callable) -> Callable:
-    """Return a function of a layer that, where memory is traced, runs once for equal layers."""
+    """Return a function of a layer that, where memory is traced without gradients, runs once for equal layers."""
 
     def run(*args: Any) -> Any:
         tracer = _get_current_dispatch_mode()
-        return tracer.run_layer(run_layer, *args) if isinstance(tracer, MemoryTracer) else run_layer(*args)
+        if isinstance(tracer, MemoryTracer) and not torch.is_grad_enabled():
+            return tracer.run_layer(run_layer, *args)
+        return run_layer(*args)
 
     return run
 
@@ -280,6 +282,11 @@ def _fake_tensor(tensor: Tensor | None) -> Any:
     """Return the fake tensor of a parameter or buffer."""
     if tensor is None or isinstance(tensor, FakeTensor):
         return tensor
-    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if (local := getattr(tensor, "_local_tensor", None)) is None:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    else:
+        sharded: Any = tensor
+        shape = {"shape": tensor.shape, "stride": tensor.stride()}
+        fake = sharded.from_local(_fake_tensor(local), sharded.device_mesh, sharded.placements, **shape)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake

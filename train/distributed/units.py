@@ -34,11 +34,14 @@ def choose_dtype(layers: list[nn.Module], dtype: torch.dtype) -> torch.dtype:
 
 def count_largest_bytes(module: nn.Module, dtype: torch.dtype) -> int:
     """Return the bytes of the largest unit as it is gathered, 0 without any."""
-    sizes = (
-        sum(parameter.numel() for parameter in layers[0].parameters()) * choose_dtype(layers, dtype).itemsize
-        for layers in list_units(module)
-    )
-    return max(sizes, default=0)
+    sizes = count_gathered_bytes(module, dtype)
+    return max((sum(map(sizes.__getitem__, layers[0].parameters())) for layers in list_units(module)), default=0)
+
+
+def count_gathered_bytes(module: nn.Module, dtype: torch.dtype) -> dict[nn.Parameter, int]:
+    """Return the bytes of each weight as it is gathered, those outside of units as they are."""
+    dtypes = {weight: choose_dtype(layers, dtype) for layers in list_units(module) for weight in layers[0].parameters()}
+    return {weight: weight.numel() * dtypes.get(weight, weight.dtype).itemsize for weight in module.parameters()}
 
 
 def shard_in_units(module: nn.Module, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
@@ -51,23 +54,19 @@ def shard_in_units(module: nn.Module, mesh: DeviceMesh, *, dtype: torch.dtype) -
         state._pre_forward_hook_handle.remove()
         state._post_forward_hook_handle.remove()
     fully_shard(module, mesh=mesh)
-    module.register_forward_pre_hook(lambda module, _: gather_units(module))
-    module.register_forward_hook(_free_units)
+    parts = [cast(FSDPModule, part) for part in (*(layers[0] for layers in units), module)]
 
-
-def gather_units(module: nn.Module) -> None:
-    """Gather the weights of a module that is sharded in units."""
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
+    def gather(*_: object) -> None:
+        for part in parts:
             part.unshard()
 
+    def free(*_: object) -> None:
+        if not torch.is_grad_enabled():  # else the backward pass frees what was gathered
+            for part in parts:
+                part.reshard()
 
-def _free_units(module: nn.Module, *_: object) -> None:
-    if torch.is_grad_enabled():
-        return  # the backward pass frees what was gathered
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+    module.register_forward_pre_hook(gather)
+    module.register_forward_hook(free)
 
 
 def shard_rows(tensor: Float[Tensor, "rows ..."], *, ranks: int, rank: int) -> Float[Tensor, "shard_rows ..."]:

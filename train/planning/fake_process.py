@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._tools.fake_collectives  # gives collectives of tensors without memory to older releases
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -26,13 +27,14 @@ from models.drafts.loss import LossModule
 from models.losses.chunked import map_chunks_by
 from models.meta_model import MetaTarget, collect_models
 from train.config.run import TrainConf
-from train.distributed.units import gather_units, shard_in_units, shard_rows
+from train.distributed.units import count_gathered_bytes, shard_in_units, shard_rows
 from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
 from train.planning.layout import ProcessLayout
 
 TARGET, FROZEN, TRAINED, GATHERED = "target", "draft, frozen", "draft, trained", "draft, gathered"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
+_numbers = count()  # of fake meshes
 
 
 @dataclass(kw_only=True)
@@ -44,11 +46,8 @@ class FakeProcess:
     tracer: MemoryTracer
     target: MetaTarget
     draft: Draft
+    loss_module: LossModule
     parts: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # of weights, as ZeRO-1 steps them
-
-    @cached_property
-    def loss_module(self) -> LossModule:
-        return LossModule(self.draft.eval(), self.target.device, compiled=False)
 
     @cached_property
     def trained(self) -> list[nn.Parameter]:
@@ -82,24 +81,6 @@ class FakeProcess:
                 group["foreach"] = foreach
             optimizer.step()
 
-    def shard_draft(self, mesh: DeviceMesh) -> None:
-        shard_in_units(self.loss_module, mesh, dtype=self.target.device.dtype)
-        self.loss_module.register_forward_pre_hook(lambda *_: self.label_gathered(GATHERED, self.loss_module))
-
-    @torch.no_grad()
-    def shard_target(self, mesh: DeviceMesh) -> None:
-        """Shard the target in the units of transformers; norm and head, which stay gathered, are gathered by a pass."""
-        model, embeddings = self.target.model, self.target.model.get_input_embeddings()
-        layers, stays = [*self.target.decoder.layers], [self.target.decoder.norm, self.target.head]
-        (stays if embeddings.weight is self.target.head.weight else layers).append(embeddings)
-        for layer in layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-        fully_shard(stays, mesh=mesh, reshard_after_forward=False)
-        fully_shard(model, mesh=mesh)
-        for unit in (*layers, *stays):
-            unit.register_forward_pre_hook(lambda unit, _: self.label_gathered(TARGET, unit))
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64))  # as loading does
-
     def label_gathered(self, part: str, module: nn.Module) -> None:
         """Count the gathered weights of a module, which FSDP2 allocates and frees, as `part`."""
         self.tracer.label_tensors(part, module.parameters(), resized=True)
@@ -110,9 +91,11 @@ class FakeProcess:
         self.tracer.label_tensors(FROZEN, [*self.draft.parameters(), *self.draft.buffers()])
         self.tracer.label_tensors(TRAINED, trained_parameters(self.draft))
 
-    def watch_gradients(self) -> None:
-        """Label the gradients of a pass when they come to be."""
-        for weight in trained_parameters(self.draft):  # those that are gathered
+    def watch_pass(self) -> None:
+        """Label what a pass of the draft gathers, and its gradients when they come to be."""
+        if self.layout.gathers_draft:
+            self.label_gathered(GATHERED, self.loss_module)
+        for weight in trained_parameters(self.draft):
             weight.register_post_accumulate_grad_hook(
                 lambda weight: self.tracer.label_tensors(GRADIENTS, [weight.grad])
             )
@@ -133,22 +116,41 @@ def fake_process(
 ) -> Iterator[FakeProcess]:
     """Let target and draft exist in the block as a process of the layout holds them; they stay so."""
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
-    models = [target.model, *collect_models(draft)]
+    loss_module = LossModule(draft.eval(), target.device, compiled=False)
     with ExitStack() as stack:
-        # A mesh computes with values, and comes before tensors lose them.
-        draft_mesh = stack.enter_context(fake_mesh(layout.processes)) if layout.gathers_draft else None
-        target_mesh = stack.enter_context(fake_mesh(layout.data)) if layout.shards_target else None
+        units = []
+        if layout.gathers_draft:
+            mesh = stack.enter_context(fake_mesh(layout.processes))
+            shard_in_units(loss_module, mesh, dtype=target.device.dtype)
+        if layout.shards_target:
+            units = shard_target(target, stack.enter_context(fake_mesh(layout.data)))
+        models = [target.model, *collect_models(draft)]
         tracer = stack.enter_context(fake_model(models, vocab=widths, scores_in_memory=scores_in_memory))
         stack.enter_context(map_chunks_by(tracer.map_chunks))
-        process = FakeProcess(conf=conf, layout=layout, tracer=tracer, target=target, draft=draft)
-        if draft_mesh is not None:
-            process.shard_draft(draft_mesh)
-        if target_mesh is not None:
-            process.shard_target(target_mesh)
-        process.loss_module.register_forward_pre_hook(lambda *_: process.watch_gradients())
+        process = FakeProcess(
+            conf=conf, layout=layout, tracer=tracer, target=target, draft=draft, loss_module=loss_module
+        )
+        for unit in units:
+            unit.register_forward_pre_hook(lambda unit, _: process.label_gathered(TARGET, unit))
+        loss_module.register_forward_pre_hook(lambda *_: process.watch_pass())
         process.label_weights()
         _ = process.optimizers
+        if units:
+            with torch.no_grad():
+                target.model(input_ids=torch.zeros(1, 2, dtype=torch.int64))  # as loading does
         yield process
+
+
+def shard_target(target: MetaTarget, mesh: DeviceMesh) -> list[nn.Module]:
+    """Shard a target in the units of transformers, and return these; norm and head stay gathered after a pass."""
+    embeddings, units = target.model.get_input_embeddings(), [*target.decoder.layers]
+    last = [target.decoder.norm, target.head]
+    (last if embeddings.weight is target.head.weight else units).append(embeddings)
+    for unit in units:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+    fully_shard(last, mesh=mesh, reshard_after_forward=False)
+    fully_shard(target.model, mesh=mesh)
+    return [*units, *last]
 
 
 @contextmanager
@@ -158,18 +160,20 @@ def fake_mesh(processes: int) -> Iterator[DeviceMesh]:
         if not dist.is_initialized():
             dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
             stack.callback(dist.destroy_process_group)
-        group: Any = dist.new_group([*range(processes)], backend="fake", use_local_synchronization=True)
+        # The other processes of a real group do not plan. torch_xla replaces this function by one without the key.
+        alone: dict[str, Any] = {} if dist.get_backend() == "fake" else {"use_local_synchronization": True}
+        group: Any = dist.new_group([*range(processes)], backend="fake", **alone)
         stack.callback(dist.destroy_process_group, group)
-        yield DeviceMesh.from_group(group, "cpu")
+        # DTensor caches by mesh: a name of its own keeps a real mesh of as many processes from equaling this one.
+        yield DeviceMesh.from_group(group, "cpu", mesh_dim_names=(f"fake {next(_numbers)}",))
 
 
 def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft, layout: ProcessLayout) -> Counter[str]:
     """Return the bytes by part that every training step holds, whatever its rows; nothing is traced, so it is fast."""
-    with fake_process(conf, target, draft, layout) as process:
-        if layout.gathers_draft:
-            gather_units(process.loss_module)
-            process.label_gathered(GATHERED, process.loss_module)
-        with process.tracer.trace_phase("every step") as phase:
-            held = Counter({part: phase.peak_bytes[part] for part in (*PERSISTENT_PARTS, GATHERED)})
-        held[GRADIENTS] = sum(weight.nbytes for weight in trained_parameters(draft))
+    gathered = count_gathered_bytes(draft, target.device.dtype) if layout.gathers_draft else {}
+    trained = trained_parameters(draft)
+    with fake_process(conf, target, draft, layout) as process, process.tracer.trace_phase("every step") as phase:
+        held = Counter({part: phase.peak_bytes[part] for part in PERSISTENT_PARTS})
+    held[GATHERED] = sum(gathered.values())
+    held[GRADIENTS] = sum(gathered.get(weight, weight.nbytes) for weight in trained)
     return held

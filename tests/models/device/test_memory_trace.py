@@ -9,10 +9,12 @@ from transformers import Qwen3MoeConfig
 
 from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, fake_model
-from models.meta_model import MetaTarget
+from models.meta_model import MetaTarget, build_meta_draft
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.family_models import FAMILIES, WINDOW
 from tests.support.models.tiny import CPU
+from tests.support.reports.memory_run import KINDS, PROMPT, build_conf
+from tests.support.reports.planned import model_outline, trace_alone
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,6 +50,17 @@ def test_equal_layers_are_traced_once_and_counted_as_if_each_was_traced(monkeypa
     each, num_computed_alone, num_layers = trace_prompt(family)
     assert (num_computed, num_computed_alone) == (1, num_layers)
     assert once == each
+
+
+def test_equal_layers_of_a_draft_model_are_computed_each_where_gradients_are_taken():
+    run = build_conf(*KINDS["draft model"], "draft.layers=[0,1,2,3]")
+    target = model_outline(CPU)
+    draft, computed = build_meta_draft(run.draft, target, loss=run.loss), []
+    for layer in draft.lm.decoder.layers:
+        layer.self_attn.register_forward_hook(lambda *_: computed.append(torch.is_grad_enabled()))
+    trace_alone(run, target, draft, prompt_tokens=PROMPT)
+    assert computed.count(True) == 4
+    assert computed.count(False) < 4 * 2  # of an evaluation's passes
 
 
 def trace_prompt(family):

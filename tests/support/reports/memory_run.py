@@ -9,6 +9,7 @@ import gc
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -132,13 +133,11 @@ def compare_with_plan(folder: Path, processes: int, case: str) -> tuple[int, int
     )
     layout = build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, conf.parallel.tensor_size)
     loop = build_trainer(conf, device, folder)
-    if layout.shards_target:
-        batch = fullest_batch(layout.rows, LENGTH)
-        measured = measure_peak_bytes(lambda: loop.features.compute_features(batch))
-    else:
-        loop._take_step()  # creates the moments
-        # The least of several, because the profiler misses some of what gloo's threads free.
-        measured = count_held_bytes(loop) + min(measure_peak_bytes(loop._take_step) for _ in range(3))
+    batch = fullest_batch(layout.rows, LENGTH)
+    run_pass = partial(loop.features.compute_features, batch) if layout.shards_target else loop._take_step
+    run_pass()  # the first step creates the moments
+    # The least of several, because the profiler misses some of what gloo's threads free.
+    measured = min(measure_peak_bytes(run_pass) for _ in range(3))
     if not loop.parallel.is_main:
         return measured, 0
     phases = trace_run(conf, *build_models(conf, device.dtype, layout.tensor), layout, prompt_tokens=PROMPT)
@@ -146,7 +145,7 @@ def compare_with_plan(folder: Path, processes: int, case: str) -> tuple[int, int
         held = persistent_memory(conf, *build_models(conf, device.dtype, layout.tensor), layout)
         return measured, phases[TARGET_PASS].peak_bytes.total() - sum(held[part] for part in PERSISTENT_PARTS)
     parts = [phase.peak_bytes for name, phase in phases.items() if name != EVALUATION]
-    return measured, max(part.total() - part[TARGET] for part in parts)
+    return count_held_bytes(loop) + measured, max(part.total() - part[TARGET] for part in parts)
 
 
 if __name__ == "__main__":

