@@ -160,7 +160,7 @@ def fake_mesh(processes: int) -> Iterator[DeviceMesh]:
         if not dist.is_initialized():
             dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
             stack.callback(dist.destroy_process_group)
-        # The other processes of a real group do not plan. torch_xla replaces this function by one without the key.
+        # The other processes of a real group do not plan. Some packages replace the function by one without the key.
         alone: dict[str, Any] = {} if dist.get_backend() == "fake" else {"use_local_synchronization": True}
         group: Any = dist.new_group([*range(processes)], backend="fake", **alone)
         stack.callback(dist.destroy_process_group, group)
