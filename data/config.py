@@ -173,13 +173,6 @@ class DataConf:
         )
         check_values(self, "data", **unread)
 
-    def check_path(self) -> None:
-        """Raise UserError if the source lacks its path; plans need none, so `__post_init__` does not check it."""
-        require(
-            self.source is DataSource.demo or self.path is not None,
-            f"data.path: must be set for data.source={self.source.value}, got null; give data.path=FILE or a hub name",
-        )
-
     def check_target(self, target: TargetConf) -> None:
         """Check that the demo's prompts are meant for this target; raise UserError otherwise."""
         require(

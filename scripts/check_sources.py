@@ -28,6 +28,7 @@ MAY_NAME_HARDWARE = (
     "train/distributed/xla.py",
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Count = tuple[str, float, float, list[str]]  # a figure with its bound, and the places that contribute to it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +38,6 @@ class Module:
     path: str
     text: str
     tree: ast.Module
-
-
-@dataclass(frozen=True)
-class Count:
-    """A figure with its bound and the places that contribute to it."""
-
-    what: str
-    figure: float
-    bound: float
-    places: list[str]
-
-    @property
-    def exceeded(self) -> bool:
-        """Return whether the figure is above its bound."""
-        return self.figure > self.bound
 
 
 def read_modules(*folders: str) -> list[Module]:
@@ -77,17 +63,17 @@ def count_all() -> list[Count]:
     unformatted = [m.path for m in modules + scripts + tests if UNFORMATTED in m.text]
     vague = [place for module in modules + tests for place in list_vague_names(module)]
     return [
-        Count("class names defined twice", len(doubled), 0, doubled),
-        Count(f"files of more than {MAX_LINES} lines", len(long), 0, long),
-        Count(f"rooms of more than {MAX_FILES} files", len(crowded), 0, crowded),
-        Count("files with lines that the formatter leaves out", len(unformatted), 0, unformatted),
-        Count("files with other characters than ASCII", len(accented), 0, accented),
-        Count("modules and folders without a subject", len(drawers), 0, drawers),
-        Count(f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
-        Count(f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
+        ("class names defined twice", len(doubled), 0, doubled),
+        (f"files of more than {MAX_LINES} lines", len(long), 0, long),
+        (f"rooms of more than {MAX_FILES} files", len(crowded), 0, crowded),
+        ("files with lines that the formatter leaves out", len(unformatted), 0, unformatted),
+        ("files with other characters than ASCII", len(accented), 0, accented),
+        ("modules and folders without a subject", len(drawers), 0, drawers),
+        (f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
+        (f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
         *count_prose(modules, of="the product"),
         *count_prose(tests, of="the tests"),
-        Count("% of module-level functions of one word", share(one_word, functions), 5, one_word),
+        ("% of module-level functions of one word", share(one_word, functions), 5, one_word),
     ]
 
 
@@ -98,8 +84,8 @@ def count_prose(modules: list[Module], *, of: str) -> list[Count]:
     docstrings = [place for module in modules for place in list_docstrings(module)]
     fragments = [f"{place}: {text.splitlines()[0]}" for place, text, fragment in docstrings if fragment]
     return [
-        Count(f"private words ({', '.join(PRIVATE_WORDS)}) in 1,000 lines of {of}", len(words) / thousands, 6, words),
-        Count(f"% of docstrings of {of} that are fragments", share(fragments, docstrings), 3, fragments),
+        (f"private words ({', '.join(PRIVATE_WORDS)}) in 1,000 lines of {of}", len(words) / thousands, 6, words),
+        (f"% of docstrings of {of} that are fragments", share(fragments, docstrings), 3, fragments),
     ]
 
 
@@ -156,24 +142,19 @@ def list_hardware_names(module: Module) -> Iterator[str]:
 def list_vague_names(module: Module) -> Iterator[str]:
     """List the places where a variable, parameter, field or function has a vague name."""
     for node in ast.walk(module.tree):
-        name = (
-            getattr(node, "id", None)
-            or getattr(node, "arg", None)
-            or getattr(node, "attr", None)
-            or getattr(node, "name", None)
-        )
-        if name in VAGUE_NAMES:
-            yield f"{module.path}:{getattr(node, 'lineno', 0)} {name}"
+        for field in ("id", "arg", "attr", "name"):
+            if (name := getattr(node, field, None)) in VAGUE_NAMES:
+                yield f"{module.path}:{getattr(node, 'lineno', 0)} {name}"
 
 
 def main() -> int:
     """Print each count, with `-v` also its places; return 1 if a bound is exceeded."""
     counts = count_all()
-    for count in counts:
-        print(f"{count.figure:6.1f} (at most {count.bound:g}) {count.what}")
-        if count.exceeded or "-v" in sys.argv:
-            print("".join(f"    {place}\n" for place in count.places), end="")
-    return int(any(count.exceeded for count in counts))
+    for what, figure, bound, places in counts:
+        print(f"{figure:6.1f} (at most {bound:g}) {what}")
+        if figure > bound or "-v" in sys.argv:
+            print("".join(f"    {place}\n" for place in places), end="")
+    return int(any(figure > bound for _, figure, bound, _ in counts))
 
 
 if __name__ == "__main__":

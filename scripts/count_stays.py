@@ -9,7 +9,7 @@ can be read without the run and is no stay.
 """
 
 import sys
-from types import CodeType, FrameType
+from types import FrameType
 
 from conf.entry import compose
 from scripts.count_lines import PRODUCT
@@ -24,52 +24,40 @@ class StoryBeginsError(Exception):
     """The end of the count: the function that tells the run was called."""
 
 
-class StayCounter:
-    """A profile function that lists the stays until the story begins."""
-
-    def __init__(self) -> None:
-        self.stays: list[str] = []
-        self.modules: dict[CodeType, str] = {}  # of the product, "" for others; most calls are of others
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or not (module := self.find_module(frame)):
-            return
-        name = f"{module}.{frame.f_code.co_name}"
-        if name == STORY:
-            raise StoryBeginsError
-        caller = self.find_caller(frame)
-        if caller != module and takes_run(frame):
-            self.stays.append(f"{name} from {caller}")
-
-    def find_caller(self, frame: FrameType) -> str:
-        """Return the module of the product's function that called this one, if through other packages."""
-        outer = frame.f_back
-        while outer is not None and not self.find_module(outer):
-            outer = outer.f_back
-        return self.find_module(outer) if outer else "the command line"
-
-    def find_module(self, frame: FrameType) -> str:
-        """Return the module of a frame's function, or nothing if the product does not have it."""
-        code = frame.f_code
-        if code not in self.modules:
-            module = frame.f_globals.get("__name__", "")
-            self.modules[code] = module if module.partition(".")[0] in PRODUCT else ""
-        return self.modules[code]
+def find_module(frame: FrameType) -> str:
+    """Return the module of a frame's function, or nothing if the product does not have it."""
+    module = frame.f_globals.get("__name__", "")
+    return module if module.partition(".")[0] in PRODUCT else ""
 
 
-def takes_run(frame: FrameType) -> bool:
-    """Return whether an argument of the call, or what a nested function closes over, is the run's configuration."""
-    return any(isinstance(value, TrainConf) for value in frame.f_locals.values())
+def find_caller(frame: FrameType) -> str:
+    """Return the module of the product's function that called this one, if through other packages."""
+    outer = frame.f_back
+    while outer is not None and not find_module(outer):
+        outer = outer.f_back
+    return find_module(outer) if outer else "the command line"
 
 
 def list_stays(conf: TrainConf) -> list[str]:
     """Run a command of this configuration until the story begins; return its stays in order."""
-    counter = StayCounter()
-    sys.setprofile(counter)
+    stays: list[str] = []
+
+    def note_stay(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or not (module := find_module(frame)):
+            return
+        name = f"{module}.{frame.f_code.co_name}"
+        if name == STORY:
+            raise StoryBeginsError
+        caller = find_caller(frame)
+        # Locals are at first the arguments, and what a nested function closes over.
+        if caller != module and any(isinstance(value, TrainConf) for value in frame.f_locals.values()):
+            stays.append(f"{name} from {caller}")
+
+    sys.setprofile(note_stay)
     try:
         train.__wrapped__(conf)
     except StoryBeginsError:
-        return counter.stays
+        return stays
     finally:
         sys.setprofile(None)
     raise RuntimeError(f"the run ended without a call of {STORY}")

@@ -84,16 +84,10 @@ def list_prose(text: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield node.lineno, node.name.replace("_", " ")
     comments = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT]
-    block, last_line = [], 0
-    for comment in comments:
-        line = comment.start[0]
-        if block and line != last_line + 1:
-            yield last_line, " ".join(block)
-            block = []
-        block.append(comment.string.lstrip("# "))
-        last_line = line
-    if block:
-        yield last_line, " ".join(block)
+    # Along adjacent lines, the line and the number of the comment grow alike.
+    for _, block in itertools.groupby(enumerate(comments), key=lambda pair: pair[1].start[0] - pair[0]):
+        lines = [comment for _, comment in block]
+        yield lines[-1].start[0], " ".join(comment.string.lstrip("# ") for comment in lines)
 
 
 def has_plain_meaning(prose: str, match: re.Match[str]) -> bool:

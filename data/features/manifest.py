@@ -111,13 +111,10 @@ class Manifest:
             f"data.path: must be a finished store, got {folder} with {done} of {total} files; "
             f"{self._describe_command(folder)} finishes it",
         )
+        schema = self.spec.schema
         for kind, stored, expected in (
             ("tokenizer", self.spec.tokenizer_sha256, tokenizer_hash),
-            (
-                "target",
-                f"hidden size {self.spec.schema.hidden_size}",
-                None if hidden_size is None else f"hidden size {hidden_size}",
-            ),
+            ("target", f"hidden size {schema.hidden_size}", f"hidden size {hidden_size}" if hidden_size else None),
             ("target", self.target_sha256, target_hash),
         ):
             if expected not in (None, stored):
@@ -125,7 +122,7 @@ class Manifest:
                     f"data.path: must be a store of this {kind} ({expected[:18]}), got {folder} of {self.target} "
                     f"({stored[:18]}); capture again for this {kind} under another run_name"
                 )
-        missing = self.spec.schema.describe_missing(needs)
+        missing = schema.describe_missing(needs)
         require(
             missing is None,
             f"data.path: must hold what the draft reads, {missing} in {folder}, captured for "

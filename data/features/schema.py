@@ -83,21 +83,15 @@ class FeatureSchema:
 
     def describe_missing(self, needs: Needs) -> str | None:
         """Describe what a method needs and this schema lacks; return None if nothing is missing."""
-        problems = {
-            f"captured layers {needs.layers}, got {self.layers or 'none'}": (
-                needs.layers and needs.layers != self.layers
-            ),
-            "captured layers of every token, got those of supervised tokens": (
-                needs.layers and needs.context and not self.context
-            ),
-            "the final hidden state, got none": (
-                needs.hidden and not (self.hidden or self.teacher is TeacherKind.hidden)
-            ),
-            "the final hidden state of every token, got that of supervised tokens": (
-                needs.hidden and needs.context and not (self.hidden and self.context)
-            ),
-        }
-        return next((problem for problem, exists in problems.items() if exists), None)
+        if needs.layers and needs.layers != self.layers:
+            return f"captured layers {needs.layers}, got {self.layers or 'none'}"
+        if needs.layers and needs.context and not self.context:
+            return "captured layers of every token, got those of supervised tokens"
+        if needs.hidden and not (self.hidden or self.teacher is TeacherKind.hidden):
+            return "the final hidden state, got none"
+        if needs.hidden and needs.context and not (self.hidden and self.context):
+            return "the final hidden state of every token, got that of supervised tokens"
+        return None
 
 
 def build_schema(conf: CaptureConf, needs: Needs, *, hidden_size: int, vocab_size: int) -> FeatureSchema:

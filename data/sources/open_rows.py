@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -23,19 +22,6 @@ LOCAL_REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class FileSlice:
-    """The rows [begin, end) of some files, counted over all of them."""
-
-    files: list[Path]
-    begin: int = 0
-    end: int | None = None
-
-    def read(self, key: str) -> Iterator[RawRow]:
-        rows = chain.from_iterable(read_file_rows(file, key) for file in self.files)
-        return islice(rows, self.begin, self.end)
-
-
 def open_rows(
     source: str, *, key: str, subset: str | None = None, split: str = "train", revision: str | None = None
 ) -> Iterator[RawRow]:
@@ -43,32 +29,35 @@ def open_rows(
 
     `subset` and `revision` concern only datasets. Error messages begin with `key`, the setting that named the source.
     """
-    if slices := _list_slices(source, key, subset, split):
-        return chain.from_iterable(part.read(key) for part in slices)
+    if files := _list_files(source, key, subset, split):
+        return read_split(split, files, key)
     dataset = load_dataset_split(source, key=key, subset=subset, split=split, revision=revision)
     return read_dataset_rows(dataset, source)
 
 
-def _list_slices(source: str, key: str, subset: str | None, split: str) -> list[FileSlice]:
-    """Return the slices of a local source's files; none for a dataset and a missing path."""
+def _list_files(source: str, key: str, subset: str | None, split: str) -> dict[str, list[Path]]:
+    """Return a local source's files of each name in the split; none for a dataset and a missing path."""
     path = Path(source)
     files = {name: list_split_files(path, name) for name in list_split_names(split)}
     if not all(files.values()) or (path.is_dir() and subset is not None):
-        return []
+        return {}
     require(
         len(set(map(tuple, files.values()))) == len(files),
         f"{_split_key(key)}: must name a single split of {source}, which has one, got {split!r}",
     )
-    return slice_files(split, files, key)
+    return files
 
 
-def slice_files(split: str, files: dict[str, list[Path]], key: str) -> list[FileSlice]:
-    """Return the parts of a split, whose names have these files; raise UserError if it cannot be parsed."""
-    if "[" not in split:
-        return [FileSlice(files[name]) for name in list_split_names(split)]
-    counts = {name: sum(_count_parsed_rows(file, key) for file in paths) for name, paths in files.items()}
-    parts = resolve_split(split, counts, _split_key(key))
-    return [FileSlice(files[name], begin, end) for name, begin, end in parts]
+def read_split(split: str, files: dict[str, list[Path]], key: str) -> Iterator[RawRow]:
+    """Return an iterator over a split, whose names have these files; raise UserError if it cannot be parsed."""
+    parts: list[tuple[str, int, int | None]] = [(name, 0, None) for name in list_split_names(split)]
+    if "[" in split:
+        counts = {name: sum(_count_parsed_rows(file, key) for file in paths) for name, paths in files.items()}
+        parts = [*resolve_split(split, counts, _split_key(key))]
+    return chain.from_iterable(
+        islice(chain.from_iterable(read_file_rows(file, key) for file in files[name]), begin, end)
+        for name, begin, end in parts
+    )
 
 
 def _split_key(key: str) -> str:

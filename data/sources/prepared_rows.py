@@ -7,7 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from conf.entry import command_that_writes
 from data.config import TurnSelection
-from data.sources.open_rows import slice_files
+from data.sources.open_rows import read_split
 from data.sources.row_formats import truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, PlainText, document_from_spans
 from data.sources.splits import list_split_names
@@ -169,15 +169,12 @@ def read_prepared_metadata(path: Path) -> dict[str, Any]:
 
 def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedRow]:
     """Yield the rows of a prepared folder, without a copy in a cache; raise UserError for missing or outdated files."""
-    from datasets import load_dataset
-
     files = list_prepared_files(folder, split)
     for file in chain.from_iterable(files.values()):
         read_prepared_metadata(file)
-    for part in slice_files(split, files, "data.path"):
-        paths = list(map(str, part.files))
-        rows = load_dataset("parquet", data_files=paths, split="train", streaming=True)
-        yield from map(row_from_columns, islice(rows, part.begin, part.end))
+    for raw in read_split(split, files, "data.path"):
+        assert raw.row is not None, raw.detail
+        yield row_from_columns(raw.row)
 
 
 def list_prepared_files(folder: Path, split: str) -> dict[str, list[Path]]:

@@ -35,21 +35,6 @@ from models.targets.load_errors import check_hub
 log = logging.getLogger(__name__)
 
 
-def check_local_data(conf: DataConf) -> None:
-    """Check that data on this machine exists, before anything is opened; raise UserError otherwise.
-
-    A dataset's name may be one of the hub; `check_data_exists` asks there.
-    """
-    conf.check_path()
-    path = Path(str(conf.path))
-    if conf.source is DataSource.jsonl:
-        require(path.is_file(), f"data.path: must be a JSONL file, got {conf.path}; check the path")
-    elif conf.source is DataSource.dataset:
-        check_source_path(str(conf.path), "data.path")
-    elif conf.source is DataSource.prepared:
-        list_prepared_files(path, conf.split)
-
-
 def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
     """Check that data and models are there or on the hub, before PyTorch is imported; raise one UserError for all."""
     data = partial(check_data_exists, conf, opens_cache=False)  # opening it may take minutes
@@ -58,14 +43,22 @@ def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
 
 def check_data_exists(conf: DataConf, *, opens_cache: bool = True) -> None:
     """Check that the data exists, on the hub too, without a download; raise UserError otherwise."""
-    check_local_data(conf)
-    if conf.source is not DataSource.dataset or Path(str(conf.path)).exists():
-        return
-    if not constants.HF_HUB_OFFLINE:
-        check_hub_dataset(str(conf.path), "data.path")
-    elif opens_cache:
-        # The dataset is in the cache, or the error of opening it names what is missing.
-        read_training_rows(conf, Counter())
+    require(  # not in DataConf, because plans need no path
+        conf.source is DataSource.demo or conf.path is not None,
+        f"data.path: must be set for data.source={conf.source.value}, got null; give data.path=FILE or a hub name",
+    )
+    name, path = str(conf.path), Path(str(conf.path))
+    if conf.source is DataSource.jsonl:
+        require(path.is_file(), f"data.path: must be a JSONL file, got {name}; check the path")
+    elif conf.source is DataSource.prepared:
+        list_prepared_files(path, conf.split)
+    elif conf.source is DataSource.dataset:
+        check_source_path(name, "data.path")
+        if not path.exists() and not constants.HF_HUB_OFFLINE:
+            check_hub_dataset(name, "data.path")
+        elif not path.exists() and opens_cache:
+            # The dataset is in the cache, or the error of opening it names what is missing.
+            read_training_rows(conf, Counter())
 
 
 def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:

@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     if not {"ar", "lookup", "engines"} & set(parts):
         return
     prompts = [prompt.ids for prompt in load_eval_prompts(target.tokenizer, None, limit=args.limit)]
-    copies, new = decoding.models(target.model.name_or_path, device), args.new_tokens
+    copies, new, tree = decoding.models(target.model.name_or_path, device), args.new_tokens, conf.tree.build()
     # The settings of transformers compile more than 8 variants, which is PyTorch's limit.
     raised_limit = torch._dynamo.config.patch(recompile_limit=64)
     with raised_limit, device.cpu_threads_for(target.num_parameters // target.num_layers):
@@ -86,12 +86,10 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
             table = decoding.autoregressive(target, copies, prompts, new_tokens=new, wrapped=args.wrapped)
             yield "ar", table, setting
         if draft is not None:
-            tree = conf.tree.build()
             table = decoding.drafted(target, draft, tree, copies, prompts, new_tokens=new)
             yield "lookup", table, setting
         if "engines" in parts:
             drafts = {folder: load_draft(folder, target) for folder in draft_folders}
-            tree = conf.tree.build()
             table = comparison.compare(target, drafts, tree, copies, prompts, new_tokens=new)
             yield "engines", table, setting
 
@@ -116,14 +114,9 @@ def drafts_folder(checkpoint: Path | None) -> Path:
 
 def others_drafts(args: argparse.Namespace) -> list[Path]:
     """Return the folders of an EAGLE-3 draft and a draft model: the given ones or the newest."""
-    return [
-        folder
-        for folder in (
-            args.checkpoint or newest_of(Eagle3Conf, "run `python -m train`"),
-            args.draft_model or newest_of(CausalLMConf, "run `python -m train draft=demo-lm`"),
-        )
-        if folder
-    ]
+    eagle3 = args.checkpoint or newest_of(Eagle3Conf, "run `python -m train`")
+    draft_model = args.draft_model or newest_of(CausalLMConf, "run `python -m train draft=demo-lm`")
+    return [folder for folder in (eagle3, draft_model) if folder]
 
 
 def newest_of(method: type[DraftConf], remedy: str) -> Path | None:

@@ -69,17 +69,8 @@ class Size:
     chunk: int = 128
 
 
-@dataclass(kw_only=True)
-class Cost:
-    """The measurements of one form in one process."""
-
-    loss: float
-    seconds: float  # the second forward and backward pass
-    peak_mib: float  # above weights and inputs
-
-
-def measure(form: str, size: Size) -> Cost:
-    """Measure a forward and a backward pass; the first of two passes warms up."""
+def measure(form: str, size: Size) -> dict[str, float]:
+    """Measure the second of two forward and backward passes, and the peak memory above weights and inputs."""
     _pass(form, _inputs(Size(vocab=1024, tokens=8, width=size.width, chunk=4)), chunk=4)
     inputs = _inputs(size)
     baseline_mib = peak_mib()
@@ -87,7 +78,7 @@ def measure(form: str, size: Size) -> Cost:
         began = time.perf_counter()
         loss = _pass(form, inputs, chunk=size.chunk)
         seconds = time.perf_counter() - began
-    return Cost(loss=loss, seconds=seconds, peak_mib=peak_mib() - baseline_mib)
+    return {"loss": loss, "seconds": seconds, "peak_mib": peak_mib() - baseline_mib}
 
 
 def _inputs(size: Size) -> dict[str, torch.Tensor]:
@@ -126,7 +117,7 @@ def peak_mib() -> float:
 
 def compare(size: Size, *, threads: int, order: tuple[str, ...] = ORDER) -> Table:
     """Build the table: seconds and peak memory of both forms, and ratios to the plain form."""
-    costs: dict[str, list[Cost]] = {form: [] for form in FORMS}
+    costs: dict[str, list[dict[str, float]]] = {form: [] for form in FORMS}
     options = [f"--{name}={value}" for name, value in (asdict(size) | {"threads": threads}).items()]
     for form in order:
         process = subprocess.run(
@@ -136,9 +127,9 @@ def compare(size: Size, *, threads: int, order: tuple[str, ...] = ORDER) -> Tabl
             capture_output=True,
             text=True,
         )
-        costs[form].append(Cost(**json.loads(process.stdout)))
-    seconds = {form: sum(cost.seconds for cost in costs[form]) / len(costs[form]) for form in FORMS}
-    peak = {form: max(cost.peak_mib for cost in costs[form]) for form in FORMS}
+        costs[form].append(json.loads(process.stdout))
+    seconds = {form: sum(cost["seconds"] for cost in costs[form]) / len(costs[form]) for form in FORMS}
+    peak = {form: max(cost["peak_mib"] for cost in costs[form]) for form in FORMS}
     rows = [
         [
             form,
@@ -146,7 +137,7 @@ def compare(size: Size, *, threads: int, order: tuple[str, ...] = ORDER) -> Tabl
             f"{seconds[form] / seconds['plain']:.2f}",
             f"{peak[form]:.0f}",
             f"{peak[form] / peak['plain']:.2f}",
-            f"{costs[form][0].loss:.6f}",
+            f"{costs[form][0]['loss']:.6f}",
         ]
         for form in FORMS
     ]
@@ -169,7 +160,7 @@ def main() -> None:
     options = vars(parser.parse_args())
     form, threads = options.pop("form"), options.pop("threads")
     torch.set_num_threads(threads)
-    print(json.dumps(asdict(measure(form, Size(**options)))))
+    print(json.dumps(measure(form, Size(**options))))
 
 
 if __name__ == "__main__":

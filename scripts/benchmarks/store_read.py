@@ -64,17 +64,11 @@ def write_random_store(conf: CaptureConf, needs: Needs, hidden: int, folder: Pat
     manifest = build_manifest(plan, conf, computed_in=torch.bfloat16, tokenizer_hash="", command="")
     write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())
     for number, (tokens, supervised) in enumerate(plan.shard_token_counts.tolist()):
-        write_store_file(
-            manifest,
-            folder,
-            shard_name(number),
-            {
-                spec.name: torch.randint(
-                    100, (tokens if spec.per_token else supervised, *spec.shape), dtype=torch.uint8
-                ).to(spec.dtype)
-                for spec in schema.tensor_specs
-            },
-        )
+        tensors = {}
+        for spec in schema.tensor_specs:
+            shape = (tokens if spec.per_token else supervised, *spec.shape)
+            tensors[spec.name] = torch.randint(100, shape, dtype=torch.uint8).to(spec.dtype)
+        write_store_file(manifest, folder, shard_name(number), tensors)
     return manifest
 
 

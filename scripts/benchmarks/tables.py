@@ -16,14 +16,6 @@ from models.device.device import Device
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
-def show(table: Table) -> None:
-    """Print one table; outside a terminal with a fixed width, for logs."""
-    console = choose_console(Console())
-    console.print(Text(f"\n{table.title}", style="bold"))
-    console.print(to_rich_table(table, ruled=console.is_terminal))
-    console.print(Text(table.note, style="dim"))
-
-
 def markdown(*tables: Table, setting: str) -> str:
     """Return the tables with their notes and the setting of the measurement as Markdown."""
     parts = [part for table in tables for part in (table.render_markdown(), table.note)]
@@ -46,18 +38,15 @@ def replaced(page: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
-def write(name: str, *tables: Table, setting: str, page: Path = PAGE) -> None:
-    """Write measured tables between their markers on the page."""
-    text = replaced(page.read_text(), name, markdown(*tables, setting=setting))
-    page.write_text(text)
-
-
 def publish(name: str, *tables: Table, setting: str, page: Path = PAGE, should_write: bool) -> None:
-    """Print measured tables; write them to their place in the page if asked to."""
+    """Print measured tables, for logs with a fixed width; write them to their place in the page if asked to."""
+    console = choose_console(Console())
     for table in tables:
-        show(table)
+        console.print(Text(f"\n{table.title}", style="bold"))
+        console.print(to_rich_table(table, ruled=console.is_terminal))
+        console.print(Text(table.note, style="dim"))
     if should_write:
-        write(name, *tables, setting=setting, page=page)
+        page.write_text(replaced(page.read_text(), name, markdown(*tables, setting=setting)))
 
 
 def machine(device: Device) -> str:

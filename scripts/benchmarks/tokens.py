@@ -29,7 +29,7 @@ from data import document_cache
 from data.config import DataConf, DataSource
 from infer.report.number_format import Table
 from models.device.opening import open_device
-from scripts.benchmarks.tables import machine, show, write
+from scripts.benchmarks.tables import machine, publish
 from train.config.run import TrainConf
 
 ROOT = Path(__file__).parents[2]
@@ -171,10 +171,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="update docs/prepare.md")
     args = parser.parse_args()
     results = build_table(args.rows)
-    show(results)
-    if args.write:
-        device = open_device(compose("train", TrainConf, ["device=cpu"]).device)
-        write("tokens", results, setting=machine(device), page=PAGE)
+    device = open_device(compose("train", TrainConf, ["device=cpu"]).device)
+    publish("tokens", results, setting=machine(device), page=PAGE, should_write=args.write)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +96,10 @@ def held_out_loss(loss_of, stream: np.ndarray, args: argparse.Namespace) -> floa
     return float(mean_of_workers(torch.stack(losses).mean()))
 
 
-def sum_over_workers(value: Tensor) -> Tensor:
+def mean_of_workers(value: Tensor) -> Tensor:
     if dist.get_world_size() > 1:  # gloo runs on the CPU
         dist.all_reduce(value)
-    return value
-
-
-def mean_of_workers(value: Tensor) -> Tensor:
-    return sum_over_workers(value) / dist.get_world_size()
+    return value / dist.get_world_size()
 
 
 def average_gradients(model: nn.Module) -> None:
@@ -135,18 +130,11 @@ def save_snapshot(model: Any, tokenizer: PreTrainedTokenizerFast, out: Path) -> 
     shutil.rmtree(old, ignore_errors=True)
 
 
-@dataclass
-class Data:
-    """The tokenizer, a stream of token ids per source and a held-out stream."""
+def prepare(folder: Path, seed: int) -> tuple[PreTrainedTokenizerFast, dict[str, np.ndarray], np.ndarray, float]:
+    """Load the tokenizer, a stream of token ids per source, a held-out stream and the bytes per token in it.
 
-    tokenizer: PreTrainedTokenizerFast
-    streams: dict[str, np.ndarray]
-    held_out: np.ndarray
-    bytes_per_token: float
-
-
-def prepare(folder: Path, seed: int) -> Data:
-    """Load the tokenizer and the streams; create them once in `folder`, which can be copied."""
+    They are created once in `folder`, which can be copied.
+    """
     if not folder.exists():
         texts = texts_by_source(seed)
         tokenizer = build_tokenizer(texts["code"] + texts["docs"])
@@ -160,9 +148,7 @@ def prepare(folder: Path, seed: int) -> Data:
     num_bytes, held_out = int(streams.pop("held_out_bytes")), streams.pop("held_out")
     sizes = {source: len(ids) for source, ids in streams.items()}
     print(f"tokens: {sizes}, held out: {len(held_out)}", flush=True)
-    return Data(
-        AutoTokenizer.from_pretrained(folder), streams, held_out=held_out, bytes_per_token=num_bytes / len(held_out)
-    )
+    return AutoTokenizer.from_pretrained(folder), streams, held_out, num_bytes / len(held_out)
 
 
 def start_worker(rank: int, args: argparse.Namespace) -> torch.device:
@@ -183,7 +169,9 @@ def compile_layers(model: Any) -> None:
         layer.compile(dynamic=False)
 
 
-def train(rank: int, args: argparse.Namespace, data: Data) -> None:
+def train(
+    rank: int, args: argparse.Namespace, tokenizer, streams: dict, held_out: np.ndarray, bytes_per_token: float
+) -> None:
     """Run one worker of a data-parallel training run."""
     device = start_worker(rank, args)
     torch.manual_seed(args.seed)
@@ -193,9 +181,9 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
     compile_layers(model)
     optimizers, loss_of = build_optimizers(model), make_loss(model)
     step, minutes, next_snapshot = 0, 0.0, FIRST_SNAPSHOT
-    rows = batches(data.streams, args, seed=args.seed)
+    rows = batches(streams, args, seed=args.seed)
     if rank == 0:
-        save_snapshot(model, data.tokenizer, args.out)
+        save_snapshot(model, tokenizer, args.out)
         compile_all(loss_of, next(rows))
     dist.barrier()
     if rank > 0:  # after rank 0, whose kernels are in the cache
@@ -227,14 +215,14 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
         done = minutes >= args.minutes
         if step % LOG_EVERY == 0 or done:
             train_loss = float(mean_of_workers(torch.stack(recent).mean()))
-            unseen_loss = held_out_loss(loss_of, data.held_out, args)
+            unseen_loss = held_out_loss(loss_of, held_out, args)
             recent = []
             if rank == 0:
-                log(args, step, minutes, train_loss, unseen_loss, data.bytes_per_token)
+                log(args, step, minutes, train_loss, unseen_loss, bytes_per_token)
         if minutes >= next_snapshot or done:
             next_snapshot += MINUTES_BETWEEN_SNAPSHOTS
             if rank == 0:
-                save_snapshot(model, data.tokenizer, args.out)
+                save_snapshot(model, tokenizer, args.out)
 
 
 def compile_all(loss_of, ids: Tensor) -> None:
@@ -249,7 +237,7 @@ def log(
 ) -> None:
     tokens = step * args.workers * args.batch * args.length
     bits = unseen_loss / math.log(2) / bytes_per_token
-    file = side_file(args, ".csv")
+    file = Path(f"{args.out}.csv")
     is_new = step <= LOG_EVERY
     with file.open("w" if is_new else "a", newline="") as out:
         writer = csv.writer(out)
@@ -265,10 +253,6 @@ def log(
     )
 
 
-def side_file(args: argparse.Namespace, suffix: str) -> Path:
-    return args.out.with_name(args.out.name + suffix)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=52, help="budget, compilation not counted")
@@ -282,9 +266,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    side_file(args, ".rendezvous").unlink(missing_ok=True)
-    data = prepare(side_file(args, ".data"), args.seed)
-    mp.spawn(train, args=(args, data), nprocs=args.workers)
+    Path(f"{args.out}.rendezvous").unlink(missing_ok=True)
+    mp.spawn(train, args=(args, *prepare(Path(f"{args.out}.data"), args.seed)), nprocs=args.workers)
 
 
 if __name__ == "__main__":

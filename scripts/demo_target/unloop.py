@@ -104,8 +104,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     Path(f"{args.out}.rendezvous").unlink(missing_ok=True)
-    data = prepare(args.data or args.source.with_name(args.source.name + ".data"), seed=0)
-    mp.spawn(unloop, args=(args, data.streams), nprocs=args.workers)
+    _, streams, *_ = prepare(args.data or args.source.with_name(args.source.name + ".data"), seed=0)
+    mp.spawn(unloop, args=(args, streams), nprocs=args.workers)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
@@ -214,22 +214,14 @@ def read_lines(results: Path) -> list[dict[str, Any]]:
 def read_runs(results: Path) -> list[Run]:
     """Return all runs of the file of results, prompt by prompt."""
     return [
-        Run(
-            category=line["category"],
-            contender=" | ".join(run["settings"]),
-            seconds=run["seconds"],
-            ids=run["ids"],
-            accepted=run["accepted"],
-            graphs=run["graphs"],
-        )
+        Run(category=line["category"], contender=" | ".join(run.pop("settings")), **run)
         for line in read_lines(results)[1:]
         for run in line["runs"]
     ]
 
 
-def speed_of(runs: Iterable[Run]) -> float:
+def speed_of(runs: list[Run]) -> float:
     """Return the tokens/s of runs: all tokens over all seconds."""
-    runs = list(runs)
     return sum(len(run.ids) for run in runs) / sum(run.seconds for run in runs)
 
 

@@ -22,7 +22,7 @@ import torch
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.io.errors import UserError, require
-from scripts.benchmarks.tables import PAGE, machine, show, write
+from scripts.benchmarks.tables import PAGE, machine, publish
 from scripts.processes import run_logged, run_side_by_side
 from scripts.race.documents import SUMMARY
 from scripts.race.runs import OURS, SIDES, Race, Run
@@ -53,12 +53,8 @@ def main() -> None:
             hold_race(race, args)
     except UserError as error:
         sys.exit(f"error: {error}")
-    tables = build_tables(race)
-    for table in tables:
-        show(table)
-    if args.write:
-        device = open_device(DeviceConf(name=DeviceName.cpu, compile=False))
-        write(f"race-{name}", *tables, setting=f"target `{name}`, {machine(device)}")
+    setting = f"target `{name}`, {machine(open_device(DeviceConf(name=DeviceName.cpu, compile=False)))}"
+    publish(f"race-{name}", *build_tables(race), setting=setting, should_write=args.write)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from models.io.errors import require
@@ -29,15 +28,7 @@ PEER_SETTING = [
     "--on-missing=raise",
     "--log-freq=1",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCost:
-    """The tokens and seconds of a step, or of the steps since the last cost."""
-
-    step: int
-    tokens: float
-    seconds: float
+StepCost = tuple[int, float, float]  # a step, and the tokens and seconds of it, or of the steps since the last cost
 
 
 def train_run(run: Run) -> int:
@@ -100,11 +91,10 @@ def find_peer() -> Path:
 
 def sum_costs(costs: list[StepCost], steps: int) -> dict[str, float]:
     """Return the tokens of so many steps, and the speed of those after the untimed ones."""
-    costs = [cost for cost in costs if cost.step <= steps]
-    timed = [cost for cost in costs if cost.step > UNTIMED_STEPS]
+    timed = [(tokens, seconds) for step, tokens, seconds in costs if UNTIMED_STEPS < step <= steps]
     return {
-        "tokens": round(sum(cost.tokens for cost in costs)),
-        "tokens_per_s": sum(cost.tokens for cost in timed) / sum(cost.seconds for cost in timed),
+        "tokens": round(sum(tokens for step, tokens, _ in costs if step <= steps)),
+        "tokens_per_s": sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed),
     }
 
 
@@ -115,7 +105,7 @@ def read_our_cost(folder: Path) -> list[StepCost]:
         if "train/tokens" in metrics:
             spent = metrics["train/tokens"] - tokens
             tokens = metrics["train/tokens"]
-            costs.append(StepCost(step=metrics["step"], tokens=spent, seconds=spent / metrics["train/tokens_per_s"]))
+            costs.append((metrics["step"], spent, spent / metrics["train/tokens_per_s"]))
     return costs
 
 
@@ -125,9 +115,5 @@ def read_peer_cost(folder: Path) -> list[StepCost]:
     for record in map(json.loads, (folder / "steps.jsonl").read_text().splitlines()):
         if "profile" in record:
             seconds = record["profile"]["step_ms"] / 1000
-            costs.append(
-                StepCost(
-                    step=record["global_step"] + 1, tokens=record["profile"]["tokens_per_s"] * seconds, seconds=seconds
-                )
-            )
+            costs.append((record["global_step"] + 1, record["profile"]["tokens_per_s"] * seconds, seconds))
     return costs
