@@ -7,7 +7,7 @@ from data.config import DEMO
 from infer.verify.config import Verification
 from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
-from models.io.errors import POSITIVE, Rule, at_least, check_values, require
+from models.io.errors import BELOW_ONE, POSITIVE, Rule, at_least, check_values, require
 from models.io.tracking import TrackerConf
 from models.parallel.config import TensorConf
 from models.targets.config import TargetConf
@@ -118,6 +118,10 @@ class GenerateConf(CheckpointConf):
     def __post_init__(self) -> None:
         check_values(self, max_new_tokens=at_least(2), batch=at_least(1))
         require(
+            all(self.stop),
+            f"stop: must be strings that are not empty, which would end each answer, got {self.stop}; leave out ''",
+        )
+        require(
             (self.prompt is None) != (self.prompts is None),
             "prompt: needs a text, or prompts=FILE in its place, got "
             f"{'neither' if self.prompt is None else 'both'}; set one of them",
@@ -155,7 +159,7 @@ class DecodePlanConf:
     run_name: str = MISSING
 
     def __post_init__(self) -> None:
-        check_values(self, batch=at_least(1), prompt_tokens=at_least(1))
+        check_values(self, batch=at_least(1), prompt_tokens=at_least(1), memory_margin=BELOW_ONE)
         require(
             self.context > self.prompt_tokens,
             f"context: must be more than the {self.prompt_tokens} tokens of the prompt, got "

@@ -135,15 +135,6 @@ class Eagle3Layer(DecoderLayer):
     def __init__(self, config: Any):
         super().__init__(config, width=2 * config.hidden_size)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.norm_before_residual = config.norm_before_residual
-
-    def norm_pair(
-        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"]
-    ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t 2*h"]]:
-        """Return the residual stream, and what attention reads: both inputs, normed."""
-        normed = self.hidden_norm(hidden)
-        pair = torch.cat([self.input_layernorm(embedded), normed], -1)
-        return normed if self.norm_before_residual else hidden, pair
 
 
 def init_normal(*parts: nn.Module) -> None:

@@ -15,6 +15,7 @@ from train.config.run import TrainPlanConf
 from train.planning.choice import plan_run
 from train.planning.run_plan import MachinePlan
 from train.planning.tables import format_duration, format_gib, planned_steps, tokens_per_step
+from train.run.folder import disk_bytes_needed
 
 PAGE = Path(__file__).parent.parent / "docs" / "sequences.md"
 BATCH = AnswersConf().batch
@@ -43,7 +44,8 @@ def find_plan_words(name: str) -> list[str]:
 
 def describe_answers(plan: MachinePlan) -> str:
     """Describe what the answers cost on one core, which reads the target's weights every round."""
-    size, tokens, batch = plan.sizes.target * plan.dtype.itemsize, plan.conf.tokens or 0, BATCH
+    (target, _), tokens, batch = plan.models, plan.conf.tokens or 0, BATCH
+    size = target.num_parameters * plan.dtype.itemsize
     start = f"answers: {tokens / 1e6:g} M tokens, "
     if size > plan.byte_limit:
         weights = f"{size / 1e9:.0f} GB of weights do not fit one core"
@@ -54,17 +56,17 @@ def describe_answers(plan: MachinePlan) -> str:
 
 def describe_training(plan: MachinePlan) -> str:
     """Describe the layout that the plan proposes, and what it takes."""
-    best, layout = plan.best, plan.best.layout
+    (target, draft), best, layout = plan.models, plan.best, plan.best.layout
     assert plan.fits(best), f"{plan.conf.run_name}: must fit"
     assert best.step_time
-    seconds, steps = best.step_time.bound, planned_steps(plan) or 0
+    seconds, steps = max(best.step_time.values()), planned_steps(plan) or 0
     keys = " ".join([f"parallel.tensor={layout.tensor}", *plan.choices])
     tensor = f" with `{keys}`" if layout.tensor > 1 or plan.choices else ""
     return (
         f"training: {layout.processes} processes{tensor}, {format_gib(best.peak_bytes)} of "
         f"{format_gib(plan.byte_limit)} usable GiB a core; at best {format_duration(seconds)} a "
         f"step of {tokens_per_step(plan):,} tokens and {format_duration(steps * seconds)} for "
-        f"{steps:,} steps; {plan.sizes.disk / 1e9:.1f} GB of states and checkpoints"
+        f"{steps:,} steps; {disk_bytes_needed(draft, target) / 1e9:.1f} GB of states and checkpoints"
     )
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass
 
 from infer.engine.row_tensors import make_contiguous
-from infer.verify.base import AcceptanceRule, ScoredNodes, ScoredTree, accept_root
-from models.drafts.base import Draft, DraftState
+from infer.verify.base import AcceptanceRule, ScoredNodes, accept_root
+from models.drafts.base import Draft, DraftState, EmittedPath, ReadPrompts
 from models.targets.cache import CacheMoves, CacheWrite, StaticCache, prompt_mask, tree_mask
 from models.targets.language_model import LanguageModel, TargetOutput
 from models.trees.growth import Proposal, ancestor_mask, node_depths
@@ -204,23 +204,17 @@ def begin(
     rows = state.rows
     # The draft may keep what it is given. Copies, because a round whose draft shares a tensor with
     # the rows would need a graph of its own.
-    draft_state = program.draft.start(
-        state.draft_state,
-        input_ids,
-        lengths=rows.lengths.clone(),
-        first_token=rows.root.clone(),
-        target_output=target_output,
+    prompts = ReadPrompts(
+        ids=input_ids, lengths=rows.lengths.clone(), first_token=rows.root.clone(), target_output=target_output
     )
-    return _propose(program, state, draft_state)
+    return _propose(program, state, program.draft.start(state.draft_state, prompts))
 
 
 def draft(program: Program, state: SessionState, output: RoundOutput) -> SessionState:
     """Advance the draft by the emitted tokens; it makes its next proposal."""
     assert program.draft is not None
-    draft_state = program.draft.advance(
-        state.draft_state, output.ids, count=output.count, target_output=output.target_output
-    )
-    return _propose(program, state, draft_state)
+    emitted = EmittedPath(ids=output.ids, count=output.count, target_output=output.target_output)
+    return _propose(program, state, program.draft.advance(state.draft_state, emitted))
 
 
 def _propose(program: Program, state: SessionState, draft_state: DraftState) -> SessionState:
@@ -293,13 +287,7 @@ def accept(
     if proposal is None:
         path = accept_root(scored)
     else:
-        path = program.acceptance_rule.accept(
-            # PyTorch 2.11 cannot trace `vars`.
-            ScoredTree(
-                proposal=proposal, warped_logits=scored.warped_logits, noise=scored.noise, uniforms=scored.uniforms
-            ),
-            program.tree.max_path_length,
-        )
+        path = program.acceptance_rule.accept(proposal, scored, program.tree.max_path_length)
     count = torch.where(rows.active, path.count, 0)
     lengths = rows.lengths + count
     last = path.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]  # inactive rows have count 0

@@ -24,7 +24,7 @@ from infer.engine.row_tensors import repeat_row, tensor_bytes
 from infer.engine.steps import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.verify.greedy_and_coupled import walk_choices
-from models.drafts.base import Draft, DraftState
+from models.drafts.base import Draft, DraftState, EmittedPath, ReadPrompts
 from models.io.console import track_progress
 from models.targets.language_model import TargetOutput
 from models.targets.target import Target
@@ -158,13 +158,13 @@ class Replay:
         if not text.num_starts:
             return
         root, end = text.prompt_length, text.prompt_length + text.num_starts
-        state = self.draft.start(
-            self.draft.new_state(1, slots),
-            text.ids[None, :root],
+        prompts = ReadPrompts(
+            ids=text.ids[None, :root],
             lengths=text.ids.new_tensor([root]),
             first_token=text.ids[root : root + 1],
             target_output=text.slice_output(0, root),
         )
+        state = self.draft.start(self.draft.new_state(1, slots), prompts)
         most_rows = max(1, STATE_BYTES_PER_PASS // tensor_bytes(state))
         while root < end:
             rows = min(STARTS_PER_PASS, most_rows, end - root)
@@ -179,12 +179,12 @@ class Replay:
     def _read_on(self, state: DraftState, text: ReplayText, places: slice, count: Int[Tensor, " rows"]) -> DraftState:
         """Return the state after each row reads the first `count` tokens behind `places`."""
         output, rows = text.slice_output(places.start, places.stop), len(count)
-        return self.draft.advance(
-            state,
-            text.ids[1:][places].expand(rows, -1),
+        emitted = EmittedPath(
+            ids=text.ids[1:][places].expand(rows, -1),
             count=count,
             target_output=output.map_tensors(lambda tensor: tensor.expand(rows, -1, -1)),
         )
+        return self.draft.advance(state, emitted)
 
 
 class _PrefixBatch:

@@ -48,13 +48,6 @@ class ScoredNodes:
 
 
 @dataclass(kw_only=True)
-class ScoredTree(ScoredNodes):
-    """A proposed tree with the scores of its nodes."""
-
-    proposal: Proposal
-
-
-@dataclass(kw_only=True)
 class AcceptedPath:
     """The path and tokens that one round emits, padded to the deepest possible path."""
 
@@ -96,15 +89,11 @@ class AcceptanceRule:
     """A rule of acceptance: a function of tensors of fixed shapes without control flow."""
 
     verification: ClassVar[Verification]  # its name and what it promises
+    graph_key = property(str)  # what compiled graphs depend on; see models/device/graph_budget.py
 
     @property
     def name(self) -> str:
         return self.verification.value
-
-    @property
-    def graph_key(self) -> str:
-        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
-        return str(self)
 
     def needs_drawn_tokens(self, tree: Tree) -> bool:
         """Return True if the proof needs the tree's tokens sampled and their probabilities known.
@@ -123,6 +112,6 @@ class AcceptanceRule:
             f"tree.ngram_tokens={tree and tree.ngram_tokens}; set it to 0 or take coupled",
         )
 
-    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
+    def accept(self, proposal: Proposal, scored: ScoredNodes, depth: int) -> AcceptedPath:
         """Return one path of the tree and one token after it; no path is longer than `depth`."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
+from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredNodes, build_accepted_path
 from infer.verify.config import Verification
 from models.trees.growth import Proposal, ancestor_mask, node_depths
 
@@ -56,8 +56,8 @@ class CoupledRule(AcceptanceRule):
 
     verification = Verification.coupled
 
-    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
-        return walk_choices(scored.proposal, scored.choice, depth)
+    def accept(self, proposal: Proposal, scored: ScoredNodes, depth: int) -> AcceptedPath:
+        return walk_choices(proposal, scored.choice, depth)
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,12 @@ class TypicalRule(AcceptanceRule):
         index = parent * warped.shape[-1] + proposal.ids
         return probs.flatten(1).gather(1, index) >= threshold.gather(1, parent)
 
-    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
+    def accept(self, proposal: Proposal, scored: ScoredNodes, depth: int) -> AcceptedPath:
         """Return the longest path of typical nodes, followed by the target's choice.
 
         Of equally long paths, the one whose end comes first in the tree is taken: it is the draft's
         likeliest, because nodes are sorted.
         """
-        proposal = scored.proposal
         ancestors_BNN = ancestor_mask(proposal.parents)
         # The root always passes: it was emitted before.
         allowed_BN = pad(self.typical_nodes(proposal, scored.warped_logits), (1, 0), value=True)

@@ -16,38 +16,30 @@ Axes: B rows, N root and nodes (of a chain without them: x_1 .. x_N), V vocabula
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
+from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredNodes, build_accepted_path
 from infer.verify.config import Verification
 from models.io.errors import require
+from models.trees.growth import Proposal
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import Tree, TreeKind
 
 
-class Residual(NamedTuple):
-    """The acceptance probability of a child, and the residual distributions if it is rejected."""
-
-    accept_prob: Float[Tensor, " batch"]
-    target: Float[Tensor, "batch vocab"]
-    draft: Float[Tensor, "batch vocab"]
-
-
 def compute_residual(
     target: Float[Tensor, "batch vocab"], draft: Float[Tensor, "batch vocab"], token: Int[Tensor, " batch"]
-) -> Residual:
-    """Return the residual of one child, from the residuals that its earlier siblings left.
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]]:
+    """Return the acceptance probability of a child, and the residuals of target and draft if it is rejected.
 
+    They follow from the residuals that its earlier siblings left.
     `target` sums to 1. `draft` need not; it is one-hot if the token was not sampled.
 
     >>> target, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.25, 0.5, 0.25]])
-    >>> residual = compute_residual(target, draft, torch.tensor([2]))  # target probability 0
-    >>> residual.accept_prob, residual.target, residual.draft
+    >>> compute_residual(target, draft, torch.tensor([2]))  # target probability 0
     (tensor([0.]), tensor([[1., 0., 0.]]), tensor([[0.2500, 0.5000, 0.0000]]))
     """
     index = token[:, None]
@@ -58,11 +50,8 @@ def compute_residual(
     remaining = (target - draft_probs).clamp_min(0.0)
     # If target and draft are equal, rejection is impossible: any residual will do.
     is_valid = possible & (remaining.sum(-1, keepdim=True) > 0)
-    return Residual(
-        accept_prob=accept_prob[:, 0],
-        target=torch.where(is_valid, _normalize(remaining), target),
-        draft=draft.scatter(1, index, 0.0),
-    )
+    rejected = torch.where(is_valid, _normalize(remaining), target)
+    return accept_prob[:, 0], rejected, draft.scatter(1, index, 0.0)
 
 
 def _normalize(weights: Tensor) -> Tensor:
@@ -92,13 +81,13 @@ class RejectionRule(AcceptanceRule):
                     f"tree.paths with siblings of ranks {ranks}; add the missing ones or take coupled",
                 )
 
-    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
+    def accept(self, proposal: Proposal, scored: ScoredNodes, depth: int) -> AcceptedPath:
         """Test the nodes in index order: parents before children, siblings in order of sampling.
 
         `node` is the last accepted node of each row (0 is the root); `target_residual` and
         `draft_residual` are the distributions that remain there after the rejected children.
         """
-        proposal, uniforms = scored.proposal, scored.uniforms
+        uniforms = scored.uniforms
         assert uniforms is not None
         target_BNV = scored.warped_logits.softmax(-1)
         draft_BNV = proposal.child_log_probs.exp() if proposal.child_log_probs is not None else None
@@ -108,14 +97,14 @@ class RejectionRule(AcceptanceRule):
         for child, token in enumerate(proposal.ids.unbind(1)):
             if draft_BNV is None:  # the tree is deterministic
                 draft_residual = one_hot(token, target_residual.shape[-1]).to(target_residual.dtype)
-            residual = compute_residual(target_residual, draft_residual, token)
+            accept_prob, target_left, draft_left = compute_residual(target_residual, draft_residual, token)
             is_child = (proposal.parents[:, child] + 1 == node)[:, None]
-            accepted = is_child & (uniforms[:, child] < residual.accept_prob)[:, None]
+            accepted = is_child & (uniforms[:, child] < accept_prob)[:, None]
             node = torch.where(accepted[:, 0], child + 1, node)
-            target_residual = torch.where(is_child, residual.target, target_residual)
+            target_residual = torch.where(is_child, target_left, target_residual)
             target_residual = torch.where(accepted, target_BNV[:, child + 1], target_residual)
             if draft_BNV is not None:
-                draft_residual = torch.where(is_child, residual.draft, draft_residual)
+                draft_residual = torch.where(is_child, draft_left, draft_residual)
                 draft_residual = torch.where(accepted, draft_BNV[:, child + 1], draft_residual)
         return build_accepted_path(proposal, node, scored.sample_token(target_residual, node), depth)
 
@@ -165,8 +154,8 @@ class BlockRule(AcceptanceRule):
             )
         super().check(sampling, tree)
 
-    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
-        proposal, uniforms = scored.proposal, scored.uniforms
+    def accept(self, proposal: Proposal, scored: ScoredNodes, depth: int) -> AcceptedPath:
+        uniforms = scored.uniforms
         assert uniforms is not None
         target = scored.warped_logits.softmax(-1)
         if proposal.child_log_probs is None:  # the chain is deterministic

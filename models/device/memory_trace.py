@@ -129,6 +129,7 @@ class MemoryTracer(TorchDispatchMode):
         """
         leaves = tree_leaves((*layer.parameters(), args))
         key = type(layer), *((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        self._read_sizes()  # of weights that FSDP2 has gathered or freed since: no part of the region
         live_bytes = self.live_bytes.copy()
         if key in self._layers:
             region, sizes, spec = self._layers[key]
@@ -182,7 +183,8 @@ class MemoryTracer(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
-        is_sharded = any(hasattr(tensor, "_local_tensor") for tensor in outputs)  # then the local product is counted
+        # No pass multiplies DTensors, and what DTensor does inside is not seen.
+        is_sharded = any(hasattr(tensor, "_local_tensor") for tensor in outputs)
         if not is_sharded and (count := MATMUL_FLOPS.get(func._overloadpacket)):
             flops = count(*args, **(kwargs or {}), out_val=result)
             inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]

@@ -23,6 +23,25 @@ DraftState = dict[str, Any]  # tensors of fixed shapes; only the method interpre
 Extras = dict[str, Tensor]  # further arguments of `Draft.loss_terms` by name; tensors of fixed shapes
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadPrompts:
+    """Padded prompts that the target has read, and the first new token of each."""
+
+    ids: Int[Tensor, "batch prompt"]
+    lengths: Int[Tensor, " batch"]
+    first_token: Int[Tensor, " batch"]
+    target_output: TargetOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmittedPath:
+    """Tokens that the target has emitted, the first `count` of `ids`, and its outputs one position before each."""
+
+    ids: Int[Tensor, "batch path"]
+    count: Int[Tensor, " batch"]
+    target_output: TargetOutput
+
+
 @dataclass(kw_only=True)
 class Loss:
     """Sums over a batch: the loop divides them by the weight of the step over all ranks."""
@@ -173,23 +192,16 @@ class Draft(nn.Module):
         """Return an empty state for `batch` rows of at most `slots` tokens, tree nodes included."""
         raise NotImplementedError
 
-    def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "batch prompt"],
-        *,
-        lengths: Int[Tensor, " batch"],
-        first_token: Int[Tensor, " batch"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Return the new `state` after the prompts (of `lengths` tokens) and their first new token.
+    def start(self, state: DraftState, prompts: ReadPrompts) -> DraftState:
+        """Return the new `state` after the prompts and their first new tokens.
 
         By default the draft advances by all tokens but the first of each prompt, as if they had been emitted.
         """
-        is_last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
+        ids, lengths = prompts.ids, prompts.lengths
+        is_last = torch.arange(ids.shape[1], device=ids.device) == (lengths - 1)[:, None]
         # Nothing reads the tokens after the last: `count` ends there.
-        emitted = torch.where(is_last, first_token[:, None], input_ids.roll(-1, 1))
-        return self.advance(state, emitted, count=lengths, target_output=target_output)
+        emitted = torch.where(is_last, prompts.first_token[:, None], ids.roll(-1, 1))
+        return self.advance(state, EmittedPath(ids=emitted, count=lengths, target_output=prompts.target_output))
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Return a token tree below the last known token; leave the state unchanged.
@@ -199,18 +211,8 @@ class Draft(nn.Module):
         """
         raise NotImplementedError
 
-    def advance(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "batch path"],
-        *,
-        count: Int[Tensor, " batch"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Return the state after the target emitted the first `count` of `input_ids`.
-
-        `target_output` holds, for each emitted token, the target's outputs one position before it.
-        """
+    def advance(self, state: DraftState, emitted: EmittedPath) -> DraftState:
+        """Return the state after the target emitted these tokens."""
         raise NotImplementedError
 
     def save(self, directory: Path, target: Target, *, writes: bool = True) -> None:

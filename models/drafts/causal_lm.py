@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from models.batch import Batch
 from models.checkpoints.checkpoint import find_non_finite, read_origin, save_draft
 from models.checkpoints.tokenizer_files import save_tokenizer
-from models.drafts.base import Draft, DraftState, HeadTerm, LossTerms, Needs, require_no_bias
+from models.drafts.base import Draft, DraftState, EmittedPath, HeadTerm, LossTerms, Needs, ReadPrompts, require_no_bias
 from models.drafts.bases.cached import CachedDecoding, CachePass
 from models.drafts.options import CausalLMConf, InitFrom
 from models.io.errors import UserError, require
@@ -161,19 +161,12 @@ class CausalLMDraft(CachedDecoding, Draft):
     def num_slots(self, state: DraftState) -> int:
         return state["cache"].num_slots
 
-    def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b prompt"],
-        *,
-        lengths: Int[Tensor, " b"],
-        first_token: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
+    def start(self, state: DraftState, prompts: ReadPrompts) -> DraftState:
         """Run a pass over the prompts and their first new tokens; return the state after them."""
-        tokens = torch.cat([input_ids, torch.zeros_like(input_ids[:, :1])], 1)
-        tokens = tokens.scatter(1, lengths[:, None], first_token[:, None])
-        return self.advance(state, tokens, count=lengths + 1, target_output=target_output)
+        ids, count = prompts.ids, prompts.lengths + 1
+        tokens = torch.cat([ids, torch.zeros_like(ids[:, :1])], 1)
+        tokens = tokens.scatter(1, prompts.lengths[:, None], prompts.first_token[:, None])
+        return self.advance(state, EmittedPath(ids=tokens, count=count, target_output=prompts.target_output))
 
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, cache_pass: CachePass

@@ -61,7 +61,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         self.trained_depth = conf.ttt_steps
         # Embeddings of its own, if they are trained or other than the target's.
         self.embed_tokens: nn.Embedding | None = None
-        if conf.trains_embeddings or not is_plain_lookup(self.target_embeddings):
+        if conf.train_embeddings or not is_plain_lookup(self.target_embeddings):
             self._add_embeddings()
         self.rotary = build_rotary(config)
 
@@ -82,7 +82,7 @@ class EagleDraft(CachedDecoding, FeatureDraft):
 
     def _add_embeddings(self) -> None:
         self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
-        self.embed_tokens.requires_grad_(self.conf.trains_embeddings)
+        self.embed_tokens.requires_grad_(self.conf.train_embeddings)
 
     def embed(self, input_ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t h"]:
         """Return the embeddings of tokens in the dtype of the layer."""

@@ -125,7 +125,9 @@ class Eagle3Draft(EagleDraft):
     def merge_inputs(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"], dropout_mask: Tensor | None = None
     ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t width"]]:
-        stream, pair = self.midlayer.norm_pair(embedded, hidden)
+        normed = self.midlayer.hidden_norm(hidden)
+        pair = torch.cat([self.midlayer.input_layernorm(embedded), normed], -1)
+        stream = normed if self.config.norm_before_residual else hidden
         return stream, drop_inputs(pair, dropout_mask, dropout=self.conf.dropout)
 
     def finish(self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]) -> Float[Tensor, "b t h"]:

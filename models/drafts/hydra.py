@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.batch import Batch
-from models.drafts.base import DraftState, Extras, LossTerms, with_last_hidden
+from models.drafts.base import DraftState, EmittedPath, Extras, LossTerms, with_last_hidden
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import HydraConf
@@ -197,20 +197,14 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         )
         return state | {"token": weight.new_zeros(batch, dtype=torch.int64)}  # the root
 
-    def advance(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b path"],
-        *,
-        count: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
+    def advance(self, state: DraftState, emitted: EmittedPath) -> DraftState:
         """Return the state with the last emitted token and the hidden state before it."""
-        last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
+        count = emitted.count
+        last = emitted.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         state = state | {"token": torch.where(count > 0, last, state["token"])}
         if self.prefix_embeding_layer is None:
-            return with_last_hidden(state, self.target_features(target_output), count)
-        return super().advance(state, input_ids, count=count, target_output=target_output)
+            return with_last_hidden(state, self.target_features(emitted.target_output), count)
+        return super().advance(state, emitted)
 
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, cache_pass: CachePass

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from models.batch import Batch
-from models.drafts.base import DraftState, LossTerms, with_last_hidden
+from models.drafts.base import DraftState, EmittedPath, LossTerms, with_last_hidden
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import MedusaConf
 from models.targets.language_model import TargetOutput
@@ -93,16 +93,9 @@ class MedusaDraft(HeadsDraft):
         outputs = [block(hidden) for block in self.blocks]
         return self.distill(outputs, batch, target_output, heads=[head.weight for head in self.heads])
 
-    def advance(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b path"],
-        *,
-        count: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
+    def advance(self, state: DraftState, emitted: EmittedPath) -> DraftState:
         """Return the state with the hidden state before the last emitted token of each row."""
-        return with_last_hidden(state, target_output.hidden.to(self.dtype), count)
+        return with_last_hidden(state, emitted.target_output.hidden.to(self.dtype), emitted.count)
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree and return it; all nodes of a level have the same logits, of one head."""

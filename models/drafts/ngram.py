@@ -7,14 +7,11 @@ lookup adds a chain to the tree of a trained draft; see docs/decoding.md.
 Axes: B rows, S slots, N grown nodes, D copied nodes.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from models.drafts.base import Draft, DraftState, Needs
-from models.targets.language_model import TargetOutput
+from models.drafts.base import Draft, DraftState, EmittedPath, Needs, ReadPrompts
 from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
 from models.trees.tree import MAX_CHAIN_LENGTH, Tree, TreeKind
@@ -40,36 +37,22 @@ class NgramDraft(Draft):
             "lengths": torch.zeros(batch, dtype=torch.int64),  # known tokens, the root included
         }
 
-    def start(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "batch prompt"],
-        *,
-        lengths: Int[Tensor, " batch"],
-        first_token: Int[Tensor, " batch"],
-        target_output: TargetOutput | None,
-    ) -> DraftState:
+    def start(self, state: DraftState, prompts: ReadPrompts) -> DraftState:
         """Return the state with the prompts and their first new tokens; free slots hold -1."""
+        input_ids, lengths = prompts.ids, prompts.lengths
         slot = torch.arange(state["ids"].shape[1], device=input_ids.device)
         token_ids = torch.nn.functional.pad(input_ids, (0, len(slot) - input_ids.shape[1]), value=-1)
         token_ids = torch.where(slot < lengths[:, None], token_ids, -1)
-        token_ids = torch.where(slot == lengths[:, None], first_token[:, None], token_ids)
+        token_ids = torch.where(slot == lengths[:, None], prompts.first_token[:, None], token_ids)
         return {"ids": token_ids, "lengths": lengths + 1}
 
-    def advance(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "batch path"],
-        *,
-        count: Int[Tensor, " batch"],
-        target_output: TargetOutput | None,
-    ) -> DraftState:
+    def advance(self, state: DraftState, emitted: EmittedPath) -> DraftState:
         token_ids, lengths = state["ids"], state["lengths"]
-        new = torch.arange(input_ids.shape[1], device=input_ids.device)
+        new = torch.arange(emitted.ids.shape[1], device=emitted.ids.device)
         # Tokens that are not emitted land past the new length, where nothing compares them and the
         # next round overwrites them.
         slots = (lengths[:, None] + new).clamp_max(token_ids.shape[1] - 1)
-        return {"ids": token_ids.scatter(1, slots, input_ids), "lengths": lengths + count}
+        return {"ids": token_ids.scatter(1, slots, emitted.ids), "lengths": lengths + emitted.count}
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Return a chain of `tree.depth` tokens: a copy of those after the best match."""
@@ -124,16 +107,16 @@ class MixedDraft(Draft):
     def new_state(self, batch: int, slots: int) -> DraftState:
         return {"draft": self.draft.new_state(batch, slots), "lookup": self.lookup.new_state(batch, slots)}
 
-    def start(self, state: DraftState, input_ids: Int[Tensor, "batch prompt"], **prompts: Any) -> DraftState:
+    def start(self, state: DraftState, prompts: ReadPrompts) -> DraftState:
         return {
-            name: draft.start(state[name], input_ids, **prompts)
-            for name, draft in (("draft", self.draft), ("lookup", self.lookup))
+            "draft": self.draft.start(state["draft"], prompts),
+            "lookup": self.lookup.start(state["lookup"], prompts),
         }
 
-    def advance(self, state: DraftState, input_ids: Int[Tensor, "batch path"], **emitted: Any) -> DraftState:
+    def advance(self, state: DraftState, emitted: EmittedPath) -> DraftState:
         return {
-            name: draft.advance(state[name], input_ids, **emitted)
-            for name, draft in (("draft", self.draft), ("lookup", self.lookup))
+            "draft": self.draft.advance(state["draft"], emitted),
+            "lookup": self.lookup.advance(state["lookup"], emitted),
         }
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:

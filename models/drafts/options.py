@@ -146,15 +146,11 @@ class EagleConf(DraftConf):
     head_size: int | None = None  # None = the target's
     dropout: float = 0.0  # share of the layer's inputs that training zeroes
     max_depth: int = 16  # tokens of the deepest proposal
+    train_embeddings = False  # else they are the target's; no option but of a subclass with such a field
 
     def __post_init__(self) -> None:
         sizes = ("ttt_steps", "max_depth", "intermediate_size", "heads", "kv_heads")
         check_values(self, "draft", dropout=BELOW_ONE, head_size=EVEN, **dict.fromkeys(sizes, at_least(1)))
-
-    @property
-    def trains_embeddings(self) -> bool:
-        """Return whether the embeddings are trained; otherwise they are the target's."""
-        return False
 
 
 @dataclass(kw_only=True)
@@ -202,10 +198,6 @@ class Eagle3Conf(EagleConf):
             self.layers is None or all(a < b for a, b in pairwise(self.layers)),
             f"draft.layers: must be strictly increasing, got {self.layers}; null takes low, middle and high",
         )
-
-    @property
-    def trains_embeddings(self) -> bool:
-        return self.train_embeddings
 
     def describe_engine_limits(self) -> str | None:
         """Return which engines read `norm_output`, if it is on."""

@@ -57,9 +57,9 @@ def atomic_path(path: Path, *, partial_dir: Path | None = None) -> Iterator[Path
 
 @contextmanager
 def partial_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty directory, and delete it; what a kill leaves is deleted by the next call."""
+    """Yield an empty directory, and delete it unless it was renamed; what a kill leaves is deleted by the next call."""
     shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
+    path.mkdir(parents=True)
     try:
         yield path
     finally:
@@ -72,17 +72,11 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     `path` must be a new name: no system call replaces a directory that has files in it.
     """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)  # a kill may have left it
-    partial.mkdir(parents=True)
-    try:
+    with partial_directory(path.with_name(path.name + PARTIAL_SUFFIX)) as partial:
         yield partial
         for entry in [*partial.rglob("*"), partial]:
             _sync_to_disk(entry)
         partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     _sync_to_disk(path.parent)
 
 

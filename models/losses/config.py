@@ -40,10 +40,7 @@ class LossConf:
     on_prompts: bool = False  # the tokens of prompts are learned like those of answers
     logits_chunk: int = 1024  # tokens whose logits are held at a time
 
-    @property
-    def graph_key(self) -> str:
-        """Return what graphs depend on (see models/device/graph_budget.py): every value is a constant of theirs."""
-        return str(self)
+    graph_key = property(str)  # every value is a constant of the graphs: see models/device/graph_budget.py
 
     def __post_init__(self) -> None:
         check_values(

@@ -55,17 +55,9 @@ class CacheWrite:
 class StaticCache:
     """Keys and values of all layers, whose write position differs from row to row."""
 
-    def __init__(
-        self,
-        *,
-        layers: int,
-        batch: int,
-        heads: int,
-        slots: int,
-        head_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
+    def __init__(self, layers: int, shape: tuple[int, int, int, int], *, dtype: torch.dtype, device: torch.device):
+        """Allocate rows of zeros; `shape` is batch, key-value heads, slots without the garbage slot, head size."""
+        batch, heads, slots, head_size = shape
         shape = (batch, heads, slots + 1, head_size)  # the last is the garbage slot
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]

@@ -93,15 +93,8 @@ class LanguageModel:
 
     def new_cache(self, batch: int, slots: int) -> StaticCache:
         """Allocate a cache of `slots` tokens per row, tree nodes included."""
-        return StaticCache(
-            layers=self.num_layers,
-            batch=batch,
-            heads=self.kv_heads,
-            slots=slots,
-            head_size=self.head_size,
-            dtype=self.head.weight.dtype,
-            device=self.head.weight.device,
-        )
+        shape, weight = (batch, self.kv_heads, slots, self.head_size), self.head.weight
+        return StaticCache(self.num_layers, shape, dtype=weight.dtype, device=weight.device)
 
     def forward_hidden(
         self,
@@ -119,34 +112,19 @@ class LanguageModel:
         With a cache, keys and values are written to the slots of `write`. If it `recomputes`, a layer runs again in
         the backward pass instead of keeping what that needs.
         """
-        cache_write = None
-        if cache is not None:
-            assert write is not None
-            cache_write = cache, write
+        cache_write = None if cache is None or write is None else (cache, write)
+        in_window = None
+        if self.sliding_window is not None:
+            # A window counts positions, not slots: siblings of a tree have slots of their own but share a position.
+            # With a cache, the positions of the new tokens are recorded in it.
+            keys = positions if cache is None or write is None else cache.record_positions(positions, write)
+            in_window = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
         hidden, captured = self._run_layers(
             input_ids,
             positions=positions,
-            masks=self._layer_masks(mask, positions, cache, write),
+            masks=architectures.build_layer_masks(self.config, mask, in_window, self.head.weight.dtype),
             layers=layers,
             cache_write=cache_write,
             recomputes=recomputes,
         )
         return TargetOutput(hidden=hidden, captured=torch.cat(captured, -1) if captured else None)
-
-    def _layer_masks(
-        self,
-        mask: Bool[Tensor, "b 1 t s"],
-        positions: Int[Tensor, "b t"],
-        cache: StaticCache | None,
-        write: CacheWrite | None,
-    ) -> Any:
-        """Build the attention masks of all layers.
-
-        A window counts positions, not slots: siblings of a tree have slots of their own but share a
-        position. With a cache, the positions of the new tokens are recorded in it.
-        """
-        in_window = None
-        if self.sliding_window is not None:
-            keys = positions if cache is None or write is None else cache.record_positions(positions, write)
-            in_window = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
-        return architectures.build_layer_masks(self.config, mask, in_window, self.head.weight.dtype)

@@ -240,15 +240,8 @@ def _run_thin_model(config: Any, *, trust_remote_code: bool) -> None:
     model = build_thin_model(config, trust_remote_code=trust_remote_code)
     text = model.config.get_text_config()
     ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
-    cache = StaticCache(
-        layers=1,
-        batch=1,
-        heads=text.num_key_value_heads,
-        slots=4,
-        head_size=architectures.get_head_size(text),
-        dtype=model.dtype,
-        device=ids.device,
-    )
+    shape = (1, text.num_key_value_heads, 4, architectures.get_head_size(text))
+    cache = StaticCache(1, shape, dtype=model.dtype, device=ids.device)
     full = torch.ones((1, 1, 2, 5), dtype=torch.bool, device="meta")
     in_window = None if architectures.get_sliding_window(text) is None else full
     hidden, captured = HookedDecoder(model, lambda function: function)(

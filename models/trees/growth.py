@@ -84,15 +84,10 @@ def grow(
 
 
 class _CandidateScorer:
-    """The scores of a draft's candidates under a sampler, with tokens as target ids."""
+    """A sampler of a draft's candidates, with tokens as target ids."""
 
     def __init__(self, sampler: Sampler, kept_ids: Tensor | None, vocab: int):
         self.sampler, self.kept_ids, self.vocab = sampler, kept_ids, vocab
-
-    def score_candidates(self, logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        """Return warped logits [B, W, draft_vocab], and the same with noise."""
-        warped = self.sampler.warp(logits, self.kept_ids)
-        return warped, self.sampler.perturb(warped, level, self.kept_ids)
 
     def target_ids(self, tokens: Tensor) -> Tensor:
         return tokens if self.kept_ids is None else self.kept_ids[tokens]
@@ -113,7 +108,7 @@ def _grow_static(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: E
     drawn_from: dict[int, Tensor] = {}  # by the number of the parent
     for level, nodes in enumerate(tree.levels):
         ranks = max(rank for _, rank in nodes) + 1
-        warped, scores = scorer.score_candidates(logits, level)
+        warped, scores = scorer.sampler.score_candidates(logits, level, scorer.kept_ids)
         top = topk_rows(scores, ranks)[1].expand(-1, len(expanded), -1)
         if scorer.sampler.draws:
             log_probs = scorer.target_log_probs(warped).expand(-1, len(expanded), -1)
@@ -151,7 +146,7 @@ def _grow_dynamic(tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: 
     """
 
     def rank_children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        _, scores = scorer.score_candidates(logits, level)
+        _, scores = scorer.sampler.score_candidates(logits, level, scorer.kept_ids)
         # Values above 0, which rounding may cause, would let a child outrank its parent.
         log_scores = scores.float().log_softmax(-1).clamp_max(0.0)
         score, token = topk_rows(log_scores, tree.children)

@@ -145,22 +145,19 @@ class Sampler:
     history: History | None = None  # of each row up to its root
     draws: bool = False
 
-    def warp(
-        self, logits: Float[Tensor, "batch nodes draft_vocab"], kept_ids: Int[Tensor, " draft_vocab"] | None
-    ) -> Float[Tensor, "batch nodes draft_vocab"]:
-        """Return logits warped by the rule, with the history of each row's root."""
-        if self.history is None:
-            return warp_logits(self.rule, logits)
-        in_text, in_answer = (
-            mask if kept_ids is None else mask[:, kept_ids] for mask in (self.history.in_text, self.history.in_answer)
-        )
-        return warp_logits(self.rule, logits, History(in_text=in_text[:, None], in_answer=in_answer[:, None]))
+    def score_candidates(
+        self, logits: Float[Tensor, "batch nodes draft_vocab"], level: int, kept_ids: Int[Tensor, " draft_vocab"] | None
+    ) -> tuple[Float[Tensor, "batch nodes draft_vocab"], Float[Tensor, "batch nodes draft_vocab"]]:
+        """Return logits warped by the rule, with the history of each row's root, and the same with noise.
 
-    def perturb(
-        self, warped: Float[Tensor, "batch nodes draft_vocab"], level: int, kept_ids: Int[Tensor, " draft_vocab"] | None
-    ) -> Float[Tensor, "batch nodes draft_vocab"]:
-        """Return warped logits plus the noise of the position `level + 1` after the root."""
-        if self.noise is None:
-            return warped
-        noise = self.noise[:, level]
-        return warped + (noise if kept_ids is None else noise[:, kept_ids])[:, None]
+        The noise is that of the position `level + 1` after the root.
+        """
+
+        def take_kept(values: Tensor) -> Tensor:
+            return (values if kept_ids is None else values[:, kept_ids])[:, None]
+
+        history = self.history and History(
+            in_text=take_kept(self.history.in_text), in_answer=take_kept(self.history.in_answer)
+        )
+        warped = warp_logits(self.rule, logits, history)
+        return warped, warped if self.noise is None else warped + take_kept(self.noise[:, level])

@@ -34,6 +34,8 @@ class SamplingConf:
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer
     seed: int = 0
 
+    graph_key = property(str)  # what compiled graphs depend on; see models/device/graph_budget.py
+
     def __post_init__(self) -> None:
         check_values(self, "sampling", **SAMPLING_RULES)
 
@@ -44,8 +46,3 @@ class SamplingConf:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0
-
-    @property
-    def graph_key(self) -> str:
-        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
-        return str(self)

@@ -35,10 +35,7 @@ class Tree:
     levels: tuple[tuple[tuple[int, int], ...], ...] = ()
     ngram_tokens: int = 0
 
-    @property
-    def graph_key(self) -> str:
-        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
-        return str(self)
+    graph_key = property(str)  # what compiled graphs depend on; see models/device/graph_budget.py
 
     @property
     def max_path_length(self) -> int:

@@ -34,7 +34,7 @@ def replaced(page: str, name: str, content: str) -> str:
     before, _, rest = page.partition(begin)
     _, end_marker, after = rest.partition(end)
     if not end_marker:
-        raise ValueError(f"{PAGE}: the markers {begin} ... {end} are not there")
+        raise ValueError(f"the page lacks the markers {begin} ... {end}")
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 

@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="update docs/smollm2.md")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of conf/train.yaml")
     args = parser.parse_intermixed_args()
-    if args.batch is None:
+    if not args.batch:
         if args.results is None:
             parser.error("--results: must be a file, got none; a race writes a line to it after each prompt")
         args.results.parent.mkdir(parents=True, exist_ok=True)

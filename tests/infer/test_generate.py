@@ -159,6 +159,11 @@ def test_an_empty_prompt_is_refused(prompt):
         GenerateConf(prompt=prompt)
 
 
+def test_an_empty_string_ends_no_answer():
+    with pytest.raises(UserError, match=r"^stop: must be strings that are not empty"):
+        GenerateConf(prompt="a", stop=["b", ""])
+
+
 @pytest.mark.parametrize("overrides", [[], ["prompt=a", "prompts=b"]])
 def test_exactly_one_of_prompt_and_prompts_is_needed(folder, overrides):
     with pytest.raises(UserError, match=r"^prompt: needs a text, or prompts=FILE .* set one of"):

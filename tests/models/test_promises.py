@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
-from models.drafts.base import Draft, DraftState
+from models.drafts.base import Draft, DraftState, ReadPrompts
 from models.drafts.loss import compute_loss
 from models.drafts.ngram import MixedDraft
 from models.drafts.options import METHODS
@@ -134,9 +134,8 @@ def test_a_proposal_leaves_the_state_unchanged(case, shape, target):
     ids, lengths = torch.arange(1, 19).view(2, 9), torch.tensor([9, 6])
     with torch.no_grad():
         seen = run_target(target, draft.needs.layers, batch_of(ids.tolist()))
-        state = draft.start(
-            draft.new_state(2, 64), ids, lengths=lengths, first_token=torch.tensor([3, 4]), target_output=seen
-        )
+        prompts = ReadPrompts(ids=ids, lengths=lengths, first_token=torch.tensor([3, 4]), target_output=seen)
+        state = draft.start(draft.new_state(2, 64), prompts)
         before = copy_committed(state)
         for temperature in (0.0, 1.0):
             sampler = Sampler(rule=SamplingConf(temperature=temperature))

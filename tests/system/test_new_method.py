@@ -54,9 +54,9 @@ class BigramDraft(FeatureDraft):
     def new_state(self, batch, slots):
         return {"token": torch.zeros(batch, dtype=torch.int64, device=self.guess.weight.device)}
 
-    def advance(self, state, input_ids, *, count, target_output):
-        last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
-        return {"token": torch.where(count > 0, last, state["token"])}
+    def advance(self, state, emitted):
+        last = emitted.ids.gather(1, (emitted.count - 1).clamp_min(0)[:, None])[:, 0]
+        return {"token": torch.where(emitted.count > 0, last, state["token"])}
 
     def propose(self, state, *, tree, sampler):
         def logits(tokens):

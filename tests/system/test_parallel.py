@@ -67,6 +67,9 @@ def test_all_processes_end_with_the_same_draft_bit_for_bit(folder, name):
 def test_every_process_gets_the_values_that_only_one_process_computes(folder):
     assert all(rank["heard"] for rank in read_ranks(folder / "tensor"))
     assert not read_ranks(folder / "single")[0]["heard"]
+    for name in ("tensor", "single"):
+        assert {rank["main"] for rank in read_ranks(folder / name)} == {0}
+        assert {rank["refused"] for rank in read_ranks(folder / name)} == {"refused by process 0"}
 
 
 def test_no_process_holds_more_than_its_part(folder):

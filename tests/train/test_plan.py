@@ -25,6 +25,7 @@ from tests.support.models.tiny import CPU
 from tests.support.reports.memory_run import KINDS, LENGTH, PROMPT, build_conf, build_trainer, measure_peak_bytes
 from tests.support.reports.planned import ALONE, GENEROUS, HALF, VOCAB, config, model_outline, trace_alone
 from train.config.run import TrainPlanConf
+from train.optim import trained_parameters
 from train.plan import main
 from train.planning.choice import plan_run
 from train.planning.fake_process import FROZEN, OPTIMIZER, PERSISTENT_PARTS, TARGET, TRAINED, persistent_memory
@@ -34,6 +35,7 @@ from train.planning.run_plan import count_graphs
 from train.planning.tables import describe_launch, planned_steps, time_table
 from train.planning.trace import DRAFT_PASS, EVALUATION
 from train.quick_eval import build_quick_eval
+from train.run.folder import disk_bytes_needed
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_rows_that_cores_repeat_are_told(folder):
 
 
 def test_a_draft_that_no_store_serves_is_planned():
-    assert plan_run(compose("train_plan", TrainPlanConf, ["draft=demo-medusa2"])).sizes.feature_bytes > 0
+    assert plan_run(compose("train_plan", TrainPlanConf, ["draft=demo-medusa2"])).feature_bytes > 0
 
 
 def test_the_command_prints_a_plan(folder, capsys, monkeypatch):
@@ -303,7 +305,9 @@ def test_a_plan_of_epochs_states_its_steps_where_the_tokens_are_known(folder):
     assert ["the run", "20 steps"] in [row[:2] for row in time_table(known).rows]
     unknown = replace(known, conf=replace(known.conf, tokens=None))
     assert ["the run", "2 epochs", "give the data's tokens=N"] in time_table(unknown).rows
-    assert known.sizes.disk == 4 * (2 * known.sizes.draft + 2 * 3 * known.sizes.trained)
+    target, draft = known.models
+    all_weights, trained = (sum(p.numel() for p in ps) for ps in (draft.parameters(), trained_parameters(draft)))
+    assert disk_bytes_needed(draft, target) == 4 * (2 * all_weights + 2 * 3 * trained)
 
 
 @pytest.mark.parametrize(

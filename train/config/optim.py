@@ -95,15 +95,6 @@ class OptimConf:
             f"got {self.warmup_ratio} + {self.decay_ratio}; lower one of them",
         )
 
-    def scale_rates(self, factor: float) -> "OptimConf":
-        """Return a copy with all learning rates multiplied.
-
-        >>> OptimConf(lr=1e-3, muon_lr=0.02).scale_rates(4.0).muon_lr
-        0.08
-        """
-        muon_lr = None if self.muon_lr is None else factor * self.muon_lr
-        return replace(self, lr=factor * self.lr, muon_lr=muon_lr)
-
     def micro_batch_rows(self, share: int) -> int:
         """Return the rows of each micro-batch of a process that has `share` rows of a step.
 

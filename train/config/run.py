@@ -145,7 +145,8 @@ class TrainConf:
         stage = self.draft.first_stage
         if stage is None:
             return None
-        optim = self.optim.scale_rates(stage.lr_scale)
+        muon_lr = None if self.optim.muon_lr is None else stage.lr_scale * self.optim.muon_lr
+        optim = replace(self.optim, lr=stage.lr_scale * self.optim.lr, muon_lr=muon_lr)
         if stage.epochs is None or optim.epochs is not None:
             optim = replace(optim, steps=stage.steps, epochs=stage.epochs)
         return replace(

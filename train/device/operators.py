@@ -5,7 +5,7 @@ whether this device has them is worth knowing, so their failure counts as ABSENT
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,41 +26,34 @@ NOISE = "device.name: decode at temperature 0 there, as noise must have the same
 TOLERANCE = {"rtol": 2e-3, "atol": 2e-3}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operator:
-    """A function of tensors with arguments for it; integers must be equal, other results close unless `is_exact`.
+def list_checks(context: CheckContext) -> Iterator[Check]:
+    check = partial(build_check, context.device)
+    yield from list_needed(check)
+    for avoided in list_avoided(check):
+        yield replace(avoided, name=f"(not needed) {avoided.name}", is_needed=False)
+
+
+def build_check(
+    device: Device, name: str, function: Callable[..., Any], *inputs: Any, is_exact: bool = False, remedy: str = NEEDED
+) -> Check:
+    """Build the check of a function; integers must be equal, other results close unless `is_exact`.
 
     Gradients are compared too, for the arguments that require one.
     """
-
-    name: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    is_needed: bool = True
-    is_exact: bool = False
-    remedy: str = NEEDED
+    run = partial(compare_with_cpu, device, function, inputs, is_exact=is_exact)
+    return Check(name=name, run=run, remedy=remedy)
 
 
-def list_checks(context: CheckContext) -> Iterator[Check]:
-    for operator in [*list_needed(), *list_avoided()]:
-        yield Check(
-            name=operator.name,
-            run=partial(compare_with_cpu, operator, context.device),
-            remedy=operator.remedy,
-            is_needed=operator.is_needed,
-        )
-
-
-def compare_with_cpu(operator: Operator, device: Device) -> str:
-    """Compute an operator compiled on the device and eagerly on the CPU; raise CheckFailedError if they disagree."""
-    expected = _compute(operator.function, [_copy(value) for value in operator.arguments])
-    arguments = [_copy(value, device.torch_device) for value in operator.arguments]
+def compare_with_cpu(device: Device, function: Callable[..., Any], inputs: tuple[Any, ...], *, is_exact: bool) -> str:
+    """Compute a function compiled on the device and eagerly on the CPU; raise CheckFailedError if they disagree."""
+    expected = _compute(function, [_copy(value) for value in inputs])
+    arguments = [_copy(value, device.torch_device) for value in inputs]
     addresses = _list_addresses(arguments)
-    actual = _compute(device.compile(operator.function), arguments)
+    actual = _compute(device.compile(function), arguments)
     device.synchronize()
     if _list_addresses(arguments) != addresses:
         raise CheckFailedError("a tensor that is written in place has moved")
-    return compare_results(actual, expected, is_exact=operator.is_exact)
+    return compare_results(actual, expected, is_exact=is_exact)
 
 
 def _compute(function: Callable[..., Any], arguments: list[Any]) -> list[Tensor]:
@@ -106,8 +99,8 @@ def list_tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else [part for item in value for part in list_tensors(item)]
 
 
-def list_needed() -> Iterator[Operator]:
-    """Yield the operators that graphs of training and decoding have."""
+def list_needed(check: Callable[..., Check]) -> Iterator[Check]:
+    """Yield the checks of operators that graphs of training and decoding have."""
     numbers = torch.Generator().manual_seed(0)
     row_limbs, places = split_row_ids([3, 2**40]), torch.arange(4).expand(2, 4).contiguous()
     for vocab in VOCABULARIES:
@@ -115,93 +108,61 @@ def list_needed() -> Iterator[Operator]:
         ids = torch.randint(vocab, (1, SLOTS), generator=numbers)
         vocab_ids, note = torch.arange(vocab), f", {vocab:,} columns"
         for count in COUNTS:
-            yield Operator(name=f"topk_rows of {count}{note}", function=topk_rows, arguments=(scores, count))
-        yield Operator(name=f"argmax{note}", function=_argmax, arguments=(scores,))
-        yield Operator(name=f"log-softmax{note}", function=_log_softmax, arguments=(scores,))
-        yield Operator(name=f"top-p without a sort{note}", function=_keep_likely, arguments=(scores,))
-        yield Operator(name=f"tokens that occur{note}", function=mark_tokens, arguments=(ids, ids % 2 == 0, vocab))
-        yield Operator(
-            name=f"noise{note}", function=gumbel_noise, arguments=(7, row_limbs, 11, places, vocab_ids), remedy=NOISE
-        )
-    yield Operator(
-        name="bits of noise", function=uniform_noise, arguments=(7, row_limbs, 11, places), is_exact=True, remedy=NOISE
-    )
+            yield check(f"topk_rows of {count}{note}", topk_rows, scores, count)
+        yield check(f"argmax{note}", lambda s: s.argmax(-1), scores)
+        yield check(f"log-softmax{note}", lambda s: s.log_softmax(-1), scores)
+        yield check(f"top-p without a sort{note}", lambda s: drop_tail(s, 0.1) > DROPPED_SCORE, scores)
+        yield check(f"tokens that occur{note}", mark_tokens, ids, ids % 2 == 0, vocab)
+        yield check(f"noise{note}", gumbel_noise, 7, row_limbs, 11, places, vocab_ids, remedy=NOISE)
+    yield check("bits of noise", uniform_noise, 7, row_limbs, 11, places, is_exact=True, remedy=NOISE)
     query, key, value = torch.randn(3, 2, 4, SLOTS, WIDTH, generator=numbers).unbind()
     mask = torch.arange(SLOTS)[:, None] >= torch.arange(SLOTS)
-    yield Operator(name="attention with a mask", function=_attend, arguments=(query, key, value, mask))
+    yield check("attention with a mask", _attend, query, key, value, mask)
     leaves = tuple(tensor.clone().requires_grad_() for tensor in (query, key, value))
-    yield Operator(name="attention with a mask, gradient", function=_attend, arguments=(*leaves, mask))
+    yield check("attention with a mask, gradient", _attend, *leaves, mask)
     table = torch.randn(1000, WIDTH, generator=numbers).requires_grad_()
     ids = torch.randint(1000, (2, SLOTS), generator=numbers)
-    yield Operator(name="embedding, gradient", function=_embed, arguments=(table, ids))
+    yield check("embedding, gradient", lambda t, i: F.embedding(i, t), table, ids)
     cache, slots = torch.zeros(ROWS, SLOTS, WIDTH), torch.tensor([3, 1, 4, 0, 5])
     update = torch.randn(ROWS, WIDTH, generator=numbers)
-    yield Operator(name="write into a cache in place", function=_write_slots, arguments=(cache, slots, update))
-    yield Operator(name="sum of integers", function=_sum_integers, arguments=(ids,))
+    yield check("write into a cache in place", _write_slots, cache, slots, update)
+    yield check("sum of integers", lambda i: i.sum(-1), ids)
     ties = (4 * torch.randn(ROWS, SLOTS, generator=numbers)).round()
-    yield Operator(name="stable_topk of 16", function=stable_topk, arguments=(ties, 16))
-    yield Operator(name="gather of a mask", function=gather_mask, arguments=(ties > 0, 1, ids[:, :ROWS].T % SLOTS))
-    yield Operator(name="gather", function=_gather, arguments=(update, ids[:1, :ROWS].T % WIDTH))
+    yield check("stable_topk of 16", stable_topk, ties, 16)
+    yield check("gather of a mask", gather_mask, ties > 0, 1, ids[:, :ROWS].T % SLOTS)
+    yield check("gather", lambda v, i: v.gather(1, i), update, ids[:1, :ROWS].T % WIDTH)
 
 
-def list_avoided() -> Iterator[Operator]:
-    """Yield operators that some compilers lack or compute wrongly, so that our graphs avoid them."""
+def list_avoided(check: Callable[..., Check]) -> Iterator[Check]:
+    """Yield the checks of operators that some compilers lack or compute wrongly, so that our graphs avoid them."""
     numbers = torch.Generator().manual_seed(1)
     small = torch.randn(2, 3, 40, generator=numbers)
     ids = torch.arange(12).view(3, 4)
     for vocab in VOCABULARIES:
         scores, note = torch.randn(ROWS, vocab, generator=numbers), f", {vocab:,} columns"
         for count in COUNTS:
-            yield _avoided(f"topk of {count}{note}", lambda s, count=count: s.topk(count), scores)
-        yield _avoided(f"sort{note}", lambda s: s.sort(dim=-1).values, scores)
-        yield _avoided(f"cumsum{note}", lambda s: s.softmax(-1).cumsum(-1), scores)
-    yield _avoided("stable sort", lambda s: s.sort(dim=-1, stable=True, descending=True), (4 * small).round())
-    yield _avoided("topk of three axes", lambda s: s.topk(4).values, small)
-    yield _avoided("tril", lambda s: s.tril(), small)
-    yield _avoided("remainder of integers", lambda i: i % 3, ids)
-    yield _avoided("argmax of integers", lambda i: i.argmax(1), ids)
-    yield _avoided("shift of 64 bits", lambda i: (i << 40) >> 3, ids)
-    yield _avoided("product of 64 bits", lambda i: i * 0x9E3779B97F4A7C15 % 2**31, ids[:, :1])
-    yield _avoided("scatter_add of integers", lambda i: torch.zeros_like(i).scatter_add(1, i % 4, i), ids)
-    yield _avoided("gather of bools", lambda i: (i > 5).gather(1, i % 4), ids)
-    yield _avoided("size zero", lambda s: (s[..., :0], s + 1), small)
-    yield _avoided("masked_fill with -inf", lambda s: s.masked_fill(s > 0, -torch.inf).exp(), small)
-    yield _avoided("softmax of a row of -inf", lambda s: s.masked_fill(s > -99, -torch.inf).softmax(-1), small)
-    yield _avoided("float64", lambda s: s.double().cumsum(-1).float(), small)
-
-
-def _avoided(name: str, function: Callable[..., Any], *arguments: Any) -> Operator:
-    return Operator(name=f"(not needed) {name}", function=function, arguments=arguments, is_needed=False)
-
-
-def _argmax(scores: Tensor) -> Tensor:
-    return scores.argmax(-1)
-
-
-def _log_softmax(scores: Tensor) -> Tensor:
-    return scores.log_softmax(-1)
-
-
-def _keep_likely(scores: Tensor) -> Tensor:
-    return drop_tail(scores, 0.1) > DROPPED_SCORE
+            yield check(f"topk of {count}{note}", lambda s, count=count: s.topk(count), scores)
+        yield check(f"sort{note}", lambda s: s.sort(dim=-1).values, scores)
+        yield check(f"cumsum{note}", lambda s: s.softmax(-1).cumsum(-1), scores)
+    yield check("stable sort", lambda s: s.sort(dim=-1, stable=True, descending=True), (4 * small).round())
+    yield check("topk of three axes", lambda s: s.topk(4).values, small)
+    yield check("tril", lambda s: s.tril(), small)
+    yield check("remainder of integers", lambda i: i % 3, ids)
+    yield check("argmax of integers", lambda i: i.argmax(1), ids)
+    yield check("shift of 64 bits", lambda i: (i << 40) >> 3, ids)
+    yield check("product of 64 bits", lambda i: i * 0x9E3779B97F4A7C15 % 2**31, ids[:, :1])
+    yield check("scatter_add of integers", lambda i: torch.zeros_like(i).scatter_add(1, i % 4, i), ids)
+    yield check("gather of bools", lambda i: (i > 5).gather(1, i % 4), ids)
+    yield check("size zero", lambda s: (s[..., :0], s + 1), small)
+    yield check("masked_fill with -inf", lambda s: s.masked_fill(s > 0, -torch.inf).exp(), small)
+    yield check("softmax of a row of -inf", lambda s: s.masked_fill(s > -99, -torch.inf).softmax(-1), small)
+    yield check("float64", lambda s: s.double().cumsum(-1).float(), small)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def _embed(table: Tensor, ids: Tensor) -> Tensor:
-    return F.embedding(ids, table)
-
-
 def _write_slots(cache: Tensor, slots: Tensor, update: Tensor) -> Tensor:
     cache[torch.arange(len(slots), device=slots.device), slots] = update
     return cache.sum(-1)
-
-
-def _sum_integers(ids: Tensor) -> Tensor:
-    return ids.sum(-1)
-
-
-def _gather(values: Tensor, index: Tensor) -> Tensor:
-    return values.gather(1, index)

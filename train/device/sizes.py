@@ -4,12 +4,10 @@ The weights are random: shapes alone decide what compilation, a step and its mem
 vocabulary have their full size.
 """
 
-import dataclasses
 import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,18 +48,7 @@ BLOCK = 1_000_003  # random numbers that fill all weights; a prime, so that rows
 REMEDY = "send all output; stages=[sizes] device.compile=false tells whether it is the compiler"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SizeFigures:
-    """The time and the memory of decoding with a number of layers."""
-
-    layers: int
-    compile_s: float  # first uses, without and with lookup, above later ones
-    prompt_ms: float
-    step_ms: float
-    round_ms: float  # of lookup
-    planned_bytes: int
-    peak_bytes: int | None
-    cache_bytes: int | None  # that compilation added to the device's folder
+Figures = dict[str, Any]  # the time and the memory of decoding with a number of layers; None: not measured
 
 
 def list_checks(
@@ -84,13 +71,14 @@ def check_size(context: CheckContext, name: str, shape: dict[str, Any], layers: 
     """Measure decoding with some layers of a model, and keep the figures for the extrapolation."""
     figures = measure_size(context, name, shape, layers)
     with _figures_file(context, name).open("a") as file:
-        file.write(json.dumps(dataclasses.asdict(figures)) + "\n")
+        file.write(json.dumps(figures) + "\n")
     return ", ".join(
         [
-            f"first use takes {figures.compile_s:.1f} s more",
-            f"prompt {figures.prompt_ms:.1f} ms, step {figures.step_ms:.2f} ms, round {figures.round_ms:.2f} ms",
-            f"memory {_format_size(figures.peak_bytes)}, planned {_format_size(figures.planned_bytes)}",
-            f"compiled files {_format_size(figures.cache_bytes)}",
+            f"first use takes {figures['compile_s']:.1f} s more",
+            f"prompt {figures['prompt_ms']:.1f} ms, step {figures['step_ms']:.2f} ms",
+            f"round {figures['round_ms']:.2f} ms",
+            f"memory {_format_size(figures['peak_bytes'])}, planned {_format_size(figures['planned_bytes'])}",
+            f"compiled files {_format_size(figures['cache_bytes'])}",
         ]
     )
 
@@ -98,7 +86,7 @@ def check_size(context: CheckContext, name: str, shape: dict[str, Any], layers: 
 def check_all_layers(context: CheckContext, name: str, shape: dict[str, Any]) -> str:
     """Extrapolate the figures of few layers to all of a model, beside the memory that is planned for it."""
     file = _figures_file(context, name)
-    measured = [SizeFigures(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    measured = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if len(measured) < 2:
         raise CheckSkippedError(f"a line takes two numbers of layers, got {len(measured)}")
     total = shape["num_hidden_layers"]
@@ -106,25 +94,25 @@ def check_all_layers(context: CheckContext, name: str, shape: dict[str, Any]) ->
         extrapolate(measured, field, total) for field in ("compile_s", "step_ms", "round_ms", "peak_bytes")
     )
     return (
-        f"from {' and '.join(str(figures.layers) for figures in measured[-2:])} to {total} layers: first use takes "
+        f"from {' and '.join(str(figures['layers']) for figures in measured[-2:])} to {total} layers: first use takes "
         f"{_format_figure(seconds)} s more, step {_format_figure(step_ms)} ms, round {_format_figure(round_ms)} ms, "
         f"memory {_format_size(peak_bytes)}, planned {_format_size(plan_bytes(context, name, shape))}"
     )
 
 
-def extrapolate(measured: Sequence[SizeFigures], field: str, layers: int) -> float | None:
+def extrapolate(measured: Sequence[Figures], field: str, layers: int) -> float | None:
     """Return a figure at `layers` on the line through the two largest sizes; None if not measured or if the line falls.
 
     The first size bears what a process takes once. Noise alone makes the line fall, where a layer takes less than it.
     """
     fewer, more = measured[-2:]
-    low, high = getattr(fewer, field), getattr(more, field)
+    low, high = fewer[field], more[field]
     if low is None or high is None or high < low:
         return None
-    return high + (high - low) / (more.layers - fewer.layers) * (layers - more.layers)
+    return high + (high - low) / (more["layers"] - fewer["layers"]) * (layers - more["layers"])
 
 
-def measure_size(context: CheckContext, name: str, shape: dict[str, Any], layers: int) -> SizeFigures:
+def measure_size(context: CheckContext, name: str, shape: dict[str, Any], layers: int) -> Figures:
     """Build some layers of a model and decode with them; raise CheckSkippedError if they would not fit."""
     device, shape = context.device, shape | {"num_hidden_layers": layers}
     planned_bytes = plan_bytes(context, name, shape)
@@ -136,16 +124,16 @@ def measure_size(context: CheckContext, name: str, shape: dict[str, Any], layers
     compile_s, prompt_ms, step_ms = time_decoding(target)
     lookup_s, _, round_ms = time_decoding(target, NgramDraft(), CHAIN.build())
     files_after = count_cache_bytes(device)
-    return SizeFigures(
-        layers=layers,
-        compile_s=compile_s + lookup_s,
-        prompt_ms=prompt_ms,
-        step_ms=step_ms,
-        round_ms=round_ms,
-        planned_bytes=planned_bytes,
-        peak_bytes=watch.peak_bytes(),
-        cache_bytes=None if files_before is None or files_after is None else files_after - files_before,
-    )
+    return {
+        "layers": layers,
+        "compile_s": compile_s + lookup_s,  # first uses, without and with lookup, above later ones
+        "prompt_ms": prompt_ms,
+        "step_ms": step_ms,
+        "round_ms": round_ms,  # of lookup
+        "planned_bytes": planned_bytes,
+        "peak_bytes": watch.peak_bytes(),
+        "cache_bytes": None if files_before is None or files_after is None else files_after - files_before,
+    }
 
 
 def plan_bytes(context: CheckContext, name: str, shape: dict[str, Any]) -> int:

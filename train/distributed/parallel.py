@@ -40,7 +40,7 @@ class Parallel:
     conf: ParallelConf
     device: Device
     accelerator: Accelerator
-    host_group: Any = None  # the process group in which states are saved and loaded; None is the default one
+    host_group: Any = None  # the process group of what goes over the host; None is the default one
 
     @property
     def is_main(self) -> bool:
@@ -88,7 +88,7 @@ class Parallel:
         if self.is_single_process:
             return [float(number)]
         numbers = torch.zeros(self.accelerator.num_processes, 1, dtype=torch.float64)
-        dist.all_gather([*numbers], torch.tensor([number], dtype=torch.float64))
+        dist.all_gather([*numbers], torch.tensor([number], dtype=torch.float64), group=self.host_group)
         return numbers.flatten().tolist()
 
     @contextmanager

@@ -8,9 +8,8 @@ weights, so that any number of processes can resume, with ZeRO-1 or without.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -46,17 +45,6 @@ class XlaParallel(Parallel):
         if not engine.model_parallel_is_initialized():
             engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor_size)
         return engine
-
-    def barrier(self) -> None:
-        if not self.is_single_process:  # it would cost a graph, even for one process
-            self.accelerator.wait_for_everyone()
-
-    def gather(self, number: float | int) -> list[float]:
-        """Return the `number` of every process; collective."""
-        if self.is_single_process:
-            return [float(number)]
-        numbers = torch.tensor([float(number)], device=self.accelerator.device)
-        return cast(Tensor, self.accelerator.gather(numbers)).tolist()
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Return the sum over all processes, within the graph being recorded, which Accelerate's reduce would end."""

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from train.distributed.build import check_parallel
 from train.distributed.parallel import Parallel
 from train.planning.choice import choose_layout, record_choice
 from train.planning.layout import build_layout
-from train.planning.remedies import suggest_overrides
+from train.planning.remedies import apply_overrides, suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
 from train.run.state import STATE_VERSION, read_saved_config
 
@@ -52,7 +53,7 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
         )
         check_parallel(replace(conf, parallel=conf.parallel.settle()))
         if conf.optim.micro_batch_size == AUTO:
-            conf = set_micro_batch_size(conf, saved.get("optim.micro_batch_size", 1))
+            conf = apply_overrides(conf, {"optim.micro_batch_size": saved.get("optim.micro_batch_size", 1)})
         return FittedRun(conf=conf, parallel=parallel, planned_bytes=None)
     core_bytes = min(parallel.gather(core_bytes))  # so that all choose alike
     per_node = min(parallel.gather(torchrun.get_local_world_size()))
@@ -65,7 +66,7 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     rows = plan.best.layout.rows
     if continued.optim.micro_batch_size == AUTO:
         log.info("optim.micro_batch_size: auto takes %d, the most rows of a pass that fit", rows)
-        continued = set_micro_batch_size(continued, rows)
+        continued = apply_overrides(continued, {"optim.micro_batch_size": rows})
     return FittedRun(conf=continued, parallel=parallel, planned_bytes=plan.best.peak_bytes)
 
 
@@ -107,23 +108,13 @@ def keep_choices(conf: TrainConf, saved: dict[str, Any], *, with_layout: bool) -
     """Return the run with what the run before it had chosen: rows of a pass, and `with_layout` all of its layout."""
     if not saved:
         return conf
-    if conf.optim.micro_batch_size == AUTO:
-        conf = set_micro_batch_size(conf, saved["optim.micro_batch_size"])
-    if not with_layout:
-        return conf
-    parallel = conf.parallel
-    tensor = saved["parallel.tensor"] if parallel.tensor == AUTO else parallel.tensor
-    target, draft = (
-        Weights[saved[f"parallel.{name}"]] if way is Weights.auto else way
-        for name, way in (("target", parallel.target), ("draft", parallel.draft))
-    )
-    return replace(
-        conf,
-        parallel=replace(parallel, tensor=tensor, target=target, draft=draft),
-        optim=replace(conf.optim, recompute=conf.optim.recompute or saved["optim.recompute"]),
-        loss=replace(conf.loss, logits_chunk=min(conf.loss.logits_chunk, saved["loss.logits_chunk"])),
-        held_out=replace(conf.held_out, batch=min(conf.held_out.batch, saved["held_out.batch"])),
-    )
+    placement = ("parallel.tensor", "parallel.target", "parallel.draft") if with_layout else ()
+    left_open = [key for key in ("optim.micro_batch_size", *placement) if attrgetter(key)(conf) in (AUTO, Weights.auto)]
+    kept = {key: saved[key] for key in left_open}
+    if with_layout:
+        kept["optim.recompute"] = conf.optim.recompute or saved["optim.recompute"]
+        kept |= {key: min(attrgetter(key)(conf), saved[key]) for key in ("loss.logits_chunk", "held_out.batch")}
+    return apply_overrides(conf, kept)
 
 
 def choose_on_devices(conf: TrainConf, plan: MachinePlan, per_node: int) -> MachinePlan:
@@ -188,7 +179,3 @@ def describe_misfit(plan: MachinePlan) -> str:
         f"{key}: must hold the run, which needs {bound}{needed:.2f} GiB per process by "
         f"its plan, got {usable:.2f} usable of {plan.machine.core_bytes / GIB:.2f}; {remedy}"
     )
-
-
-def set_micro_batch_size(conf: TrainConf, rows: int) -> TrainConf:
-    return replace(conf, optim=replace(conf.optim, micro_batch_size=rows))

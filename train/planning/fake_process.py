@@ -14,18 +14,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # gives collectives of tensors without memory to older releases
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from models.device.memory_trace import MemoryTracer, fake_model
 from models.drafts.base import Draft
 from models.drafts.loss import LossModule
 from models.losses.chunked import map_chunks_by
 from models.meta_model import MetaTarget, collect_models
+from models.parallel.dtensor import is_sharded
 from train.config.run import TrainConf
 from train.distributed.units import count_gathered_bytes, shard_in_units, shard_rows
 from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
@@ -80,10 +79,13 @@ class FakeProcess:
             for group in optimizer.param_groups:
                 group["foreach"] = foreach
             optimizer.step()
+        for part in self.parts.values():
+            part.grad = None
 
     def label_gathered(self, part: str, module: nn.Module) -> None:
         """Count the gathered weights of a module, which FSDP2 allocates and frees, as `part`."""
-        self.tracer.label_tensors(part, module.parameters(), resized=True)
+        gathered = [weight for weight in module.parameters() if not is_sharded(weight)]
+        self.tracer.label_tensors(part, gathered, resized=True)
 
     def label_weights(self) -> None:
         """Label the weights that stay."""
@@ -142,20 +144,34 @@ def fake_process(
 
 
 def shard_target(target: MetaTarget, mesh: DeviceMesh) -> list[nn.Module]:
-    """Shard a target in the units of transformers, and return these; norm and head stay gathered after a pass."""
+    """Shard a target in the units of transformers, and return these; norm and head stay gathered after a pass.
+
+    transformers ties weights after it shards: a tied head is no unit, so that the whole model gathers its weight too.
+    """
     embeddings, units = target.model.get_input_embeddings(), [*target.decoder.layers]
-    last = [target.decoder.norm, target.head]
-    (last if embeddings.weight is target.head.weight else units).append(embeddings)
+    is_tied = embeddings.weight is target.head.weight
+    if is_tied:
+        target.head.weight = nn.Parameter(embeddings.weight.clone(), requires_grad=False)
+    else:
+        units.append(embeddings)
+    last = [target.decoder.norm, embeddings if is_tied else target.head]
     for unit in units:
         fully_shard(unit, mesh=mesh, reshard_after_forward=True)
     fully_shard(last, mesh=mesh, reshard_after_forward=False)
     fully_shard(target.model, mesh=mesh)
-    return [*units, *last]
+    if is_tied:
+        target.head.weight = embeddings.weight
+    return [*units, *last, target.model]
 
 
 @contextmanager
 def fake_mesh(processes: int) -> Iterator[DeviceMesh]:
-    """Yield a mesh of fake processes, of which this one is the first; in a real group, its first process alone can."""
+    """Yield a mesh of fake processes, of which this one is the first; in a real group, its first process alone can.
+
+    TORCH_DIST_INIT_BARRIER=1 would let it wait for the others.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     with ExitStack() as stack:
         if not dist.is_initialized():
             dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())

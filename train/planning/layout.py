@@ -50,20 +50,11 @@ class ProcessLayout:
         """Return whether gradients are DDP's buckets, which stay."""
         return self.draft is not Weights.sharded and self.is_native and self.processes > 1
 
-    def with_rows(self, rows: int) -> "ProcessLayout":
-        """Return the layout with that many rows per pass, which must divide those of a process."""
-        return replace(self, rows=rows, micros=self.rows * self.micros // rows)
-
     def count_fitting_rows(self, most: float) -> int:
         """Return the rows per pass, fewer than now and at most `most`, at least one, that divide those of a process."""
         rows = self.rows * self.micros
         sizes = [size for size in range(1, self.rows) if rows % size == 0 and size <= most]
         return max(sizes, default=1)
-
-    def split_rows(self, conf: TrainConf) -> TrainConf:
-        """Return the config of a run of one process, with only its share of the rows per step."""
-        optim = replace(conf.optim, rows_per_step=self.rows * self.micros, micro_batch_size=self.rows)
-        return replace(conf, optim=optim)
 
 
 def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> list[ProcessLayout]:

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from conf.typed_text import format_overrides
 from data.config import DataSource, list_unread_defaults
 from models.device.memory_trace import LOGITS
 from models.io.errors import UserError
-from train.config.run import ParallelConf, TrainPlanConf, Weights
+from train.config.run import ParallelConf, TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
 from train.planning.fake_process import GATHERED, GRADIENTS, PERSISTENT_PARTS, TRAINED
 from train.planning.layout import build_layout
@@ -20,6 +20,7 @@ MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be t
 MAX_LOGIT_CHUNKS = 16  # most parts that a chunk of logits is split into, before rows shrink
 MIN_ROW_LENGTH = 128  # tokens of a row
 ROW_LENGTH = "data.row_length"
+Conf = TypeVar("Conf", bound=TrainConf)
 Candidate = tuple[TrainPlanConf, LayoutOption, dict[str, Any]]  # and the overrides that lead to it
 
 
@@ -169,10 +170,10 @@ def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:
     return held + missing, parts.total() - held
 
 
-def apply_overrides(conf: TrainPlanConf, change: dict[str, Any]) -> TrainPlanConf:
+def apply_overrides(conf: Conf, change: dict[str, Any]) -> Conf:
     for key, value in change.items():
         group, _, name = key.rpartition(".")
-        if key == "parallel.draft":
+        if key in ("parallel.target", "parallel.draft"):
             value = Weights[value]
         section = replace(getattr(conf, group), **{name: value}) if group else value
         conf = replace(conf, **{group or name: section})

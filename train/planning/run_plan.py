@@ -19,14 +19,11 @@ from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, f
 from models.parallel.tensor_parallel import list_tables
 from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainPlanConf, Weights
-from train.distributed.units import count_largest_bytes
-from train.optim import trained_parameters
 from train.planning.fake_process import persistent_memory
 from train.planning.graph_plan import list_graphs
 from train.planning.layout import ProcessLayout
-from train.planning.step_time import StepTime, estimate_step_time
+from train.planning.step_time import estimate_step_time
 from train.planning.trace import trace_run
-from train.run.folder import disk_bytes_needed
 
 
 @dataclass(kw_only=True)
@@ -36,7 +33,7 @@ class LayoutOption:
     layout: ProcessLayout
     persistent: Counter[str]  # bytes of a process by part, in every step
     phases: dict[str, TracedPhase] = field(default_factory=dict)  # empty if it was not traced
-    step_time: StepTime | None = None
+    step_time: dict[str, float] = field(default_factory=dict)  # seconds by limit, if it was traced
 
     @property
     def memory_by_phase(self) -> dict[str, Counter[str]]:
@@ -47,19 +44,6 @@ class LayoutOption:
     def peak_bytes(self) -> int:
         """Return the bytes per core at the fullest moment; without a trace, a lower bound."""
         return max(parts.total() for parts in self.memory_by_phase.values())
-
-
-@dataclass(kw_only=True)
-class ModelSizes:
-    """Sizes that do not depend on the layout."""
-
-    target: int  # parameters
-    draft: int  # parameters
-    trained: int  # parameters
-    largest_unit: int  # bytes of the draft that one collective gathers, if it is sharded
-    layers: list[int]  # captured layers of the target
-    feature_bytes: int  # per token, as the method needs them or as the store holds them
-    disk: int  # bytes of states and checkpoints
 
 
 @dataclass(kw_only=True)
@@ -74,21 +58,14 @@ class MachinePlan:
     remedy: dict[str, Any] | None = None  # overrides with which it fits, once searched for: a search takes seconds
 
     @cached_property
-    def sizes(self) -> ModelSizes:
-        """Return the sizes of the models, which do not depend on the layout."""
-        target, draft = build_models(self.conf, self.dtype)
-        return ModelSizes(
-            target=target.num_parameters,
-            draft=sum(p.numel() for p in draft.parameters()),
-            trained=sum(p.numel() for p in trained_parameters(draft)),
-            largest_unit=count_largest_bytes(draft, self.dtype),
-            layers=draft.needs.layers,
-            feature_bytes=self._count_feature_bytes(target, draft),
-            disk=disk_bytes_needed(draft, target),
-        )
+    def models(self) -> tuple[MetaTarget, Draft]:
+        """Return target and draft, whole, for what does not depend on the layout."""
+        return build_models(self.conf, self.dtype)
 
-    def _count_feature_bytes(self, target: MetaTarget, draft: Draft) -> int:
+    @cached_property
+    def feature_bytes(self) -> int:
         """Return the bytes of a token's features, as a store has them or would have them."""
+        target, draft = self.models
         if (store := read_store(self.conf, target, draft)) is not None:
             return round(store.total_bytes / store.spec.tokens)
         if draft.needs.storable:
@@ -109,25 +86,18 @@ class MachinePlan:
         fitting = [option for option in self.options if self.fits(option)]
         if not fitting:
             return min(self.options, key=lambda option: (not option.phases, option.peak_bytes))
-        return min(
-            fitting, key=lambda option: (option.step_time.bound if option.step_time else 0, option.layout.tensor)
-        )
+        return min(fitting, key=lambda option: (max(option.step_time.values()), option.layout.tensor))
 
     def trace_layout(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
         """Return the option with the traced memory and step time of its layout; auto takes the most rows that fit."""
         traced = self._trace_rows(option, conf)
-        while conf.optim.micro_batch_size == AUTO and not self.fits(traced):
-            if traced.layout.rows == 1:
-                break
-            fewer = replace(traced, layout=traced.layout.with_rows(self._guess_rows(traced)))
-            traced = self._trace_rows(fewer, conf)
+        while conf.optim.micro_batch_size == AUTO and not self.fits(traced) and traced.layout.rows > 1:
+            # As many rows as fit if all that a step adds grows with them.
+            layout, held = traced.layout, traced.persistent.total()
+            rows = layout.count_fitting_rows(layout.rows * (self.byte_limit - held) / max(traced.peak_bytes - held, 1))
+            fewer = replace(layout, rows=rows, micros=layout.rows * layout.micros // rows)
+            traced = self._trace_rows(replace(traced, layout=fewer), conf)
         return traced
-
-    def _guess_rows(self, option: LayoutOption) -> int:
-        """Return fewer rows per pass: as many as fit if all that a step adds grows with them."""
-        rows, held = option.layout.rows, option.persistent.total()
-        most = rows * (self.byte_limit - held) / max(option.peak_bytes - held, 1)
-        return option.layout.count_fitting_rows(most)
 
     def _trace_rows(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
         layout = option.layout
@@ -180,8 +150,9 @@ def plan_layouts(
 def count_graphs(plan: MachinePlan) -> int:
     """Count the graphs that a process of the proposed layout compiles before the evaluation."""
     conf, layout = plan.conf, plan.best.layout
+    optim = replace(conf.optim, rows_per_step=layout.rows * layout.micros, micro_batch_size=layout.rows)
     parallel = ParallelConf(target=layout.target)  # the rows are those of a process already
-    return len(list_graphs(replace(layout.split_rows(conf), parallel=parallel)))
+    return len(list_graphs(replace(conf, optim=optim, parallel=parallel)))
 
 
 def read_store(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> Manifest | None:

@@ -1,7 +1,6 @@
 """The best case of a step's time in a layout."""
 
 from collections import Counter
-from dataclasses import dataclass
 
 from models.device.config import MachineConf
 from models.device.machine_specs import core_flops
@@ -14,19 +13,6 @@ WEIGHT_PASSES = 3  # a step reads weight and gradient and writes the weight
 MOMENT_PASSES = 2  # and reads and writes each moment
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """Seconds of an optimizer step if only one limit applied, for each limit."""
-
-    arithmetic: float
-    bandwidth: float
-    links: float
-
-    @property
-    def bound(self) -> float:
-        return max(self.arithmetic, self.bandwidth, self.links)
-
-
 def estimate_step_time(
     traced: dict[str, TracedPhase],
     layout: ProcessLayout,
@@ -35,8 +21,8 @@ def estimate_step_time(
     held: Counter[str],
     target_bytes: int,
     row_bytes: int,
-) -> StepTime:
-    """Estimate the best case: only matrix products count, the rest is fused, no core waits.
+) -> dict[str, float]:
+    """Estimate a step's seconds by each limit at best: only products count, the rest is fused, no core waits.
 
     `held` are the bytes of a core in every step, by part; `target_bytes` those of the target's weights before groups
     share them; `row_bytes` those of the hidden state of a row.
@@ -56,11 +42,11 @@ def estimate_step_time(
     summed = 2 * layout.blocks * layout.rows * row_bytes * (layout.tensor - 1) // layout.tensor
     received = passes.get(TARGET_PASS, 0) * (2 * summed + target_bytes * layout.shards_target)
     received += _count_draft_bytes(held, layout)
-    return StepTime(
-        arithmetic=arithmetic,
-        bandwidth=(moved + stepped) / machine.core_bandwidth,
-        links=received / machine.core_link_bandwidth,
-    )
+    return {
+        "arithmetic": arithmetic,
+        "bandwidth": (moved + stepped) / machine.core_bandwidth,
+        "links": received / machine.core_link_bandwidth,
+    }
 
 
 def _count_draft_bytes(held: Counter[str], layout: ProcessLayout) -> int:

@@ -6,9 +6,12 @@ from infer.report.number_format import Table, choose_console, format_millions, t
 from models.device.machine_specs import core_flops
 from models.io.console import CONSOLE, print_line
 from train.config.run import Weights
+from train.distributed.units import count_largest_bytes
+from train.optim import trained_parameters
 from train.planning.fake_process import FROZEN, GATHERED, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE
+from train.run.folder import disk_bytes_needed
 
 MEMORY_PARTS = (TARGET, FROZEN, TRAINED, GATHERED, GRADIENTS, OPTIMIZER, "activations", "logits", CACHE)
 DAY, HOUR, MINUTE = 86400, 3600, 60
@@ -52,24 +55,24 @@ def describe_launch(plan: MachinePlan) -> str:
 
 
 def size_table(plan: MachinePlan) -> Table:
-    sizes, machine = plan.sizes, plan.machine
+    (target, draft), machine = plan.models, plan.machine
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
     fast = f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
-    layers = ", ".join(map(str, sizes.layers))
-    sharded = plan.best.layout.gathers_draft
+    layers = ", ".join(map(str, draft.needs.layers))
+    largest = count_largest_bytes(draft, plan.dtype) if plan.best.layout.gathers_draft else 0
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
     return Table(
         title=f"{plan.conf.run_name} on {machine.name}: {cores}, {fast} TFLOP/s "
         f"{str(plan.dtype).removeprefix('torch.')} each",
         columns=["", "", ""],
         rows=[
-            ["target", plan.conf.target.path or plan.conf.target.name, f"{format_millions(sizes.target)} M"],
-            ["draft", plan.conf.draft.method, f"{format_millions(sizes.draft)} M"],
-            ["of these trained", "", f"{format_millions(sizes.trained)} M"],
-            *([["gathered at once, at most", "a layer of the draft", f"{sizes.largest_unit / 1e9:.2f} GB"]] * sharded),
-            ["features", needs, f"{sizes.feature_bytes:,} bytes per token"],
+            ["target", plan.conf.target.path or plan.conf.target.name, f"{format_millions(target.num_parameters)} M"],
+            ["draft", plan.conf.draft.method, f"{format_millions(sum(p.numel() for p in draft.parameters()))} M"],
+            ["of these trained", "", f"{format_millions(sum(p.numel() for p in trained_parameters(draft)))} M"],
+            *([["gathered at once, at most", "a layer of the draft", f"{largest / 1e9:.2f} GB"]] * bool(largest)),
+            ["features", needs, f"{plan.feature_bytes:,} bytes per token"],
             ["graphs", "to compile, without the final evaluation's", str(count_graphs(plan))],
-            ["disk", "two states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
+            ["disk", "two states, two checkpoints", f"{disk_bytes_needed(draft, target) / 1e9:.1f} GB"],
         ],
         label_columns=2,
     )
@@ -89,7 +92,7 @@ def _describe_option(option: LayoutOption, plan: MachinePlan) -> dict[str, str]:
     layout, fits = option.layout, "yes" if plan.fits(option) else "no"
     if not option.phases and option.peak_bytes <= plan.byte_limit:
         fits = ""
-    tokens, limits = tokens_per_step(plan), vars(option.step_time) if option.step_time else {}
+    tokens, limits = tokens_per_step(plan), option.step_time
     rates = {name: f"{tokens / seconds:,.0f}" if seconds else "-" for name, seconds in limits.items()}
     return {
         "tensor": f"{'*' if option is plan.best else ''}{layout.tensor}",
@@ -119,9 +122,9 @@ def memory_table(plan: MachinePlan) -> Table:
 
 def time_table(plan: MachinePlan) -> Table:
     best = plan.best
-    if best.step_time is None:
+    if not best.step_time:
         return Table(title="", columns=[], rows=[])
-    seconds, steps = best.step_time.bound, planned_steps(plan)
+    seconds, steps = max(best.step_time.values()), planned_steps(plan)
     rows = [
         ["a step", f"{tokens_per_step(plan):,} tokens", f"{seconds:.3g} s"],
         ["the run", f"{plan.conf.optim.epochs:g} epochs", "give the data's tokens=N"]
@@ -132,7 +135,7 @@ def time_table(plan: MachinePlan) -> Table:
         epoch_time = format_duration(tokens / tokens_per_step(plan) * seconds)
         rows += [
             ["the data set, once", f"{tokens:,.0f} tokens", epoch_time],
-            ["its features", "on disk", f"{tokens * plan.sizes.feature_bytes / 1e9:,.0f} GB"],
+            ["its features", "on disk", f"{tokens * plan.feature_bytes / 1e9:,.0f} GB"],
         ]
     return Table(title="Time at best", columns=["", "", ""], rows=rows, label_columns=2)
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.drafts.base import Draft, DraftState, with_last_hidden
+from models.drafts.base import Draft, DraftState, EmittedPath, with_last_hidden
 from models.layers import attend
 from models.operators import gather_mask
 from models.targets.cache import slot_index, tree_mask
@@ -65,21 +65,14 @@ class CachedDecoding:
         """Return the number of slots of the cache, the garbage slot included."""
         return state["keys"].shape[2]
 
-    def advance(
-        self,
-        state: DraftState,
-        input_ids: Int[Tensor, "b path"],
-        *,
-        count: Int[Tensor, " b"],
-        target_output: TargetOutput,
-    ) -> DraftState:
-        """Run a pass over the emitted tokens; return the state after the first `count` of them.
+    def advance(self, state: DraftState, emitted: EmittedPath) -> DraftState:
+        """Run a pass over the emitted tokens; return the state after them.
 
         It overwrites the nodes of the last round. Later passes overwrite what this one writes for
-        the tokens that are not emitted.
+        the ids past those that are emitted.
         """
         lengths, slots = state["lengths"], self.num_slots(state)
-        positions = lengths[:, None] + torch.arange(input_ids.shape[1], device=lengths.device)
+        positions = lengths[:, None] + torch.arange(emitted.ids.shape[1], device=lengths.device)
         slot = torch.arange(slots, device=lengths.device)
         cache_pass = CachePass(
             positions=positions,
@@ -87,8 +80,8 @@ class CachedDecoding:
             slots=positions.clamp_max(slots - 1),
             mask=(slot <= positions[:, :, None])[:, None],
         )
-        hidden = self.forward_step(state, input_ids, self.target_features(target_output), cache_pass)
-        return with_last_hidden(state | {"lengths": lengths + count}, hidden, count)
+        hidden = self.forward_step(state, emitted.ids, self.target_features(emitted.target_output), cache_pass)
+        return with_last_hidden(state | {"lengths": lengths + emitted.count}, hidden, emitted.count)
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree and return it; its expanded nodes use the slots after the known tokens."""

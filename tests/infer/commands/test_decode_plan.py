@@ -64,6 +64,11 @@ def test_the_plan_creates_its_folder_and_a_file_that_cannot_be_written_is_refuse
         infer_plan.main.__wrapped__(compose_plan(folder, f"output={file}/plan"))
 
 
+def test_a_share_of_the_memory_is_refused_where_nothing_would_be_left(folder):
+    with pytest.raises(UserError, match=r"^memory_margin: must be at least 0 and below 1"):
+        compose_plan(folder, "memory_margin=1.5")
+
+
 def test_a_target_too_large_for_the_machine_is_refused(folder):
     run = compose_plan(folder)
     run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})

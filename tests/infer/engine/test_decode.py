@@ -15,7 +15,9 @@ from infer.engine.graph_plan import list_graphs
 from infer.verify.greedy_and_coupled import walk_choices
 from infer.verify.rejection_and_block import RejectionRule
 from models.device.opening import can_compile
+from models.drafts.base import ReadPrompts
 from models.drafts.ngram import NgramDraft, graft_chain
+from models.targets.language_model import TargetOutput
 from models.trees.growth import Proposal
 from models.trees.sampling import Sampler
 from models.trees.sampling_config import SamplingConf
@@ -116,6 +118,12 @@ def test_a_copied_chain_goes_on_where_the_grown_tree_ends():
     assert accepted.nodes.tolist() == [[0, 2, 3, 6, 7]]
 
 
+def read_prompts(ids, lengths, first):
+    """Return prompts to a draft that reads nothing of the target."""
+    output = TargetOutput(hidden=torch.zeros(*ids.shape, 1), captured=None)
+    return ReadPrompts(ids=ids, lengths=lengths, first_token=first, target_output=output)
+
+
 @pytest.mark.parametrize("period", [1, 2, 3, 5, 16])
 def test_ngram_lookup_repeats_a_period_that_is_shorter_than_the_copy(period):
     """Row 0 repeats its last tokens; row 1 repeats none, and copies the root."""
@@ -123,9 +131,7 @@ def test_ngram_lookup_repeats_a_period_that_is_shorter_than_the_copy(period):
     lengths = torch.full((2,), 3 * period)
     first = torch.tensor([1, 3 * period + 1])
     draft = NgramDraft()
-    state = draft.start(
-        draft.new_state(2, 3 * period + 2), texts, lengths=lengths, first_token=first, target_output=None
-    )
+    state = draft.start(draft.new_state(2, 3 * period + 2), read_prompts(texts, lengths, first))
     for depth in (1, 4, 16, 64):
         proposal = draft.propose(state, tree=chain(depth), sampler=Sampler(rule=GREEDY))
         repeated = [1 + (1 + i) % period for i in range(depth)]
@@ -135,13 +141,7 @@ def test_ngram_lookup_repeats_a_period_that_is_shorter_than_the_copy(period):
 def test_ngram_lookup_copies_after_the_longest_match_and_of_equal_ones_after_the_latest():
     texts = torch.tensor([[1, 2, 3, 11, 9, 3, 12, 8, 1, 2], [2, 3, 11, 9, 2, 3, 12, 8, 7, 2]])
     draft = NgramDraft()
-    state = draft.start(
-        draft.new_state(2, 12),
-        texts,
-        lengths=torch.full((2,), 10),
-        first_token=torch.tensor([3, 3]),
-        target_output=None,
-    )
+    state = draft.start(draft.new_state(2, 12), read_prompts(texts, torch.full((2,), 10), torch.tensor([3, 3])))
     proposal = draft.propose(state, tree=chain(1), sampler=Sampler(rule=GREEDY))
     assert proposal.ids.tolist() == [[11], [12]]
 

@@ -9,7 +9,7 @@ import torch
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
 from infer.measure.eval_modes import build_evaluation_rule
-from infer.verify.base import ScoredTree
+from infer.verify.base import ScoredNodes
 from infer.verify.config import Verification
 from infer.verify.greedy_and_coupled import TypicalRule
 from models.io.errors import UserError
@@ -28,7 +28,7 @@ WARM = SamplingConf(temperature=1.0, seed=2)
 
 
 @dataclass(kw_only=True)
-class ChosenTree(ScoredTree):
+class ChosenTree(ScoredNodes):
     """A scored tree after whose nodes the target chooses given tokens."""
 
     chosen: torch.Tensor
@@ -40,8 +40,7 @@ class ChosenTree(ScoredTree):
 
 def accept_typical_path(proposal, choice, warped, depth, *, typical):
     """Return the path that the rule accepts."""
-    scored = ChosenTree(proposal=proposal, warped_logits=warped, chosen=choice)
-    return typical.accept(scored, depth)
+    return typical.accept(proposal, ChosenTree(warped_logits=warped, chosen=choice), depth)
 
 
 def draw_random_case(number: int):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from infer.engine.decode import build_acceptance_rule
-from infer.verify.base import ScoredTree
+from infer.verify.base import ScoredNodes
 from infer.verify.config import Verification
 from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
@@ -162,13 +162,13 @@ def test_walks_emit_the_targets_choice_whatever_the_tree(shape):
                 if text[: len(context)] == context:
                     picked[row, node] = text[len(context)]
         noise = 1e6 * torch.nn.functional.one_hot(picked, WORDS).double()
-        scored = ScoredTree(proposal=trees.proposal, warped_logits=trees.target.log(), noise=noise)
-        accepted = CoupledRule().accept(scored, trees.depth)
+        scored = ScoredNodes(warped_logits=trees.target.log(), noise=noise)
+        accepted = CoupledRule().accept(trees.proposal, scored, trees.depth)
         longest = [max(len(c) for c in row if text[: len(c)] == c) for row in trees.contexts]
         assert accepted.count.tolist() == [length + 1 for length in longest]
         for row, length in enumerate(longest):
             assert tuple(accepted.ids[row, : length + 1].tolist()) == text[: length + 1]
-        alone = GreedyRule().accept(replace(scored, warped_logits=noise, noise=None), trees.depth)
+        alone = GreedyRule().accept(trees.proposal, replace(scored, warped_logits=noise, noise=None), trees.depth)
         assert torch.equal(alone.ids, accepted.ids)
         total += chance
     assert total == pytest.approx(1.0)
@@ -176,11 +176,11 @@ def test_walks_emit_the_targets_choice_whatever_the_tree(shape):
 
 def test_the_lowest_id_of_equal_logits_is_chosen():
     tree = Proposal(ids=torch.tensor([[1, 0]]), parents=torch.tensor([[-1, -1]]))
-    accepted = GreedyRule().accept(ScoredTree(proposal=tree, warped_logits=torch.zeros(1, 3, 4)), 1)
+    accepted = GreedyRule().accept(tree, ScoredNodes(warped_logits=torch.zeros(1, 3, 4)), 1)
     assert accepted.nodes.tolist() == [[0, 2]]
 
 
-def build_random_trees(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> ScoredTree:
+def build_random_trees(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> tuple[Proposal, ScoredNodes]:
     """Return random trees in fp32 with peaked distributions, whose rounding must not yield NaN."""
     paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
     parents = torch.tensor(parents_of(paths)).expand(rows, -1)
@@ -191,27 +191,25 @@ def build_random_trees(rows: int = 4000, words: int = 50, *, drawn: bool = True)
     behind[rows // 2 :] = 30 * torch.randn_like(behind[rows // 2 :])
     ids = torch.stack([(behind + torch.randn_like(behind)).argmax(-1)[:, p + 1] for p in parents[0]])
     behind = behind.log_softmax(-1) if drawn else None
-    return ScoredTree(
-        proposal=Proposal(ids=ids.T.contiguous(), parents=parents, child_log_probs=behind),
+    return Proposal(ids=ids.T.contiguous(), parents=parents, child_log_probs=behind), ScoredNodes(
         warped_logits=logits,
         noise=-torch.empty_like(logits).exponential_().log(),
         uniforms=torch.rand(rows, len(paths)),
     )
 
 
-def hang_as_chain(scored: ScoredTree) -> ScoredTree:
-    parents = torch.arange(-1, scored.proposal.ids.shape[1] - 1).expand_as(scored.proposal.ids)
-    return replace(scored, proposal=replace(scored.proposal, parents=parents))
+def hang_as_chain(proposal: Proposal) -> Proposal:
+    return replace(proposal, parents=torch.arange(-1, proposal.ids.shape[1] - 1).expand_as(proposal.ids))
 
 
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
 @pytest.mark.parametrize("rule", [RejectionRule(), BlockRule()], ids=["rejection", "block"])
 def test_only_tokens_that_the_target_may_emit_are_emitted_in_fp32_too(rule, drawn):
-    scored = build_random_trees(drawn=drawn)
+    proposal, scored = build_random_trees(drawn=drawn)
     if isinstance(rule, BlockRule):
-        scored = hang_as_chain(scored)
+        proposal = hang_as_chain(proposal)
     depth = 7 if isinstance(rule, BlockRule) else 3
-    accepted = rule.accept(scored, depth)
+    accepted = rule.accept(proposal, scored, depth)
     logp = scored.warped_logits.gather(1, accepted.nodes[..., None].expand(-1, -1, 50))
     emitted_logits = logp.gather(2, accepted.ids[..., None])[..., 0]
     emitted = torch.arange(depth + 1) < accepted.count[:, None]
@@ -223,11 +221,11 @@ RULES = [GreedyRule(), CoupledRule(), RejectionRule(), BlockRule(), TypicalRule(
 every_rule = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 
 
-def build_scored_tree(rule, *, drawn: bool = True) -> ScoredTree:
-    scored = build_random_trees(64, drawn=drawn)
+def build_scored_tree(rule, *, drawn: bool = True) -> tuple[Proposal, ScoredNodes]:
+    proposal, scored = build_random_trees(64, drawn=drawn)
     if isinstance(rule, GreedyRule):
         scored.noise = None
-    return hang_as_chain(scored) if isinstance(rule, BlockRule) else scored
+    return hang_as_chain(proposal) if isinstance(rule, BlockRule) else proposal, scored
 
 
 @pytest.mark.no_shapes
@@ -235,9 +233,9 @@ def build_scored_tree(rule, *, drawn: bool = True) -> ScoredTree:
 @every_rule
 @pytest.mark.parametrize("drawn", [True, False])
 def test_every_rule_compiles_to_one_graph(rule, drawn):
-    scored = build_scored_tree(rule, drawn=drawn)
+    proposal, scored = build_scored_tree(rule, drawn=drawn)
     traced = torch.compile(rule.accept, backend="aot_eager", fullgraph=True, dynamic=False)
-    eager, graph = rule.accept(scored, 7), traced(scored, 7)
+    eager, graph = rule.accept(proposal, scored, 7), traced(proposal, scored, 7)
     for name in ("ids", "nodes", "count"):
         assert torch.equal(getattr(eager, name), getattr(graph, name))
 

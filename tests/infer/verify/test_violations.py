@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from infer.verify.base import ScoredTree
+from infer.verify.base import ScoredNodes
 from infer.verify.greedy_and_coupled import CoupledRule
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from models.trees.growth import Proposal
@@ -86,13 +86,12 @@ def count_first_tokens(rule, *, shared: bool, children: int) -> Tensor:
     parents = torch.full((SAMPLES, children), -1)
     behind = draft.log().expand(SAMPLES, children + 1, -1)
     proposal = Proposal(ids=(draft.log() + noise).topk(children).indices, parents=parents, child_log_probs=behind)
-    scored = ScoredTree(
-        proposal=proposal,
+    scored = ScoredNodes(
         warped_logits=target.log().expand_as(behind),
         noise=(noise if shared else other)[:, None].expand_as(behind),
         uniforms=torch.rand(SAMPLES, children, generator=numbers, dtype=torch.float64),
     )
-    return rule.accept(scored, 1).ids[:, 0].bincount(minlength=len(target))
+    return rule.accept(proposal, scored, 1).ids[:, 0].bincount(minlength=len(target))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What is traced has the shapes and the counts of what it stands for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +13,14 @@ from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, fake_model
 from models.meta_model import MetaTarget, build_meta_draft
 from models.trees.sampling_config import SamplingConf
+from tests.support.data.chat import save
 from tests.support.models.family_models import FAMILIES, WINDOW
 from tests.support.models.tiny import CPU
-from tests.support.reports.memory_run import KINDS, PROMPT, build_conf
-from tests.support.reports.planned import model_outline, trace_alone
+from tests.support.reports.memory_run import KINDS, PROMPT, build_conf, build_target
+from tests.support.reports.planned import GENEROUS, model_outline, trace_alone
+from train.planning.layout import build_layout
+from train.planning.run_plan import build_models
+from train.planning.trace import TARGET_PASS, trace_run
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -50,6 +56,22 @@ def test_equal_layers_are_traced_once_and_counted_as_if_each_was_traced(monkeypa
     each, num_computed_alone, num_layers = trace_prompt(family)
     assert (num_computed, num_computed_alone) == (1, num_layers)
     assert once == each
+
+
+@pytest.mark.parametrize(("length", "rows"), [(256, 2), (512, 4)])  # a layer's weights take more, or its activations
+def test_equal_layers_of_a_sharded_target_count_as_if_each_was_traced(tmp_path, monkeypatch, length, rows):
+    save(build_target(CPU), tmp_path)
+    once = trace_sharded(tmp_path, length, rows)
+    monkeypatch.setattr(MemoryTracer, "run_layer", lambda _, function, layer, *args: function(layer, *args))
+    assert once == pytest.approx(trace_sharded(tmp_path, length, rows), rel=1e-3)
+
+
+def trace_sharded(target, length, rows):
+    """Return the bytes of a target's pass in one of four processes that share it."""
+    words = (f"target.path={target}", f"optim.rows_per_step={4 * rows}", f"optim.micro_batch_size={rows}")
+    run = build_conf(*KINDS["eagle3"], "parallel=sharded", f"data.row_length={length}", *words)
+    layout = build_layout(run, replace(GENEROUS, chips=1, cores=4), 4, 1)
+    return trace_run(run, *build_models(run, CPU.dtype), layout, prompt_tokens=PROMPT)[TARGET_PASS].peak_bytes.total()
 
 
 def test_equal_layers_of_a_draft_model_are_computed_each_where_gradients_are_taken():

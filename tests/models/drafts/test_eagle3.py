@@ -7,6 +7,7 @@ import torch
 from data.features.target_pass import run_target
 from data.vocabulary.draft_vocab import choose_kept_ids
 from infer.engine.decode import Decoder
+from models.drafts.base import ReadPrompts
 from models.drafts.bases.cached import CachePass
 from models.drafts.eagle3 import NORM_SWITCHES
 from models.drafts.loss import compute_loss
@@ -50,13 +51,13 @@ def test_unrolled_training_steps_equal_the_steps_of_decoding(target, learned):
         outputs = draft.unroll_steps(batch, draft.target_features(seen))
         row = 11
         prompt = TargetOutput(hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1])
-        state = draft.start(
-            draft.new_state(1, 32),
-            batch.input_ids[:, : row + 1],
+        prompts = ReadPrompts(
+            ids=batch.input_ids[:, : row + 1],
             lengths=torch.tensor([row + 1]),
             first_token=batch.input_ids[:, row + 1],
             target_output=prompt,
         )
+        state = draft.start(draft.new_state(1, 32), prompts)
         torch.testing.assert_close(state["hidden"], outputs[0][:, row], atol=1e-5, rtol=1e-4)
         hidden = state["hidden"][:, None]
         for step in range(1, draft.trained_depth):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from infer.verify import rejection_and_block
-from infer.verify.base import ScoredTree
+from infer.verify.base import ScoredNodes
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from models.trees.growth import Proposal, ancestor_mask
 from models.trees.tree import tree_from_paths
@@ -162,11 +162,12 @@ def judge_tree(trees: Trees) -> Judged:
         token = proposal.ids[:, node]
         if proposal.child_log_probs is None:
             draft[parent + 1] = one_hot(token, left[0].shape[1]).double()
-        weighed = rejection_and_block.compute_residual(left[parent + 1], draft[parent + 1], token)
-        left[parent + 1], draft[parent + 1] = weighed.target, weighed.draft
-        odds.append(weighed.accept_prob)
-        ends.append(ends[parent + 1] * weighed.accept_prob)
-        ends[parent + 1] = ends[parent + 1] * (1 - weighed.accept_prob)
+        chance, left[parent + 1], draft[parent + 1] = rejection_and_block.compute_residual(
+            left[parent + 1], draft[parent + 1], token
+        )
+        odds.append(chance)
+        ends.append(ends[parent + 1] * chance)
+        ends[parent + 1] = ends[parent + 1] * (1 - chance)
     return Judged(odds=torch.stack(odds, 1), ends=torch.stack(ends, 1), left=torch.stack(left, 1))
 
 
@@ -201,8 +202,8 @@ def replays_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Jud
         possible = torch.minimum(judged.ends[:, end], judged.left[:, end, word]) > HAIR
         for taken in accepts:
             coins = torch.where(taken, yes, no)
-            scored = ScoredTree(proposal=trees.proposal, warped_logits=trees.target.log(), noise=noise, uniforms=coins)
-            accepted = rule.accept(scored, trees.depth)
+            scored = ScoredNodes(warped_logits=trees.target.log(), noise=noise, uniforms=coins)
+            accepted = rule.accept(trees.proposal, scored, trees.depth)
             right = (accepted.count == text.shape[1]) & (accepted.nodes[:, -1] == end)
             right &= (accepted.ids[:, : text.shape[1]] == text).all(1)
             if not (right | ~possible).all():

@@ -1,15 +1,15 @@
 """Measure the memory of a step in several processes, and plan it: memory_run.py FOLDER CASE...
 
 A case is KIND,LAYOUT,DTYPE,MICRO_BATCHES,OVERRIDES. LAYOUT is that of the draft's weights, or `split`: all processes
-share the target, and each learns rows of its own, or `all sharded`: the target too, and its pass is measured. Process 0
-writes the bytes of each case, measured and planned, to FOLDER/bytes.json.
+share the target, and each learns rows of its own, or `all sharded`: the target too, and its pass is measured, or
+`tied sharded`: with a head that is the embeddings. Process 0 writes the bytes of each case, measured and planned, to
+FOLDER/bytes.json.
 """
 
 import gc
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,8 +60,8 @@ def build_conf(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, [*small, *overrides])
 
 
-def build_target(device: Device) -> Target:
-    model = Qwen3ForCausalLM(config()).to(device.dtype)
+def build_target(device: Device, **changes: Any) -> Target:
+    model = Qwen3ForCausalLM(config(**changes)).to(device.dtype)
     return freeze_model(model, tiny_tokenizer(VOCAB), name="outline", device=device)
 
 
@@ -116,6 +116,7 @@ LAYOUTS = {
     "sharded": ["parallel.tensor=1", "parallel.draft=sharded"],
     "split": ["parallel.tensor={processes}", "parallel.draft=replicated"],
     "all sharded": ["parallel=sharded"],
+    "tied sharded": ["parallel=sharded"],
 }
 
 
@@ -127,17 +128,19 @@ def compare_with_plan(folder: Path, processes: int, case: str) -> tuple[int, int
         *KINDS[kind],
         f"optim.rows_per_step={2 * int(micro_batches) * processes}",
         "optim.micro_batch_size=2",
-        f"target.path={folder.parent / 'target'}",
+        f"target.path={folder.parent / ('tied' if placement == 'tied sharded' else 'target')}",
         *(word.format(processes=processes) for word in LAYOUTS[placement]),
         *overrides,
     )
     layout = build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, conf.parallel.tensor_size)
     loop = build_trainer(conf, device, folder)
-    batch = fullest_batch(layout.rows, LENGTH)
-    run_pass = partial(loop.features.compute_features, batch) if layout.shards_target else loop._take_step
-    run_pass()  # the first step creates the moments
-    # The least of several, because the profiler misses some of what gloo's threads free.
-    measured = min(measure_peak_bytes(run_pass) for _ in range(3))
+    if layout.shards_target:  # the first pass: later ones free what FSDP2 keeps of the one before
+        batch = fullest_batch(layout.rows, LENGTH)
+        measured = measure_peak_bytes(lambda: loop.features.compute_features(batch))
+    else:
+        loop._take_step()  # creates the moments
+        # The least of several, because the profiler misses some of what gloo's threads free.
+        measured = count_held_bytes(loop) + min(measure_peak_bytes(loop._take_step) for _ in range(3))
     if not loop.parallel.is_main:
         return measured, 0
     phases = trace_run(conf, *build_models(conf, device.dtype, layout.tensor), layout, prompt_tokens=PROMPT)
@@ -145,14 +148,16 @@ def compare_with_plan(folder: Path, processes: int, case: str) -> tuple[int, int
         held = persistent_memory(conf, *build_models(conf, device.dtype, layout.tensor), layout)
         return measured, phases[TARGET_PASS].peak_bytes.total() - sum(held[part] for part in PERSISTENT_PARTS)
     parts = [phase.peak_bytes for name, phase in phases.items() if name != EVALUATION]
-    return count_held_bytes(loop) + measured, max(part.total() - part[TARGET] for part in parts)
+    return measured, max(part.total() - part[TARGET] for part in parts)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main = build_parallel(build_conf().parallel, CPU, trackers=[])
     own = Path(sys.argv[1]) / str(main.accelerator.process_index)
-    save(build_target(CPU), own.parent / "target")  # by the main process alone
+    if main.is_main:
+        save(build_target(CPU), own.parent / "target")
+        save(build_target(CPU, tie_word_embeddings=True), own.parent / "tied")
     main.barrier()
     results = {case: compare_with_plan(own, main.accelerator.num_processes, case) for case in sys.argv[2:]}
     if main.is_main:

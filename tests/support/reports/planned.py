@@ -1,6 +1,7 @@
 """Build a small target without weights, and a machine with room for it, to plan runs and decoding for."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -32,10 +33,10 @@ GENEROUS = MachineConf(
 ALONE = replace(GENEROUS, chips=1, cores=1)
 
 
-def config() -> Qwen3Config:
+def config(**changes: Any) -> Qwen3Config:
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
     sizes = {"vocab_size": VOCAB, "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
-    return tiny_config(**heads, **sizes, max_position_embeddings=512)
+    return tiny_config(**heads, **sizes, max_position_embeddings=512, **changes)
 
 
 def model_outline(device: Device) -> MetaTarget:

@@ -23,6 +23,7 @@ from models.checkpoints.fingerprints import hash_tensors
 from models.device.opening import open_device
 from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft
+from models.io.errors import UserError
 from models.parallel.dtensor import full_params, full_tensor
 from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
@@ -32,6 +33,7 @@ from tests.support.runs.toy_run import VOCAB, build_toy_model, toy_conf, toy_row
 from train.config.optim import OptimName
 from train.config.run import ParallelConf, Weights
 from train.distributed.build import build_parallel
+from train.distributed.parallel import Parallel
 from train.quick_eval import build_quick_eval
 from train.run.log import MetricLogger
 from train.run.state import RunState, flatten_config
@@ -57,6 +59,19 @@ def save_target(folder: Path, *, tied: bool = False, **changes: int) -> None:
 
 class Stopped(Exception):  # noqa: N818  # it is not an error
     pass
+
+
+def read_refusal(spread: Parallel) -> str:
+    """Return the error of the main process, as this one meets it."""
+
+    def refuse() -> None:
+        raise UserError(f"refused by process {spread.accelerator.process_index}")
+
+    try:
+        spread.run_on_main(refuse)
+    except UserError as error:
+        return str(error)
+    return "nothing was refused"
 
 
 def run(
@@ -129,6 +144,8 @@ def run(
         weights = hash_tensors({name: p for name, p in learner.named_parameters() if p.requires_grad})
     left = {
         "heard": any(spread.gather(spread.accelerator.process_index == 1)),
+        "main": spread.run_on_main(lambda: spread.accelerator.process_index),
+        "refused": read_refusal(spread),
         "fingerprint": own.fingerprint,
         "draft": weights,
         "products": products,
