@@ -36,7 +36,8 @@ def main() -> None:
     connect_processes(device.torch_device.type)
     accelerator: Any = SimpleNamespace(process_index=rank, num_processes=2, is_main_process=rank == 0)
     parallel = XlaParallel(conf=ParallelConf(), device=device, accelerator=accelerator, host_group=connect_hosts())
-    accelerator.wait_for_everyone = lambda: dist.barrier(parallel.host_group)
+    assert parallel.gather(rank) == [0.0, 1.0]
+    assert parallel.run_on_main(lambda: rank) == 0
     run, saved, loaded = RunState(folder, {}), *(build_state(device.torch_device, seed) for seed in (1, 2))
     run.save(saved, parallel)
     run.load(loaded, parallel)
