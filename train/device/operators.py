@@ -109,7 +109,7 @@ def list_needed(check: Callable[..., Check]) -> Iterator[Check]:
         vocab_ids, note = torch.arange(vocab), f", {vocab:,} columns"
         for count in COUNTS:
             yield check(f"topk_rows of {count}{note}", topk_rows, scores, count)
-        yield check(f"argmax{note}", lambda s: s.argmax(-1), scores)
+        yield check(f"argmax{note}", _argmax, scores)
         yield check(f"log-softmax{note}", lambda s: s.log_softmax(-1), scores)
         yield check(f"top-p without a sort{note}", lambda s: drop_tail(s, 0.1) > DROPPED_SCORE, scores)
         yield check(f"tokens that occur{note}", mark_tokens, ids, ids % 2 == 0, vocab)
@@ -122,7 +122,7 @@ def list_needed(check: Callable[..., Check]) -> Iterator[Check]:
     yield check("attention with a mask, gradient", _attend, *leaves, mask)
     table = torch.randn(1000, WIDTH, generator=numbers).requires_grad_()
     ids = torch.randint(1000, (2, SLOTS), generator=numbers)
-    yield check("embedding, gradient", lambda t, i: F.embedding(i, t), table, ids)
+    yield check("embedding, gradient", _embed, table, ids)
     cache, slots = torch.zeros(ROWS, SLOTS, WIDTH), torch.tensor([3, 1, 4, 0, 5])
     update = torch.randn(ROWS, WIDTH, generator=numbers)
     yield check("write into a cache in place", _write_slots, cache, slots, update)
@@ -157,6 +157,14 @@ def list_avoided(check: Callable[..., Check]) -> Iterator[Check]:
     yield check("masked_fill with -inf", lambda s: s.masked_fill(s > 0, -torch.inf).exp(), small)
     yield check("softmax of a row of -inf", lambda s: s.masked_fill(s > -99, -torch.inf).softmax(-1), small)
     yield check("float64", lambda s: s.double().cumsum(-1).float(), small)
+
+
+def _argmax(scores: Tensor) -> Tensor:
+    return scores.argmax(-1)
+
+
+def _embed(table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, table)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
