@@ -100,3 +100,16 @@ def test_two_processes_save_a_state_together_over_the_host(tmp_path):
         list(pool.map(lambda rank: run_program("processes_run.py", "xla", [str(tmp_path)], rank), ranks))
     (state,) = (tmp_path / "state").iterdir()
     assert {path.name for path in state.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp", "progress.json"}
+
+
+@pytest.mark.parametrize("machine", ["8xh100", "trn1.32xlarge"])
+def test_weights_that_processes_share_are_planned_with_the_packages_of_the_route(machine):
+    """The packages hold the oldest PyTorch that is supported, and replace the function that makes a process group."""
+    route = (
+        ["device=xla", "optim=adamw", "parallel.draft=sharded"] if machine.startswith("trn1") else ["parallel=sharded"]
+    )
+    words = ["-m", "train.plan", f"machine={machine}", *route, "optim.rows_per_step=64", "parallel.tensor=1"]
+    planned = subprocess.run(
+        [str(PYTHON), *words], cwd=ROOT, env=os.environ | CHOSEN["cpu"], capture_output=True, text=True
+    )
+    assert "It fits" in planned.stdout, planned.stderr[-4000:]

@@ -170,6 +170,7 @@ def fake_mesh(processes: int) -> Iterator[DeviceMesh]:
 
     TORCH_DIST_INIT_BARRIER=1 would let it wait for the others.
     """
+    import torch.distributed._tools.fake_collectives  # noqa: F401 # deferred: slow; PyTorch 2.9 needs it to trace them
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ExitStack() as stack:

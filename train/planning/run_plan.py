@@ -18,7 +18,7 @@ from models.drafts.base import Draft
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, find_head_layers, shard_target
 from models.parallel.tensor_parallel import list_tables
 from train.config.optim import AUTO
-from train.config.run import ParallelConf, TrainPlanConf, Weights
+from train.config.run import ParallelConf, TrainConf, TrainPlanConf, Weights
 from train.planning.fake_process import persistent_memory
 from train.planning.graph_plan import list_graphs
 from train.planning.layout import ProcessLayout
@@ -174,7 +174,7 @@ def default_schema(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> Fea
     return build_schema(capture, draft.needs, hidden_size=target.hidden_size, vocab_size=target.vocab_size)
 
 
-def build_models(conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1) -> tuple[MetaTarget, Draft]:
+def build_models(conf: TrainConf, dtype: torch.dtype, tensor: int = 1) -> tuple[MetaTarget, Draft]:
     """Build target and draft as one core holds them if `tensor` cores share the target."""
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)

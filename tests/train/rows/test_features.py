@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from data.config import DataConf, DataSource, Dtype, OnPolicyConf, TeacherKind
 from data.features.manifest import read_manifest
 from data.packing.pack import pack_documents
+from data.sources.training_rows import check_data_exists
 from models.device.config import MachineConf
 from models.drafts.base import Needs
 from models.drafts.options import Medusa2Conf
@@ -227,4 +228,4 @@ def test_a_folder_that_is_no_store_is_refused(folder):
 
 def test_a_store_must_be_named_by_its_path(folder):
     with pytest.raises(UserError, match=r"^data\.path: must be set for data\.source=captured"):
-        DataConf(source=DataSource.captured).check_path()
+        check_data_exists(DataConf(source=DataSource.captured))
