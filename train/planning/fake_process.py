@@ -46,7 +46,7 @@ class FakeProcess:
     target: MetaTarget
     draft: Draft
     loss_module: LossModule
-    parts: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # of weights, as ZeRO-1 steps them
+    shards: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # of weights, as ZeRO-1 steps them
 
     @cached_property
     def trained(self) -> list[nn.Parameter]:
@@ -57,30 +57,30 @@ class FakeProcess:
         """Return the optimizers with their states."""
         optimizers, _ = build_optimizers(self.conf.optim, self.draft)
         if self.layout.shards_moments:
-            self.parts = {weight: nn.Parameter(self._take_part(weight.detach())) for weight in self.trained}
-            self.tracer.label_tensors(OPTIMIZER, self.parts.values())
+            self.shards = {weight: nn.Parameter(self._take_shard(weight.detach())) for weight in self.trained}
+            self.tracer.label_tensors(OPTIMIZER, self.shards.values())
             for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
-                group["params"] = [self.parts[weight] for weight in group["params"]]
+                group["params"] = [self.shards[weight] for weight in group["params"]]
         allocate_optimizer_states(optimizers)
         states = chain.from_iterable(optimizer.state.values() for optimizer in optimizers)
         self.tracer.label_tensors(OPTIMIZER, chain.from_iterable(state.values() for state in states))
         return optimizers
 
-    def _take_part(self, tensor: Tensor) -> Tensor:
+    def _take_shard(self, tensor: Tensor) -> Tensor:
         return shard_rows(tensor, ranks=self.layout.processes, rank=0).clone()
 
     def step_optimizers(self, *, foreach: bool) -> None:
         """Clip the gradients and update the weights, `foreach` all at once."""
         torch.nn.utils.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm)
-        for weight, part in self.parts.items():
+        for weight, shard in self.shards.items():
             assert weight.grad is not None
-            part.grad = self._take_part(weight.grad)
+            shard.grad = self._take_shard(weight.grad)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["foreach"] = foreach
             optimizer.step()
-        for part in self.parts.values():
-            part.grad = None
+        for shard in self.shards.values():
+            shard.grad = None
 
     def label_gathered(self, part: str, module: nn.Module) -> None:
         """Count the gathered weights of a module, which FSDP2 allocates and frees, as `part`."""
