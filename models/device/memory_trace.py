@@ -261,13 +261,11 @@ def fake_model(
 
 
 def trace_once(run_layer: Callable) -> Callable:
-    """Return a function of a layer that, where memory is traced without gradients, runs once for equal layers."""
+    """Return a function of a layer that, where memory is traced, runs once for equal layers."""
 
     def run(*args: Any) -> Any:
         tracer = _get_current_dispatch_mode()
-        if isinstance(tracer, MemoryTracer) and not torch.is_grad_enabled():
-            return tracer.run_layer(run_layer, *args)
-        return run_layer(*args)
+        return tracer.run_layer(run_layer, *args) if isinstance(tracer, MemoryTracer) else run_layer(*args)
 
     return run
 
