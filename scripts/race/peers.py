@@ -1,20 +1,22 @@
-"""Race our EAGLE-3 against that of speculators: equal answers, steps and tokens, several rates.
+"""Race our EAGLE-3 against that of speculators: equal answers and steps, several rates and switches.
 
     bash scripts/setup_speculators.sh
     python -m scripts.race.peers --output outputs/race
     python -m scripts.race.peers --target outputs/wide --output outputs/race-wide --write
 
-Both trainers get the same answers of the same target. Each side chooses its rate with the first seed, by a chain of
-four on prompts that are not judged; the other seeds train at that rate. The judged prompts are the demo's held-out ones
-or those of `--prompts`. Every run and measurement is a process on one thread; what is finished is not repeated, so a
-stopped race goes on where it was. At the end short runs of both sides take turns, alone, to tell what training costs.
+Both trainers get the same answers of the same target. The peer runs twice: as it is, and with our mask and our steps of
+unroll. Each side chooses its switch and its rate with the first seed, by a chain of four on prompts that are neither
+judged nor trained on (`--calibration`, by default the demo's); the other seeds train with these. The judged prompts are
+the demo's held-out ones or those of `--prompts`. Every run and measurement is a process on one thread; what is finished
+is not repeated, so a stopped race goes on where it was. At the end short runs of all sides take turns, alone, to tell
+what training costs.
 """
 
 import argparse
 import sys
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,11 +28,12 @@ from scripts.benchmarks.tables import PAGE, machine, publish
 from scripts.processes import run_logged, run_side_by_side
 from scripts.race.documents import SUMMARY
 from scripts.race.runs import OURS, SIDES, Race, Run
-from scripts.race.tables import build_tables, choose_rate
+from scripts.race.tables import build_tables, choose_setting
 from scripts.race.training import find_peer, train_run
 from scripts.studies.chain_rounds import name_target
 
 RATES = [3e-3, 1e-2, 3e-2]
+SWITCHES = ["draft.dropout=0", "draft.dropout=0.1"]
 
 
 def main() -> None:
@@ -40,9 +43,8 @@ def main() -> None:
         if args.table:
             race = Race.load(args.output)
         else:
-            race = Race(
-                output=args.output, target=args.target, prompts=args.prompts, steps=args.steps, overrides=args.overrides
-            )
+            settings = {name: value for name, value in vars(args).items() if name in Race.__dataclass_fields__}
+            race = Race(**settings)
             race.save()
         name = name_target(race.target)
         require(
@@ -63,9 +65,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", help="a file of judged prompts; by default the demo's")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="of ours")
-    parser.add_argument("--peer-rates", nargs="+", type=float, default=RATES)
+    parser.add_argument("--calibration", help="a file of prompts that choose; by default the demo's")
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="that every side tries")
+    parser.add_argument("--switches", nargs="+", default=SWITCHES, help="of `python -m train`, that ours tries")
     parser.add_argument("--overrides", nargs="*", default=[], help="of `python -m train`")
+    parser.add_argument("--peer-switches", nargs="+", default=[""], help="of `speculators train`, that the peer tries")
+    parser.add_argument("--peer-overrides", nargs="*", default=[], help="of `speculators train`")
     parser.add_argument("--output", type=Path, default=Path("outputs/race"))
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
     parser.add_argument("--table", action="store_true", help="only print what is measured already")
@@ -76,18 +81,19 @@ def parse_arguments() -> argparse.Namespace:
 def hold_race(race: Race, args: argparse.Namespace) -> None:
     """Train and measure everything that is not finished yet."""
     find_peer()
-    first, *_ = args.seeds
     trials = [
-        Run(race=race, side=side, rate=rate, seed=first)
-        for pair in zip_longest(args.rates, args.peer_rates)
-        for side, rate in zip(SIDES, pair, strict=True)
-        if rate is not None
+        Run(race=race, side=side, switch=switch, rate=rate, seed=args.seeds[0])
+        for side in SIDES
+        for switch, rate in product(args.switches if side == OURS else args.peer_switches, args.rates)
     ]
     train_all(trials, args.jobs)
     measure_all("calibration", trials, args.jobs)
     figures = race.list_figures()
+    settings = {side: choose_setting(figures, side) for side in SIDES}
     chosen = [
-        Run(race=race, side=side, rate=choose_rate(figures, side), seed=seed) for seed in args.seeds for side in SIDES
+        Run(race=race, side=side, switch=switch, rate=rate, seed=seed)
+        for seed in args.seeds
+        for side, (switch, rate) in settings.items()
     ]
     train_all(chosen, args.jobs)
     measure_all("runtime", chosen, args.jobs)
@@ -118,6 +124,7 @@ def do_stage(stage: str, run: Run) -> int:
         str(run.race.output),
         stage,
         f"--side={run.side}",
+        f"--switch={run.switch}",
         f"--rate={run.rate}",
         f"--seed={run.seed}",
     ]

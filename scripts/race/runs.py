@@ -12,25 +12,26 @@ from models.targets.config import TargetConf
 from scripts.race.documents import SUMMARY
 from scripts.studies.chain_rounds import name_target
 
-OURS, PEER = SIDES = ("ours", "peer")
-DEPTHS = [3, 4]  # of the judged chains; rates are chosen by the deepest
+OURS, PEER, MATCHED = SIDES = ("ours", "peer", "matched")  # matched: the peer with our mask and our steps of unroll
+DEPTHS = [3, 4]  # of the judged chains; settings are chosen by the deepest
 COST_FOLDER = "cost"
 COST_STEPS = 60  # of the runs that are timed
 UNTIMED_STEPS = 10  # at the start of a run: they compile, and our metrics come every ten
 # Both sides at their fastest: the peer compiles its training step on CUDA alone.
 COST_OVERRIDES = ["device.compile=true", "optim.compile_loss=true"]
-STEP_TOKENS = 2048  # eight rows of 256, or a packed batch of the peer's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """What all runs of a race share; `target` and `prompts` are the demo's if they are None."""
+    """What all runs of a race share; `target` and the files of prompts are the demo's if they are None."""
 
     output: Path
     target: str | None
-    prompts: str | None
+    prompts: str | None  # that are judged
+    calibration: str | None  # prompts that choose a side's setting
     steps: int
     overrides: list[str]  # of our runs, whose documents the peer gets
+    peer_overrides: list[str]  # arguments of `speculators train`
 
     @property
     def target_path(self) -> str:
@@ -86,18 +87,19 @@ class Run:
 
     race: Race
     side: str
+    switch: str  # an override that this run tries, "" for none
     rate: float
     seed: int
 
     @property
     def folder(self) -> Path:
         """Return the folder of the run."""
-        return self.race.output / f"{self.side}-{self.rate:g}-seed{self.seed}"
+        return self.race.output / "-".join(filter(None, [self.side, self.switch, f"{self.rate:g}", f"seed{self.seed}"]))
 
     @property
     def checkpoint(self) -> Path:
         """Return the folder of the last weights; the peer numbers its folders by epoch."""
-        return self.folder / (str(self.count_epochs() - 1) if self.side == PEER else "checkpoint")
+        return self.folder / ("checkpoint" if self.side == OURS else str(self.count_epochs() - 1))
 
     @property
     def file(self) -> Path:
@@ -114,7 +116,7 @@ class Run:
         write_text_atomically(self.file, json.dumps(self.figures | figures))
 
     def read_summary(self) -> dict[str, Any]:
-        """Return the captured layers and the lengths of the documents."""
+        """Return the captured layers, the tokens of a step and the lengths of the documents."""
         return json.loads((self.race.documents(self.seed) / SUMMARY).read_text())
 
     def count_epochs(self) -> int:
@@ -122,5 +124,5 @@ class Run:
 
         Packed batches are not always full, so an epoch may remain: it is one step at rate zero.
         """
-        tokens = sum(self.read_summary()["lengths"][:-1])
-        return math.ceil(self.race.steps / max(1, tokens // STEP_TOKENS))
+        summary = self.read_summary()
+        return math.ceil(self.race.steps / max(1, sum(summary["lengths"][:-1]) // summary["step_tokens"]))

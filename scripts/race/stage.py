@@ -1,9 +1,10 @@
 """Do one piece of work of a race in a process of its own: write documents, or measure a draft.
 
     python -m scripts.race.stage outputs/race documents --seed 0
-    python -m scripts.race.stage outputs/race runtime --side peer --rate 0.01 --seed 0
+    python -m scripts.race.stage outputs/race runtime --side peer --rate 0.01 --seed 0 --switch=
 
-`calibration` and `runtime` replay chains in this runtime, on prompts that are not judged and on those that are.
+`calibration` and `runtime` replay chains in this runtime, on prompts that are neither judged nor trained on, and on the
+judged ones.
 """
 
 import argparse
@@ -15,14 +16,16 @@ from conf.entry import compose
 from data.config import DEMO
 from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load_eval_prompts
 from models.drafts.registry import build_draft, load_draft
+from models.io.errors import require
 from models.targets.target import Target
-from scripts.race.documents import load_peer, split_documents, write_documents
-from scripts.race.runs import DEPTHS, OURS, PEER, SIDES, Race, Run
+from scripts.race.documents import load_peer, read_documents, split_documents, write_documents, write_vocabulary
+from scripts.race.runs import DEPTHS, OURS, SIDES, Race, Run
 from scripts.race.training import our_overrides
 from scripts.studies.chain_rounds import collect_texts, load_cpu_target, replay_chains, tabulate_rounds
 from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.rows.packed_rows import load_training_rows
+from train.rows.row_facts import choose_vocabulary
 
 CALIBRATION_PROMPTS = 64
 
@@ -32,43 +35,63 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--side", choices=SIDES, default=OURS)
+    parser.add_argument("--switch", default="")
     parser.add_argument("--rate", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     race = Race.load(args.output)
-    STAGES[args.stage](Run(race=race, side=args.side, rate=args.rate, seed=args.seed))
+    STAGES[args.stage](Run(race=race, side=args.side, switch=args.switch, rate=args.rate, seed=args.seed))
 
 
 def export_documents(run: Run) -> None:
-    """Write the documents that our runs of this seed train on; a run's rate does not matter."""
+    """Write the documents that our runs of this seed train on; a run's rate and switch do not matter."""
     conf = compose("train", TrainConf, our_overrides(run))
     parallel = build_run_parallel(conf, trackers=[])
     target = parallel.build_target(conf.target)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows = load_training_rows(conf, target, draft, parallel).rows
+    choose_vocabulary(draft, target, rows, None)
     folder = run.race.documents(run.seed)
-    write_documents(split_documents(rows), folder, target=target, layers=draft.needs.layers)
+    write_vocabulary(draft, folder)
+    step_tokens = conf.optim.rows_per_step * conf.data.row_length
+    write_documents(split_documents(rows), folder, target=target, layers=draft.needs.layers, step_tokens=step_tokens)
 
 
 def replay_calibration(run: Run) -> None:
-    """Count a chain on prompts that are not judged; they choose the rate of a side."""
+    """Count a chain on prompts that are neither judged nor trained on; they choose the setting of a side."""
     target = load_cpu_target(run.race.target)
-    prompts = load_calibration_prompts(target.tokenizer, DEMO, CALIBRATION_PROMPTS)
-    counts = count_rounds(run, target, prompts, depths=DEPTHS[-1:])
-    run.add_figures(calibration=counts)
+    prompts = load_unread_prompts(run, target)
+    run.add_figures(calibration=count_rounds(run, target, prompts, depths=DEPTHS[-1:]))
+
+
+def load_unread_prompts(run: Run, target: Target) -> list[EvalPrompt]:
+    """Return prompts that begin no document of the run and are not judged; raise UserError if there are too few."""
+    file, num = run.race.calibration or DEMO, CALIBRATION_PROMPTS
+    candidates = load_calibration_prompts(target.tokenizer, file, 4 * num)
+    read = [*read_documents(run.race.documents(run.seed)), *(prompt.ids for prompt in load_judged_prompts(run, target))]
+    unread = [prompt for prompt in candidates if not any(ids[: len(prompt.ids)] == prompt.ids for ids in read)]
+    require(
+        len(unread) >= num,
+        f"--calibration: must have {num} prompts that are neither judged nor trained on, got {len(unread)} in {file}; "
+        "choose another file",
+    )
+    return unread[:num]
+
+
+def load_judged_prompts(run: Run, target: Target) -> list[EvalPrompt]:
+    return load_eval_prompts(target.tokenizer, run.race.prompts, limit=None, key="--prompts")
 
 
 def replay_judged(run: Run) -> None:
     """Count the chains on the judged prompts."""
     target = load_cpu_target(run.race.target)
-    prompts = load_eval_prompts(target.tokenizer, run.race.prompts, limit=None, key="--prompts")
-    run.add_figures(runtime=count_rounds(run, target, prompts, depths=DEPTHS))
+    run.add_figures(runtime=count_rounds(run, target, load_judged_prompts(run, target), depths=DEPTHS))
 
 
 def count_rounds(run: Run, target: Target, prompts: list[EvalPrompt], *, depths: list[int]) -> dict[int, list]:
     """Return the counts of the replayed chains, by depth."""
-    draft = load_peer(run.checkpoint, target) if run.side == PEER else load_draft(run.checkpoint, target)
+    draft = (load_draft if run.side == OURS else load_peer)(run.checkpoint, target)
     texts = collect_texts(target, prompts, layers=draft.needs.layers, depth=max(depths))
     rounds = replay_chains(target, draft, texts, depths)
     return {depth: tabulate_rounds(rounds[depth], depth).tolist() for depth in depths}

@@ -5,40 +5,43 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from infer.comparison.metric_changes import estimate_change
 from infer.report.tables import Table
-from scripts.race.runs import DEPTHS, OURS, PEER, SIDES, UNTIMED_STEPS, Race
-from scripts.studies.chain_rounds import acceptance_length, render_difference, render_shares
+from infer.results.intervals import ratio_of_means
+from scripts.race.runs import DEPTHS, MATCHED, OURS, PEER, SIDES, UNTIMED_STEPS, Race
+from scripts.studies.chain_rounds import acceptance_length, render_shares
 
 Figures = dict[str, Any]
-NAMES = {OURS: "ours", PEER: "speculators"}
+Setting = tuple[str, float]  # a switch and a rate
+NAMES = {OURS: "ours", PEER: "speculators", MATCHED: "speculators, our mask and steps"}
 
 
-def choose_rate(figures: list[Figures], side: str) -> float:
-    """Return the rate of a side whose chain accepts most on the calibration prompts."""
+def choose_setting(figures: list[Figures], side: str) -> Setting:
+    """Return the setting of a side whose chain accepts most on the calibration prompts."""
     lengths = calibrated_lengths(figures, side)
-    return max(lengths, key=lambda rate: lengths[rate])
+    return max(lengths, key=lambda setting: lengths[setting])
 
 
-def calibrated_lengths(figures: list[Figures], side: str) -> dict[float, float]:
-    """Return tau on the calibration prompts for every rate of a side that was tried."""
+def calibrated_lengths(figures: list[Figures], side: str) -> dict[Setting, float]:
+    """Return tau on the calibration prompts for every setting of a side that was tried."""
     return {
-        run["rate"]: acceptance_length(np.array(run["calibration"][str(DEPTHS[-1])]))
+        (run["switch"], run["rate"]): acceptance_length(np.array(run["calibration"][str(DEPTHS[-1])]))
         for run in figures
         if run["side"] == side and "calibration" in run
     }
 
 
 def select_chosen(figures: list[Figures], side: str) -> list[Figures]:
-    """Return the runs of a side at its chosen rate, by seed."""
+    """Return the runs of a side with its chosen setting, by seed."""
     if not calibrated_lengths(figures, side):
         return []
-    rate = choose_rate(figures, side)
-    runs = [run for run in figures if run["side"] == side and run["rate"] == rate]
+    setting = choose_setting(figures, side)
+    runs = [run for run in figures if run["side"] == side and (run["switch"], run["rate"]) == setting]
     return sorted(runs, key=lambda run: run["seed"])
 
 
 def pair_counts(figures: list[Figures], depth: int) -> dict[str, list[ndarray]]:
-    """Return the counts by side for every seed that both sides have; they may be no seeds."""
+    """Return the counts by side for every seed that all sides have; they may be no seeds."""
     by_seed = {
         side: {
             run["seed"]: np.array(run["runtime"][str(depth)], dtype=np.float64)
@@ -47,7 +50,7 @@ def pair_counts(figures: list[Figures], depth: int) -> dict[str, list[ndarray]]:
         }
         for side in SIDES
     }
-    seeds = sorted(by_seed[OURS].keys() & by_seed[PEER].keys())
+    seeds = sorted(set.intersection(*(set(counts) for counts in by_seed.values())))
     return {side: [by_seed[side][seed] for seed in seeds] for side in SIDES}
 
 
@@ -59,36 +62,43 @@ def build_tables(race: Race) -> list[Table]:
 
 
 def build_acceptance_table(figures: list[Figures]) -> Table:
-    """Return tau of both sides by depth of the chain, with the paired difference."""
+    """Return tau of all sides by depth of the chain, with our paired difference to each."""
     rows = []
     for depth in DEPTHS:
         counts = pair_counts(figures, depth)
         if counts[OURS]:
-            totals = {side: np.sum(counts[side], axis=0) for side in SIDES}
-            difference = {OURS: render_difference(totals[OURS], totals[PEER]), PEER: ""}
             rows += [
                 [
                     NAMES[side],
                     str(depth),
                     ", ".join(f"{acceptance_length(c):.2f}" for c in counts[side]),
-                    f"{acceptance_length(totals[side]):.2f}",
-                    difference[side],
-                    render_shares(totals[side]),
+                    f"{acceptance_length(np.sum(counts[side], axis=0)):.2f}",
+                    "" if side == OURS else render_lead(counts[OURS], counts[side]),
+                    render_shares(np.sum(counts[side], axis=0)),
                 ]
                 for side in SIDES
             ]
     return Table(
         title="Acceptance",
-        note="Tokens per round (tau) on the judged prompts, greedy; ours - speculators: over all seeds, paired by "
-        "prompt, with its 95 % interval; accepted: share of all rounds that accepted at least 1, 2, ... draft tokens.",
-        columns=["draft", "chain", "tau by seed", "tau", "ours - speculators", "accepted"],
+        note="Tokens per round (tau) on the judged prompts, greedy; ours - this: with its 95 % interval, of the noise "
+        "between prompts, which are paired, and between seeds; accepted: share of all rounds that accepted at least 1, "
+        "2, ... draft tokens.",
+        columns=["draft", "chain", "tau by seed", "tau", "ours - this", "accepted"],
         rows=rows,
         label_columns=2,
     )
 
 
+def render_lead(ours: list[ndarray], theirs: list[ndarray]) -> str:
+    """Return how much larger our tau is, with its interval; both sides have a seed's counts each."""
+    old, new = ([counts[:, :2] for counts in runs] for runs in (theirs, ours))
+    interval = estimate_change(old, new, ratio_of_means, 0.95)
+    lead = acceptance_length(np.sum(ours, axis=0)) - acceptance_length(np.sum(theirs, axis=0))
+    return f"{lead:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
+
+
 def build_rate_table(figures: list[Figures]) -> Table:
-    """Return how the rate of each side was chosen, and how much its runs have learned from."""
+    """Return how the setting of each side was chosen, and how much its runs have read."""
     rows = []
     for side in SIDES:
         tried, runs = calibrated_lengths(figures, side), select_chosen(figures, side)
@@ -96,20 +106,25 @@ def build_rate_table(figures: list[Figures]) -> Table:
             rows.append(
                 [
                     NAMES[side],
-                    ", ".join(f"{rate:g}: {tau:.2f}" for rate, tau in tried.items()),
-                    f"{runs[0]['rate']:g}",
+                    ", ".join(f"{name_setting(setting)}: {tau:.2f}" for setting, tau in tried.items()),
+                    name_setting((runs[0]["switch"], runs[0]["rate"])),
                     f"{runs[0]['steps']:,}",
                     ", ".join(f"{run['tokens']:,}" for run in runs),
                 ]
             )
     return Table(
-        title="Rates",
-        note="Tau of the first seed's chain on prompts that are not judged, which chooses the "
-        "rate. Tokens: of all steps, without padding, by seed.",
-        columns=["trainer", "rates", "chosen", "steps", "tokens"],
+        title="Settings",
+        note="Tau of the first seed's chain of four on prompts that are neither judged nor trained on, which chooses "
+        "the setting. Tokens: of all steps, without padding, by seed.",
+        columns=["trainer", "settings", "chosen", "steps", "tokens"],
         rows=rows,
-        label_columns=2,
+        label_columns=3,
     )
+
+
+def name_setting(setting: Setting) -> str:
+    switch, rate = setting
+    return f"{switch} {rate:g}".lstrip()
 
 
 def build_cost_table(figures: list[Figures]) -> Table:

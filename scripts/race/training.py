@@ -13,14 +13,16 @@ from pathlib import Path
 
 from models.io.errors import require
 from scripts.processes import run_logged
-from scripts.race.runs import OURS, STEP_TOKENS, UNTIMED_STEPS, Run
+from scripts.race.documents import ALL, ANSWERS, VOCABULARY
+from scripts.race.runs import MATCHED, OURS, PEER, UNTIMED_STEPS, Run
 from scripts.studies.eagle3 import SETTINGS, build_overrides
 
 ROOT = Path(__file__).parents[2]
 OUR_SETTING = SETTINGS["ours"]  # what does best in scripts/studies/eagle3.py
+MASKS = {PEER: ANSWERS, MATCHED: ALL}  # what the documents let a side learn
+MATCHED_SETTING = ["--ttt-steps=4"]  # ours
 PEER_SETTING = [
     "--speculator-type=eagle3",
-    f"--total-seq-len={STEP_TOKENS}",
     "--hidden-states-dtype=float32",
     "--num-workers=0",
     "--draft-attn-impl=sdpa",
@@ -41,6 +43,7 @@ def train_run(run: Run) -> int:
         read_cost = read_our_cost if run.side == OURS else read_peer_cost
         run.add_figures(
             side=run.side,
+            switch=run.switch,
             rate=run.rate,
             seed=run.seed,
             steps=run.race.steps,
@@ -54,19 +57,23 @@ def our_overrides(run: Run) -> list[str]:
     """Return the overrides of a run of ours."""
     overrides = build_overrides(run.folder, seed=run.seed, steps=run.race.steps, target=run.race.target)
     rates = [f"optim.lr={run.rate}", f"optim.muon_lr={run.rate}"]
-    return [*overrides, *OUR_SETTING, *rates, *run.race.overrides]
+    return [*overrides, *OUR_SETTING, *filter(None, [run.switch]), *rates, *run.race.overrides]
 
 
 def peer_command(run: Run) -> list[str]:
-    """Return the command that trains the peer; it holds out the last document."""
-    summary, epochs = run.read_summary(), run.count_epochs()
+    """Return the command that trains a side of the peer; it holds out the last document."""
+    summary, epochs, documents = run.read_summary(), run.count_epochs(), run.race.documents(run.seed)
     count = len(summary["lengths"])
+    vocabulary = [f"--{name}-path={file}" for name in VOCABULARY if (file := documents / f"{name}.npy").exists()]
     return [
         str(find_peer() / "bin" / "python"),
         str(Path(__file__).with_name("train_speculators.py")),
         *PEER_SETTING,
+        *(MATCHED_SETTING if run.side == MATCHED else []),
+        f"--total-seq-len={summary['step_tokens']}",
         f"--verifier-name-or-path={run.race.target_path}",
-        f"--data-path={run.race.documents(run.seed)}",
+        f"--data-path={documents / MASKS[run.side]}",
+        *vocabulary,
         f"--save-path={run.folder}",
         f"--seed={run.seed}",
         f"--lr={run.rate}",
@@ -76,6 +83,8 @@ def peer_command(run: Run) -> list[str]:
         f"--train-data-ratio={(count - 0.5) / count}",
         "--target-layer-ids",
         *map(str, summary["layers"]),
+        *filter(None, [run.switch]),
+        *run.race.peer_overrides,
     ]
 
 
