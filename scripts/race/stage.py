@@ -13,21 +13,23 @@ from pathlib import Path
 import torch
 
 from conf.entry import compose
-from data.config import DEMO
-from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load_eval_prompts
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from models.drafts.registry import build_draft, load_draft
-from models.io.errors import require
 from models.targets.target import Target
 from scripts.race.documents import load_peer, read_documents, split_documents, write_documents, write_vocabulary
 from scripts.race.runs import DEPTHS, OURS, SIDES, Race, Run
 from scripts.race.training import our_overrides
-from scripts.studies.chain_rounds import collect_texts, load_cpu_target, replay_chains, tabulate_rounds
+from scripts.studies.chain_rounds import (
+    collect_texts,
+    load_cpu_target,
+    load_unread_prompts,
+    replay_chains,
+    tabulate_rounds,
+)
 from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary
-
-CALIBRATION_PROMPTS = 64
 
 
 def main() -> None:
@@ -61,22 +63,10 @@ def export_documents(run: Run) -> None:
 def replay_calibration(run: Run) -> None:
     """Count a chain on prompts that are neither judged nor trained on; they choose the setting of a side."""
     target = load_cpu_target(run.race.target)
-    prompts = load_unread_prompts(run, target)
+    judged = [prompt.ids for prompt in load_judged_prompts(run, target)]
+    read = [*read_documents(run.race.documents(run.seed)), *judged]
+    prompts = load_unread_prompts(target.tokenizer, run.race.calibration, read)
     run.add_figures(calibration=count_rounds(run, target, prompts, depths=DEPTHS[-1:]))
-
-
-def load_unread_prompts(run: Run, target: Target) -> list[EvalPrompt]:
-    """Return prompts that begin no document of the run and are not judged; raise UserError if there are too few."""
-    file, num = run.race.calibration or DEMO, CALIBRATION_PROMPTS
-    candidates = load_calibration_prompts(target.tokenizer, file, 4 * num)
-    read = [*read_documents(run.race.documents(run.seed)), *(prompt.ids for prompt in load_judged_prompts(run, target))]
-    unread = [prompt for prompt in candidates if not any(ids[: len(prompt.ids)] == prompt.ids for ids in read)]
-    require(
-        len(unread) >= num,
-        f"--calibration: must have {num} prompts that are neither judged nor trained on, got {len(unread)} in {file}; "
-        "choose another file",
-    )
-    return unread[:num]
 
 
 def load_judged_prompts(run: Run, target: Target) -> list[EvalPrompt]:

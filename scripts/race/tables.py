@@ -5,11 +5,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from infer.comparison.metric_changes import estimate_change
 from infer.report.tables import Table
-from infer.results.intervals import ratio_of_means
 from scripts.race.runs import DEPTHS, MATCHED, OURS, PEER, SIDES, UNTIMED_STEPS, Race
-from scripts.studies.chain_rounds import acceptance_length, render_shares
+from scripts.studies.chain_rounds import acceptance_length, render_difference, render_shares
 
 Figures = dict[str, Any]
 Setting = tuple[str, float]  # a switch and a rate
@@ -73,7 +71,7 @@ def build_acceptance_table(figures: list[Figures]) -> Table:
                     str(depth),
                     ", ".join(f"{acceptance_length(c):.2f}" for c in counts[side]),
                     f"{acceptance_length(np.sum(counts[side], axis=0)):.2f}",
-                    "" if side == OURS else render_lead(counts[OURS], counts[side]),
+                    "" if side == OURS else render_difference(counts[OURS], counts[side]),
                     render_shares(np.sum(counts[side], axis=0)),
                 ]
                 for side in SIDES
@@ -87,14 +85,6 @@ def build_acceptance_table(figures: list[Figures]) -> Table:
         rows=rows,
         label_columns=2,
     )
-
-
-def render_lead(ours: list[ndarray], theirs: list[ndarray]) -> str:
-    """Return how much larger our tau is, with its interval; both sides have a seed's counts each."""
-    old, new = ([counts[:, :2] for counts in runs] for runs in (theirs, ours))
-    interval = estimate_change(old, new, ratio_of_means, 0.95)
-    lead = acceptance_length(np.sum(ours, axis=0)) - acceptance_length(np.sum(theirs, axis=0))
-    return f"{lead:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
 
 
 def build_rate_table(figures: list[Figures]) -> Table:

@@ -4,16 +4,20 @@ Counts have a row for each prompt: its tokens, its rounds, and how many of its r
 least 1, 2, ... draft tokens.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy import ndarray
 
 from data.config import DEMO
-from data.eval_prompts.prompts import EvalPrompt
+from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts
+from infer.comparison.metric_changes import estimate_change
 from infer.measure.replay import Replay, ReplayText, collect_replay_texts, decoding_starts
-from infer.results.intervals import bootstrap_t
+from infer.results.intervals import ratio_of_means
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.drafts.base import Draft
+from models.io.errors import require
 from models.targets.config import TargetConf
 from models.targets.loading import load_target
 from models.targets.target import Target
@@ -22,6 +26,7 @@ from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 
 NEW_TOKENS = 64
+NUM_UNREAD = 64
 
 
 def name_target(path: str | None) -> str:
@@ -33,6 +38,21 @@ def load_cpu_target(path: str | None) -> Target:
     """Return the target of a directory, or the demo's, on the CPU and eager."""
     conf = TargetConf(name=name_target(path), path=path)
     return load_target(conf, open_device(DeviceConf(name=DeviceName.cpu, compile=False)))
+
+
+def load_unread_prompts(tokenizer: Any, file: str | None, read: list[list[int]]) -> list[EvalPrompt]:
+    """Return prompts to choose settings by, of a file or of the demo, that begin none of the texts `read`.
+
+    Raises UserError if there are too few.
+    """
+    candidates = load_calibration_prompts(tokenizer, file or DEMO, 4 * NUM_UNREAD)
+    unread = [prompt for prompt in candidates if not any(ids[: len(prompt.ids)] == prompt.ids for ids in read)]
+    require(
+        len(unread) >= NUM_UNREAD,
+        f"--calibration: must have {NUM_UNREAD} prompts that are neither judged nor trained on, got {len(unread)} in "
+        f"{file or DEMO}; choose another file",
+    )
+    return unread[:NUM_UNREAD]
 
 
 def collect_texts(target: Target, prompts: list[EvalPrompt], *, layers: list[int], depth: int) -> list[ReplayText]:
@@ -70,12 +90,12 @@ def render_shares(counts: ndarray) -> str:
     return " ".join(f"{share:.2f}" for share in counts[:, 2:].sum(0) / counts[:, 1].sum())
 
 
-def render_difference(counts: ndarray, reference: ndarray) -> str:
-    """Return how much larger tau is than that of the reference, with its paired interval."""
-    paired = bootstrap_t(
-        np.concatenate([counts[:, :2], reference[:, :2]], 1),
-        lambda means: means[..., 0] / means[..., 1] - means[..., 2] / means[..., 3],
-    )
-    if paired is None or paired.ci95 is None:
-        return ""
-    return f"{paired.mean:+.2f} [{paired.ci95[0]:+.2f}, {paired.ci95[1]:+.2f}]"
+def render_difference(counts: list[ndarray], reference: list[ndarray]) -> str:
+    """Return how much larger tau is than that of the reference, with its 95 % interval; a list has the runs by seed.
+
+    The interval has the noise between prompts, which are paired, and between seeds.
+    """
+    new, old = ([run[:, :2] for run in runs] for runs in (counts, reference))
+    interval = estimate_change(old, new, ratio_of_means, 0.95)
+    difference = acceptance_length(np.sum(new, axis=0)) - acceptance_length(np.sum(old, axis=0))
+    return f"{difference:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")

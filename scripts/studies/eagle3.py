@@ -1,12 +1,11 @@
 """Compare settings of EAGLE-3 at equal steps and tokens: one change at a time, several seeds.
 
-    python -m scripts.studies.eagle3 --settings base "two norms" --seeds 0 1 2
+    python -m scripts.studies.eagle3 --settings ours "ours, no norms" --seeds 0 1 2
     python -m scripts.studies.eagle3 --target outputs/wide --steps 400 --table
 
 A run is `python -m train` with the overrides of its setting, `--jobs` runs side by side on one
-thread each. Its last weights are replayed on the target's own answers to held-out prompts, those
-that the demo's report leaves out, greedy, as a chain of four: that is what decoding accepts, round
-by round. Finished runs are not repeated. docs/studies.md has the figures.
+thread each. Its last weights are replayed on the target's own answers to prompts that no run has read and no report
+judges, greedy, as a chain of four: that is what decoding accepts, round by round. Finished runs are not repeated.
 """
 
 import argparse
@@ -21,15 +20,21 @@ import numpy as np
 from numpy import ndarray
 
 from conf.entry import compose
+from data.demo.prompts import training_prompts
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.measure.replay import ReplayText
+from infer.report.number_format import Table
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
 from models.drafts.registry import load_draft
-from models.io.pages import render_markdown_table
+from scripts.benchmarks.tables import machine, publish
 from scripts.processes import run_logged, run_side_by_side
 from scripts.studies.chain_rounds import (
+    NUM_UNREAD,
     acceptance_length,
     collect_texts,
     load_cpu_target,
+    load_unread_prompts,
     name_target,
     render_difference,
     render_shares,
@@ -80,24 +85,25 @@ PEER_DRAFT = ["draft.train_head=false", "draft.ttt_steps=3", "draft.intermediate
 NEURON_RECIPE = [*NEURON_NORMS, *PEER_DRAFT, "draft.intermediate_size=null", *PEER_LOSS, *PEER_OPTIMIZER]
 OURS = [*NEURON_RECIPE, "draft.ttt_steps=4", "loss.on_prompts=true", "draft.dropout=0.1"]
 SETTINGS = {
-    "base": [],
-    "peer's optimizer": PEER_OPTIMIZER,
-    "peer's recipe": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
-    "peer's recipe, two norms": [*NEURON_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
-    "peer's recipe, our optimizer": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS],
     "ours": OURS,
     "ours, answers only": [*OURS, "loss.on_prompts=false"],
     "ours, dropout 0": [*OURS, "draft.dropout=0"],
     "ours, dropout 0.2": [*OURS, "draft.dropout=0.2"],
     "ours, three steps": [*OURS, "draft.ttt_steps=3"],
-    "ours, LK hybrid": [*OURS, "loss=lk_hybrid"],
+    "ours, later steps weigh less": [*OURS, "loss.step_decay=0.8"],
+    "ours, soft CE": [*OURS, "loss.name=soft_ce"],
+    "ours, LK hybrid": [*OURS, "loss.name=lk_hybrid"],
+    "ours, half forward, half reverse KL (JSD)": [*OURS, "loss.name=jsd"],
+    "ours, total variation": [*OURS, "loss.name=tv"],
     "ours, trained head": [*OURS, "draft.train_head=true", "optim.lr=1e-3"],
     "ours, no norms": [*OURS, *WITHOUT_NORMS],
     "ours, three norms": [*OURS, "draft.norm_output=true"],
-    "two norms": NEURON_NORMS,
-    "three norms": THREE_NORMS,
-    "two norms, frozen head": [*NEURON_NORMS, "draft.train_head=false"],
-    "two norms, frozen head, forward KL": [*NEURON_NORMS, "draft.train_head=false", "loss=forward_kl"],
+    "ours, no weight decay": [*OURS, "optim.weight_decay=0"],
+    "peer's recipe": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
+    "peer's recipe, two norms": [*NEURON_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
+    "peer's recipe, the first version's optimizer": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS],
+    "the first version": [],
+    "the first version, peer's optimizer": PEER_OPTIMIZER,
 }
 
 
@@ -118,7 +124,9 @@ def main() -> None:
             run_side_by_side(runs, args.jobs)
         finally:
             measure(args)
-    print(render_table(args))
+    name = name_target(args.target)
+    setting = f"target `{name}`, {machine(open_device(DeviceConf(name=DeviceName.cpu, compile=False)))}"
+    publish(f"study-{name}", build_table(args), setting=setting, should_write=False)
 
 
 def run_folder(setting: str, seed: int, args: argparse.Namespace) -> Path:
@@ -162,7 +170,7 @@ def measure(args: argparse.Namespace) -> None:
     if not folders:
         return
     target = load_cpu_target(args.target)
-    prompts = load_unreported_prompts(target.tokenizer)
+    prompts = load_study_prompts(target.tokenizer, args.seeds)
     texts: list[ReplayText] = []
     for folder in folders:
         draft = load_draft(folder / "checkpoint", target)
@@ -171,14 +179,12 @@ def measure(args: argparse.Namespace) -> None:
         (folder / "accepted.json").write_text(json.dumps(rounds))
 
 
-def load_unreported_prompts(tokenizer: Any) -> list[EvalPrompt]:
-    """Return the held-out prompts that the demo does not report, to choose settings by."""
-    conf = compose("train", TrainConf, ["draft=demo"])
-    every, reported = (
-        load_eval_prompts(tokenizer, None, limit=limit) for limit in (None, conf.evaluation.prompts_per_category)
-    )
-    reported_ids = {prompt.id for prompt in reported}
-    return [prompt for prompt in every if prompt.id not in reported_ids]
+def load_study_prompts(tokenizer: Any, seeds: list[int]) -> list[EvalPrompt]:
+    """Return prompts that the demo holds out of no report and that the runs of these seeds do not read."""
+    num_prompts = compose("train", TrainConf, BASE).data.demo.num_prompts
+    texts = [prompt.text for seed in seeds for prompt in training_prompts(num_prompts, seed)]
+    held_out = [prompt.ids for prompt in load_eval_prompts(tokenizer, None, limit=None)]
+    return load_unread_prompts(tokenizer, None, [*tokenizer(texts)["input_ids"], *held_out])
 
 
 def count_rounds(setting: str, args: argparse.Namespace) -> dict[int, ndarray]:
@@ -187,9 +193,9 @@ def count_rounds(setting: str, args: argparse.Namespace) -> dict[int, ndarray]:
     return {seed: tabulate_rounds(json.loads(file.read_text()), DEPTH) for seed, file in files.items() if file.exists()}
 
 
-def render_table(args: argparse.Namespace) -> str:
-    """Return tau by seed and together, its difference to the first setting on the seeds of both, and acceptance."""
-    columns, rows = ["setting", "tau by seed", "tau", "over the first, 95 % interval", "accepted at 1-4"], []
+def build_table(args: argparse.Namespace) -> Table:
+    """Build the table of tau by seed and together, the difference to the first setting, and acceptance."""
+    rows = []
     first: dict[int, ndarray] = {}
     for setting in args.settings:
         counts = count_rounds(setting, args)
@@ -197,12 +203,19 @@ def render_table(args: argparse.Namespace) -> str:
             continue
         by_seed = ", ".join(f"{acceptance_length(c):.2f}" for c in counts.values())
         total = np.sum([*counts.values()], axis=0)
-        interval = ""
+        difference = ""
         if shared := sorted(first.keys() & counts.keys()):
-            interval = render_difference(*(np.sum([c[seed] for seed in shared], axis=0) for c in (counts, first)))
+            difference = render_difference(*([c[seed] for seed in shared] for c in (counts, first)))
         first = first or counts
-        rows.append([setting, by_seed, f"{acceptance_length(total):.2f}", interval, render_shares(total)])
-    return render_markdown_table(columns, rows)
+        rows.append([setting, by_seed, f"{acceptance_length(total):.2f}", difference, render_shares(total)])
+    return Table(
+        title="EAGLE-3, one change at a time",
+        columns=["setting", "tau by seed", "tau", "over the first", "accepted at 1-4"],
+        rows=rows,
+        note=f"{args.steps} steps; tau of a chain of {DEPTH} on {NUM_UNREAD} prompts that are neither trained on nor "
+        "judged, greedy; differences have 95 % intervals of the noise between prompts, which are paired, and between "
+        "seeds; accepted: share of all rounds that accepted at least 1, 2, ... draft tokens.",
+    )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ from datasets import load_from_disk
 from safetensors.torch import load_file, save_file
 
 from conf.entry import compose
-from data.config import DEMO
-from data.eval_prompts.prompts import load_calibration_prompts, load_eval_prompts
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.rows import TokenizedDocument
@@ -18,13 +16,12 @@ from models.io.errors import UserError
 from models.losses.config import LossConf
 from models.losses.loss_weights import position_weights
 from scripts.benchmarks.tables import PAGE, markdown, replaced
-from scripts.race.documents import ALL, SUMMARY, Document, load_peer, read_documents, split_documents, write_documents
+from scripts.race.documents import ALL, SUMMARY, load_peer, read_documents, split_documents, write_documents
 from scripts.race.runs import MATCHED, OURS, PEER, Race, Run
-from scripts.race.stage import CALIBRATION_PROMPTS, load_unread_prompts
 from scripts.race.tables import build_tables, choose_setting
 from scripts.race.training import our_overrides, peer_command, read_our_cost, read_peer_cost, sum_costs
 from tests.support.data.packed import packed_of
-from tests.support.models.tiny import LAYERS, batch_of, demo_target, new_draft, sampled_texts
+from tests.support.models.tiny import LAYERS, batch_of, new_draft, sampled_texts
 from train.config.run import TrainConf
 
 # tokens, rounds and rounds that accepted at least 1, 2, 3, 4 draft tokens
@@ -141,19 +138,6 @@ def add_run(race, side, *, rate, seed, evaluated, calibration=None):
 
 def test_a_setting_is_chosen_on_prompts_that_are_not_evaluated(race):
     assert choose_setting(race.list_figures(), PEER) == ("", 0.01)  # the other is better on the evaluated prompts
-
-
-def test_prompts_that_choose_are_neither_judged_nor_trained_on(race):
-    target = demo_target()
-    candidates = load_calibration_prompts(target.tokenizer, DEMO, 4 * CALIBRATION_PROMPTS)
-    judged = [prompt.ids for prompt in load_eval_prompts(target.tokenizer, None, limit=None)]
-    texts = [torch.tensor([*prompt.ids, 1, 2]) for prompt in candidates[::2]]
-    run = Run(race=race, side=PEER, switch="", rate=0.01, seed=0)
-    no = [torch.zeros(len(text), dtype=torch.bool) for text in texts]
-    documents = [Document(ids=text, is_answer=~n, is_context=n) for text, n in zip(texts, no, strict=True)]
-    write_documents(documents, race.documents(0), target=target, layers=[2], step_tokens=9)
-    chosen = [prompt.ids for prompt in load_unread_prompts(run, target)]
-    assert chosen == [prompt.ids for prompt in candidates[1::2] if prompt.ids not in judged][:CALIBRATION_PROMPTS]
 
 
 def test_the_tables_compare_the_chosen_runs(race):
