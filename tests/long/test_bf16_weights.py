@@ -15,15 +15,14 @@ BF16 = ("device.precision=bfloat16", "parallel.draft=sharded")
 
 
 def train(folder: Path, name: str, seed: int, *words: str, launcher: tuple[str, ...] = ()) -> Report:
-    """Train the demo's draft on a CPU, decode the held-out prompts with its fp32 target, and return the report."""
-    common = ("device=cpu", f"output_dir={folder}", f"run_name={name}")
-    run_python(
-        *launcher, "-m", "train", *common, f"seed={seed}", "tune=false", "evaluation.prompts_per_category=1", *words
-    )
-    evaluation = ("evaluation=quick", "evaluation.prompts_per_category=null", "tree=chain", "tree.depth=4")
-    checkpoint = f"checkpoint={folder / name / 'checkpoint'}"
-    run_python("-m", "infer.eval", *common, f"{checkpoint}", *evaluation, "device.precision=float32")
-    file = folder / name / "report.json"
+    """Train the demo's draft on a CPU, decode all held-out prompts with the fp32 target, and return the report."""
+    shared = ("device=cpu", "device.compile=false", f"output_dir={folder}", "evaluation=quick", "tree=chain")
+    brief = ("tune=false", "evaluation.prompts_per_category=1", f"run_name={name}", f"seed={seed}")
+    run_python(*launcher, "-m", "train", *shared, *brief, *words)
+    checkpoint = (f"checkpoint={folder / name / 'checkpoint'}", f"run_name={name}-judged")
+    judged = ("evaluation.prompts_per_category=null", "device.precision=float32", "tree.depth=4")
+    run_python("-m", "infer.eval", *shared, *checkpoint, *judged)
+    file = folder / f"{name}-judged" / "report.json"
     return parse_report(json.loads(file.read_text()), file)
 
 
