@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +18,6 @@ from train.planning.choice import plan_run
 from train.planning.device_fit import keep_choices
 from train.run.state import flatten_config
 
-TIGHT_GIB = 0.00404  # between what processes need that share the draft and what they need if each has its own
 RUN = (
     "draft=demo-lm draft.layers=[0,3] optim=adamw optim.rows_per_step=8 optim.micro_batch_size=1 loss.logits_chunk=8 "
     "data.row_length=512 held_out.batch=1 device=cpu tree=chain tree.depth=3"
@@ -132,29 +132,40 @@ def test_a_number_of_processes_is_positive_or_auto(tensor):
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path):
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path, processes):
     target.tokenizer.save_pretrained(tmp_path / "target")
     target.model.save_pretrained(tmp_path / "target")
     rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in sampled_texts(target, count=24, length=32)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = (
-        "data=jsonl data.path=rows.jsonl data.row_length=64 target.path=target draft.ttt_steps=2 draft.vocab_size=null "
-        "optim=adamw optim.steps=2 optim.rows_per_step=2 optim.micro_batch_size=1 device=cpu device.compile=false "
-        "held_out.selection=2 held_out.report=2 evaluation.max_new_tokens=4 evaluation.batch_sizes=[] tree=chain "
-        "tree.depth=2 device.precision=float32 run_name=auto"
+        f"data=jsonl data.path=rows.jsonl data.row_length=64 target.path={tmp_path}/target draft.ttt_steps=2 "
+        f"draft.vocab_size=null optim=adamw optim.steps=2 optim.rows_per_step={processes} optim.micro_batch_size=1 "
+        "device=cpu device.compile=false held_out.selection=2 held_out.report=2 evaluation.max_new_tokens=4 "
+        "evaluation.batch_sizes=[] tree=chain tree.depth=2 device.precision=float32"
     ).split()
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "train")
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m", "train")
 
-    def train(memory_gib: float) -> tuple[str, dict]:
-        printed = run_python(
-            *launcher, *words, f"device.memory_gib={memory_gib}", "resume=false", folder=tmp_path, OMP_NUM_THREADS="1"
-        )
-        return printed, yaml.safe_load((tmp_path / "outputs/train/auto/config.yaml").read_text())
+    def train(memory_gib: float, *own: str) -> dict[str, Any]:
+        chosen = (f"device.memory_gib={memory_gib}", "resume=false", "run_name=auto", *own)
+        printed = run_python(*launcher, *words, *chosen, folder=tmp_path, OMP_NUM_THREADS="1")
+        (layout,) = (line for line in printed.splitlines() if line.startswith("parallel: "))
+        layouts.append(layout.removeprefix(f"parallel: {processes} processes train by "))
+        return yaml.safe_load((tmp_path / "outputs/train/auto/config.yaml").read_text())
 
-    printed, conf = train(1.0)
-    assert "parallel: 2 processes train by parallel.tensor=1\n" in printed
-    assert conf["parallel"] == {"tensor": 1, "target": "replicated", "draft": "replicated"}
-    printed, conf = train(TIGHT_GIB)
-    assert "parallel: 2 processes train by parallel.tensor=1 parallel.draft=sharded\n" in printed
-    assert conf["parallel"]["draft"] == "sharded"
+    def plan_gib(*layout: str) -> float:
+        conf = compose("train_plan", TrainPlanConf, [*words, *layout])
+        machine = replace(GENEROUS, chips=1, cores=processes, memory_gib=processes)
+        return plan_run(replace(conf, machine=machine)).best.peak_bytes / (1 - conf.memory_margin) / 2**30
+
+    layouts: list[str] = []
+    replicated = {"tensor": 1, "target": "replicated", "draft": "replicated"}
+    sharing = ("parallel.tensor=1", "parallel.target=replicated", "parallel.draft=sharded")
+    between = (plan_gib("parallel=replicated") + plan_gib(*sharing)) / 2
+    assert train(1.0)["parallel"] == replicated
+    conf = train(between)
+    assert conf["parallel"] == replicated | {"draft": "sharded"}
     assert conf["optim"]["micro_batch_size"] == 1
+    assert train(1.0, "parallel.draft=sharded")["parallel"] == conf["parallel"]
+    # What is set by hand is kept, and not named as chosen.
+    assert layouts == ["parallel.tensor=1", "parallel.tensor=1 parallel.draft=sharded", "parallel.tensor=1"]
