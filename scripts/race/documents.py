@@ -79,7 +79,9 @@ def write_documents(
             "seq_len": lengths,
         }
         Dataset.from_dict(columns).with_format("torch").save_to_disk(folder / name)
-        (folder / name / STATES).symlink_to(Path("..") / STATES)
+        link = folder / name / STATES
+        link.unlink(missing_ok=True)  # a stopped race may have left it
+        link.symlink_to(Path("..") / STATES)
     summary = {"layers": layers, "lengths": lengths, "step_tokens": step_tokens}
     write_text_atomically(folder / SUMMARY, json.dumps(summary))
 

@@ -44,6 +44,7 @@ from scripts.studies.chain_rounds import (
 from train.config.run import TrainConf
 
 DEPTH = 4  # of the chain
+SEEDS = [0, 1, 2]  # whose prompts the study does not measure, so that all of its runs have the same ones
 WITHOUT_NORMS = ["draft.norm_before_residual=false", "draft.norm_before_fc=false"]
 BASE = [
     "optim=demo-medusa",
@@ -111,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", default=None, help="a directory; by default the demo's target")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--overrides", nargs="*", default=[], help="of every run")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
@@ -170,7 +171,7 @@ def measure(args: argparse.Namespace) -> None:
     if not folders:
         return
     target = load_cpu_target(args.target)
-    prompts = load_study_prompts(target.tokenizer, args.seeds)
+    prompts = load_study_prompts(target.tokenizer)
     texts: list[ReplayText] = []
     for folder in folders:
         draft = load_draft(folder / "checkpoint", target)
@@ -179,10 +180,10 @@ def measure(args: argparse.Namespace) -> None:
         (folder / "accepted.json").write_text(json.dumps(rounds))
 
 
-def load_study_prompts(tokenizer: Any, seeds: list[int]) -> list[EvalPrompt]:
-    """Return prompts that the demo holds out of no report and that the runs of these seeds do not read."""
+def load_study_prompts(tokenizer: Any) -> list[EvalPrompt]:
+    """Return prompts that no run of the study reads and no report judges."""
     num_prompts = compose("train", TrainConf, BASE).data.demo.num_prompts
-    texts = [prompt.text for seed in seeds for prompt in training_prompts(num_prompts, seed)]
+    texts = [prompt.text for seed in SEEDS for prompt in training_prompts(num_prompts, seed)]
     held_out = [prompt.ids for prompt in load_eval_prompts(tokenizer, None, limit=None)]
     return load_unread_prompts(tokenizer, None, [*tokenizer(texts)["input_ids"], *held_out])
 

@@ -54,7 +54,7 @@ def test_every_setting_is_a_valid_run():
 
 def test_settings_are_chosen_on_prompts_that_no_run_reads_and_no_report_judges():
     tokenizer = load_tokenizer(TargetConf())
-    chosen_on = [prompt.ids for prompt in eagle3.load_study_prompts(tokenizer, [0, 1, 2])]
+    chosen_on = [prompt.ids for prompt in eagle3.load_study_prompts(tokenizer)]
     judged = [prompt.ids for prompt in load_eval_prompts(tokenizer, None, limit=None)]
     read = [tokenizer(prompt.text)["input_ids"] for seed in (0, 1, 2) for prompt in training_prompts(2048, seed)]
     assert len(chosen_on) == NUM_UNREAD
