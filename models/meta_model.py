@@ -73,13 +73,6 @@ def shard_target(
     )
 
 
-def find_head_layers(target: Target) -> list[str]:
-    """Return the names of the output head and of embeddings tied to it."""
-    return [
-        name for name, module in target.model.named_modules() if getattr(module, "weight", None) is target.head.weight
-    ]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _MetaLayers(ParallelLayers):
     """Parallel layers on `meta`, cut in place; copies of a rank's own part stand in for those of other ranks."""

@@ -225,6 +225,7 @@ class Trainer:
             }
             sums = {name: sums[name] + pair if sums else pair for name, pair in pairs.items()}
 
+        self.parallel.average_gradients(self.trained)
         weight = self.parallel.all_reduce_sum(sums["loss"])[1]
         # Gradients are means over the processes. A step without any answer has weight 0, and no gradient.
         scale = torch.where(weight > 0, accelerator.num_processes / weight, 0.0)

@@ -19,7 +19,12 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor. Collective: call it on every rank that holds a shard."""
-    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
+    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else getattr(tensor, "full_value", tensor)
+
+
+def keep_full_value(shard: Tensor, full: Tensor) -> None:
+    """Let `full_tensor` return the full value of a plain tensor that holds a shard of it; it may be on the host."""
+    cast(Any, shard).full_value = full
 
 
 def copy_full(parameter: Tensor, full: Tensor) -> None:

@@ -93,10 +93,19 @@ class LayerShard:
         return full.narrow(axis, rank // self.repeats * size, size).clone()
 
 
-def list_tables(model: Any) -> list[str]:
-    """Return the names of a model's embeddings and head."""
-    tables = (model.get_input_embeddings(), model.get_output_embeddings())
-    return [name for name, layer in model.named_modules() if layer in tables]
+def list_head_layers(model: Any) -> list[str]:
+    """Return the names of the output head and of embeddings tied to it."""
+    head = model.get_output_embeddings()
+    return [name for name, layer in model.named_modules() if getattr(layer, "weight", None) is head.weight]
+
+
+def list_whole_tables(model: Any, *, reads_head: bool) -> list[str]:
+    """Return the names of the tables that the XLA route does not split: a tied head, or one whose weight a loss reads.
+
+    The parts of tied tables would be two, and an embedding that scales its rows stays whole.
+    """
+    layers = list_head_layers(model)
+    return layers if reads_head or len(layers) > 1 else []
 
 
 def check_heads(tensor: int, config: Any, *, remedy: str) -> None:

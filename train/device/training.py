@@ -82,7 +82,7 @@ def train_demo(draft: str, device: Device, conf: DeviceConf, folder: Path) -> li
     AcceleratorState._reset_state(reset_partial_state=True)  # else Accelerate would stay on the first run's device
     parallel = build_parallel(run_conf.parallel, device, trackers=[])
     run = open_run(run_conf, parallel)
-    target = parallel.build_target(run_conf.target)
+    target = parallel.build_target(run_conf)
     metric_logger = train_draft(run_conf, parallel, run, target)
     parallel.free_training_memory()
     return [json.loads(line) for line in metric_logger.file.read_text().splitlines()]

@@ -24,10 +24,9 @@ from torch.optim import AdamW, Optimizer
 
 from models.device.device import Device
 from models.io.errors import UserError
-from models.targets.config import TargetConf
 from models.targets.loading import load_split_target, load_target
 from models.targets.target import Target
-from train.config.run import ParallelConf, Weights
+from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.units import shard_in_units
 
 T = TypeVar("T")
@@ -122,13 +121,13 @@ class Parallel:
 
     # --- the target ---------------------------------------------------------------------------
 
-    def build_target(self, conf: TargetConf) -> Target:
+    def build_target(self, conf: TrainConf) -> Target:
         """Build the target, with all weights or this process's part of them."""
         if not self.is_target_split:
-            return load_target(conf, self.device)
+            return load_target(conf.target, self.device)
         is_sharded = self.conf.target is Weights.sharded
         return load_split_target(
-            conf,
+            conf.target,
             self.device,
             tensor=self.conf.tensor_size,
             replicas=1 if is_sharded else self.num_data_ranks,
@@ -149,6 +148,9 @@ class Parallel:
         mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
         shard_in_units(loss_module.to(self.accelerator.device), mesh, dtype=self.device.dtype)
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
+
+    def average_gradients(self, weights: list[nn.Parameter]) -> None:
+        """Average the gradients where neither DDP, FSDP2 nor Accelerate does so in fp32; collective."""
 
     @property
     def frees_gradients(self) -> bool:

@@ -1,8 +1,8 @@
 """The processes of a run on the XLA route, which has neither DTensor nor FSDP2.
 
-The target is split by the layers of neuronx-distributed, and a sharded draft by ZeRO-1, whose engine reduces
-gradients, updates this process's shard of every weight and gathers the weights. Checkpoints hold the moments of full
-weights, so that any number of processes can resume, with ZeRO-1 or without.
+The target is split by the layers of neuronx-distributed, and a sharded draft by ZeRO-1: its weights and gradients have
+the device's precision, and the engine updates this process's fp32 shard of every weight and gathers the weights.
+Checkpoints hold full weights and moments in fp32, so that any number of processes can resume, with ZeRO-1 or without.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,16 +10,18 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from models.drafts.registry import find_draft_class
 from models.io.errors import UserError, require
-from models.parallel.tensor_parallel import ParallelLayers, list_tables, parallelize_model
-from models.targets.config import TargetConf
+from models.parallel.dtensor import keep_full_value
+from models.parallel.tensor_parallel import ParallelLayers, list_whole_tables, parallelize_model
 from models.targets.loading import load_target
 from models.targets.pretrained import load_model
 from models.targets.target import Target
-from train.config.run import ParallelConf, Weights
+from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.parallel import Parallel
 from train.distributed.units import shard_rows
 
@@ -54,14 +56,21 @@ class XlaParallel(Parallel):
 
         return xla_model.all_reduce(xla_model.REDUCE_SUM, values)
 
-    def build_target(self, conf: TargetConf) -> Target:
-        """Build the target, its layers split on the host, where the fingerprint and the tables need all weights."""
+    def build_target(self, conf: TrainConf) -> Target:
+        """Build the target, its layers split on the host, where the fingerprint and drafts need all weights."""
         if not self.is_target_split:
-            return load_target(conf, self.device)
-        target = load_target(conf, self.device, load_part=lambda source: load_model(source, self.device.dtype))
-        parallelize_model(target.model, self._parallel_layers(), replicated=list_tables(target.model))
-        target.model.to(self.device.torch_device)
-        target.processes = self.conf.tensor_size
+            return load_target(conf.target, self.device)
+        target = load_target(conf.target, self.device, load_part=lambda source: load_model(source, self.device.dtype))
+        model, reads_head = target.model, find_draft_class(conf.draft).reads_target_head
+        tables = [layer.weight for layer in (model.get_input_embeddings(), target.head)]
+        whole = list_whole_tables(model, reads_head=reads_head)
+        parallelize_model(model, self._parallel_layers(), replicated=whole)
+        model.to(self.device.torch_device)
+        target.head, target.processes = model.get_output_embeddings(), self.conf.tensor_size
+        target.head.joins_ranks = True
+        for layer, table in zip((model.get_input_embeddings(), target.head), tables, strict=True):
+            if layer.weight.shape != table.shape:
+                keep_full_value(layer.weight, table)
         return target
 
     def _parallel_layers(self) -> ParallelLayers:
@@ -84,12 +93,23 @@ class XlaParallel(Parallel):
         return True
 
     @property
+    def is_draft_sharded(self) -> bool:
+        return self.conf.draft is Weights.sharded and not self.is_single_process
+
+    def average_gradients(self, weights: list[nn.Parameter]) -> None:
+        """Average a sharded draft's gradients in fp32, as Accelerate would in the type of the weights; collective."""
+        if not self.is_draft_sharded:
+            return
+        for gradient in (weight.grad for weight in weights if weight.grad is not None):
+            gradient.copy_(self.all_reduce_sum(gradient.float()) / self.accelerator.num_processes)
+        self.accelerator.gradient_state.is_xla_gradients_synced = True  # else Accelerate averages them again
+
+    @property
     def adamw_class(self) -> Callable[..., AdamW]:
-        sharded = self.conf.draft is Weights.sharded and not self.is_single_process
-        return ShardedAdamW if sharded else AdamW
+        return ShardedAdamW if self.is_draft_sharded else AdamW
 
     def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
-        """Shard the moments. Call it after loading states and before the first step."""
+        """Shard moments and masters. Call it after loading states and before the first step."""
         for optimizer in filter_sharded(optimizers):
             from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
             from torch_xla.distributed import zero_redundancy_optimizer as zero  # pyright: ignore[reportMissingImports]
@@ -99,22 +119,23 @@ class XlaParallel(Parallel):
                 partial(xla_model.all_gather, pin_layout=False),
                 ranks=self.accelerator.num_processes,
                 rank=self.accelerator.process_index,
+                dtype=self.device.dtype,
             )
             self.device.synchronize()  # keeps the sharding out of the first step's graph
 
     @contextmanager
     def full_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
-        """Hold the moments of full weights in the optimizers' `state` for the block; collective.
+        """Hold full weights in fp32, and their moments in the optimizers' `state`, for the block; collective.
 
-        The engine keeps the shards throughout, so clearing `state` loses nothing. After an
-        error, which ends the run, `state` is not cleared.
+        The engine keeps the shards throughout, so dropping these loses nothing. After an error, which ends the run,
+        they are not dropped.
         """
         sharded = filter_sharded(optimizers)
         for optimizer in sharded:
             optimizer.gather_state()
         yield
         for optimizer in sharded:
-            optimizer.state.clear()
+            optimizer.drop_state()
 
 
 def check_xla_layout(conf: ParallelConf, optimizer: str) -> None:
@@ -143,17 +164,27 @@ def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
 
 
 class ShardedAdamW(AdamW):
-    """AdamW whose moments an engine holds from `shard_moments` on; `state` has them in `full_moments` alone."""
+    """AdamW whose moments and masters an engine holds from `shard_moments` on.
+
+    `state` has the moments, and the weights are fp32, in `full_moments` alone.
+    """
 
     engine: Any = None
     gather: Callable[[Tensor], Tensor]
+    dtype: torch.dtype  # of the weights from then on
 
     def shard_moments(
-        self, engine_class: Callable[..., Any], gather: Callable[[Tensor], Tensor], *, ranks: int, rank: int
+        self,
+        engine_class: Callable[..., Any],
+        gather: Callable[[Tensor], Tensor],
+        *,
+        ranks: int,
+        rank: int,
+        dtype: torch.dtype,
     ) -> None:
-        """Build the engine, which takes all further steps, and move the moments to it, sharded."""
+        """Build the engine, which takes all further steps, and move moments and masters to it, sharded."""
         options = {name: self.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
-        self.gather = gather
+        self.gather, self.dtype = gather, dtype
         # The groups are shared, so that schedules still set the learning rate.
         self.engine = engine_class(
             self.param_groups, AdamW, grad_clipping=False, pin_layout=False, save_master_weights=True, **options
@@ -166,17 +197,25 @@ class ShardedAdamW(AdamW):
                     else value.cpu()  # the step counter
                     for name, value in moments.items()
                 }
+        self.drop_state()
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure) if self.engine is None else self.engine.step(closure)
 
     def gather_state(self) -> None:
-        """Fill `state` with the moments of full weights, on the host; collective."""
+        """Fill the weights with their masters, and `state` with their moments, on the host; collective."""
         for weight, shard in self._weight_shard_pairs():
+            weight.data = self.gather(shard.detach())[: len(weight)]
             self.state[weight] = {
                 name: self.gather(value)[: len(weight)].cpu() if value.ndim else value.cpu()
                 for name, value in self.engine.base_optimizer.state[shard].items()
             }
+
+    def drop_state(self) -> None:
+        """Leave weights in their type alone."""
+        self.state.clear()
+        for weight, _ in self._weight_shard_pairs():
+            weight.data = weight.data.to(self.dtype)
 
     def _weight_shard_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each weight with this process's shard of it."""

@@ -59,6 +59,9 @@ class FakeProcess:
         if self.layout.shards_moments:
             self.shards = {weight: nn.Parameter(self._take_shard(weight.detach())) for weight in self.trained}
             self.tracer.label_tensors(OPTIMIZER, self.shards.values())
+            for weight in self.trained:
+                weight.data = weight.data.to(self.target.device.dtype)
+            self.label_weights()
             for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
                 group["params"] = [self.shards[weight] for weight in group["params"]]
         allocate_optimizer_states(optimizers)
@@ -74,7 +77,7 @@ class FakeProcess:
         torch.nn.utils.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm)
         for weight, shard in self.shards.items():
             assert weight.grad is not None
-            shard.grad = self._take_shard(weight.grad)
+            shard.grad = self._take_shard(weight.grad.float())
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["foreach"] = foreach
@@ -188,9 +191,9 @@ def fake_mesh(processes: int) -> Iterator[DeviceMesh]:
 def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft, layout: ProcessLayout) -> Counter[str]:
     """Return the bytes by part that every training step holds, whatever its rows; nothing is traced, so it is fast."""
     gathered = count_gathered_bytes(draft, target.device.dtype) if layout.gathers_draft else {}
-    trained = trained_parameters(draft)
+    gathered_gradients = sum(gathered[weight] for weight in trained_parameters(draft) if gathered)
     with fake_process(conf, target, draft, layout) as process, process.tracer.trace_phase("every step") as phase:
         held = Counter({part: phase.peak_bytes[part] for part in PERSISTENT_PARTS})
     held[GATHERED] = sum(gathered.values())
-    held[GRADIENTS] = sum(gathered.get(weight, weight.nbytes) for weight in trained)
+    held[GRADIENTS] = gathered_gradients or sum(weight.nbytes for weight in process.trained)
     return held

@@ -15,8 +15,8 @@ from data.features.schema import FeatureSchema, build_schema
 from models.device.config import MachineConf
 from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
-from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, find_head_layers, shard_target
-from models.parallel.tensor_parallel import list_tables
+from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
+from models.parallel.tensor_parallel import list_head_layers, list_whole_tables
 from train.config.optim import AUTO
 from train.config.run import ParallelConf, TrainConf, TrainPlanConf, Weights
 from train.planning.fake_process import persistent_memory
@@ -182,8 +182,9 @@ def build_models(conf: TrainConf, dtype: torch.dtype, tensor: int = 1) -> tuple[
         target.decoder.layers = nn.ModuleList()
     if tensor > 1:
         is_native, is_whole = conf.device.is_native, conf.parallel.target is not Weights.sharded
-        whole = list_tables(target.model)  # as on the XLA route
         if is_native:
-            whole = [] if is_whole and not draft.reads_target_head else find_head_layers(target)
+            whole = [] if is_whole and not draft.reads_target_head else list_head_layers(target.model)
+        else:
+            whole = list_whole_tables(target.model, reads_head=draft.reads_target_head)
         shard_target(target, tensor, replicated=whole, splits_experts=is_whole and is_native)
     return target, draft

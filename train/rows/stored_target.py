@@ -18,7 +18,7 @@ def build_run_target(conf: TrainConf, parallel: Parallel) -> Target:
     Without its layers, the hash of all weights is the one that the store tells.
     """
     if conf.measure:
-        return parallel.build_target(conf.target)
+        return parallel.build_target(conf)
     folder = Path(str(conf.data.path))
     manifest = read_manifest(folder)
     target = load_target_tables(conf.target, parallel.device, fingerprint=manifest.target_sha256)

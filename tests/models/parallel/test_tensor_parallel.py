@@ -11,7 +11,7 @@ import torch.multiprocessing
 
 from models.device.config import DeviceName
 from models.io.errors import UserError
-from models.parallel.tensor_parallel import plan_shards
+from models.parallel.tensor_parallel import list_whole_tables, plan_shards
 from models.targets.config import TargetConf
 from tests.support.models import sharded
 from tests.support.models.sharded import CUT, RANKS, UNCUT, build_model
@@ -59,7 +59,7 @@ def test_tree_decoding_on_two_ranks_gives_the_text_of_a_single_process(measured)
 
 
 def test_the_engine_of_the_xla_route_takes_the_same_path(measured):
-    """It is called by its published signatures; drafts still see the name and the tables of an uncut target."""
+    """It is called by its published signatures; drafts start, learn and are saved as with an uncut target."""
     for rank in range(4):
         engine = measured[rank]["engine"]
         assert engine["ranks"] == [rank % 2, rank // 2]
@@ -67,7 +67,24 @@ def test_the_engine_of_the_xla_route_takes_the_same_path(measured):
         assert engine["held"] < 0.6
         assert engine["kv_heads"] == 1
         assert all(engine["same"])
-        assert engine["tables"] == [True, 64]
+        assert engine["rows of tables"] == [32, 32]  # of 64
+        assert engine["rows of a head that a loss reads"] == 64
+        assert engine["loss"] == pytest.approx(1, abs=1e-5)
+        assert engine["gradients"] < 1e-5
+        assert engine["same checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reads_head", "whole"),
+    [
+        ("qwen3", False, []),
+        ("qwen3", True, ["lm_head"]),
+        ("single key-value head", False, ["model.embed_tokens", "lm_head"]),  # which are tied
+    ],
+)
+def test_the_xla_route_splits_tables_that_are_neither_tied_nor_read_by_a_loss(name, reads_head, whole):
+    with torch.device("meta"):
+        assert list_whole_tables(build_model(CUT[name]()), reads_head=reads_head) == whole
 
 
 def test_moments_are_sharded_and_saved_in_full(measured):
@@ -75,6 +92,17 @@ def test_moments_are_sharded_and_saved_in_full(measured):
     for rank in range(2):
         assert measured[rank]["moments"]["difference"] < 1e-6
         assert measured[rank]["moments"]["held"] == 2 * (3 * 3 + 1 * 5 + 3)  # of 30 weights
+
+
+def test_weights_in_bf16_have_masters_in_fp32_which_a_state_holds(measured):
+    """A run that was stopped goes on bit for bit; gradients of bf16 are what differs from a single process."""
+    for rank in range(2):
+        moments = measured[rank]["moments of bf16 weights"]
+        assert moments["types"] == ["torch.bfloat16"]
+        assert moments["saved in fp32"] == [True, True, True]
+        assert moments["after a stop"] == 0
+        assert moments["averaged"]
+        assert 0 < moments["difference"] < 0.02  # of weights that four steps of 0.1 move
 
 
 def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():

@@ -18,6 +18,7 @@ from tests.support.models import parallel_layers
 
 LAYERS, STATE = (f"neuronx_distributed.parallel_layers.{name}" for name in ("layers", "parallel_state"))
 ZERO = "torch_xla.distributed.zero_redundancy_optimizer"
+REDUCE_SUM = "sum"
 SIGNATURES = {
     f"{LAYERS}.ColumnParallelLinear": """(
         input_size, output_size, bias=True, gather_output=True, dtype=None, device=None, stride=1,
@@ -48,6 +49,8 @@ SIGNATURES = {
         bucket_cap_mb_all_gather=0, bucket_cap_mb_reduce_scatter=0, use_grad_acc_hook=False,
         save_master_weights=False, higher_cc_precision=False, **defaults)""",
     "torch_xla.sync": "(wait=False, reset_scope=True)",
+    "torch_xla.core.xla_model.all_reduce": """(
+        reduce_type, inputs, scale=1.0, groups=None, cctx=None, pin_layout=True)""",
     "torch_xla.core.xla_model.all_gather": """(
         value, dim=0, groups=None, output=None, pin_layout=True, channel_id=None,
         use_global_device_ids=None)""",
@@ -80,7 +83,7 @@ class Zero:
             base.update({name: value for name, value in ours.items() if name != "params"})
             for full, part in zip(ours["params"], base["params"], strict=True):
                 dist.all_reduce(full.grad, group=self.group)
-                part.grad = self._slice_rows(full.grad / dist.get_world_size(self.group))
+                part.grad = self._slice_rows((full.grad / dist.get_world_size(self.group)).float())
         self.base_optimizer.step()
         for ours, base in both:
             for full, part in zip(ours["params"], base["params"], strict=True):
@@ -128,6 +131,13 @@ class Engine:
     def sync(self, wait: bool = False) -> None:
         """Do nothing, because no operations are recorded here."""
 
+    def all_reduce(self, reduce_type: str, inputs: Tensor) -> Tensor:
+        assert reduce_type == REDUCE_SUM
+        assert inputs.dtype is torch.float32
+        total = inputs.clone()
+        dist.all_reduce(total, group=self.ready)
+        return total
+
     def all_gather(self, value: Tensor, **_: Any) -> Tensor:
         return all_gather(value, self.ready)
 
@@ -157,3 +167,4 @@ def install(
             if depth > 1:
                 setattr(modules[".".join(above[: depth - 1])], above[depth - 1], module)
         setattr(module, name, engine.build_call(name, inspect.signature(namespace["listed"])))
+    modules["torch_xla.core.xla_model"].REDUCE_SUM = REDUCE_SUM

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,14 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.device.xla.device import XlaDevice
 from models.drafts.causal_lm import CausalLMDraft
-from models.drafts.options import CausalLMConf
+from models.drafts.loss import compute_loss
+from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf
+from models.drafts.registry import build_draft
+from models.losses.config import LossConf
 from models.parallel.tensor_parallel import parallelize_model
 from models.targets.config import TargetConf
 from models.targets.loading import freeze_model, load_target
@@ -26,8 +31,9 @@ from models.trees.sampling_config import SamplingConf
 from tests.support.models import nxd
 from tests.support.models.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.models.parallel_layers import build_reference_layers
-from tests.support.models.tiny import CPU, add_noise, tiny_tokenizer, tree
+from tests.support.models.tiny import CPU, add_noise, batch_of, tiny_tokenizer, tree
 from tests.support.runs.killing import TIMEOUT_S
+from tests.support.runs.toy_run import toy_conf
 from train.config.run import ParallelConf, Weights
 from train.distributed.xla import XlaParallel
 
@@ -95,7 +101,8 @@ def run_rank(rank: int, folder: Path) -> None:
     }
     if rank < 2:
         results["texts"] = decode_texts(groups[2])
-        results["moments"] = measure_moments(rank, groups[2])
+        results["moments"] = measure_moments(rank, groups[2], torch.float32)
+        results["moments of bf16 weights"] = measure_moments(rank, groups[2], torch.bfloat16)
     if rank < 4:
         results["engine"] = measure_engine(folder / "target", rank, rings[rank % 2])
     (folder / f"{rank}.json").write_text(json.dumps(results))
@@ -118,9 +125,19 @@ def measure_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[st
     device = XlaDevice(**vars(CPU) | {"name": "xla"})
     ranks: Any = SimpleNamespace(process_index=rank, num_processes=4)
     parallel = XlaParallel(conf=ParallelConf(tensor=2), device=device, accelerator=ranks)
-    conf = TargetConf(path=str(folder))
-    uncut, cut = load_target(conf, CPU), parallel.build_target(conf)
+    conf = toy_conf(draft=Eagle3Conf(layers=[0, 1], vocab_size=None), target=TargetConf(path=str(folder)))
+    uncut, cut = load_target(conf.target, CPU), parallel.build_target(conf)
+    whole_head = parallel.build_target(replace(conf, draft=Eagle1Conf()))
     ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank % 2))
+    drafts = [build_draft(conf.draft, target, loss=LossConf(), seed=0) for target in (uncut, cut)]
+    losses = [
+        compute_loss(draft.loss_terms(batch_of(ids.tolist()), run_target(target, [0, 1], batch_of(ids.tolist()))))
+        for draft, target in zip(drafts, (uncut, cut), strict=True)
+    ]
+    for loss in losses:
+        loss.total.backward()
+    tensors = [draft.checkpoint_tensors() for draft in drafts]
+    gradients = [[p.grad for p in draft.parameters() if p.grad is not None] for draft in drafts]
     return {
         "ranks": [parallel.data_rank, parallel.tensor_rank],
         "difference": (cut.model(ids).logits - uncut.model(ids).logits).abs().max().item(),
@@ -128,7 +145,11 @@ def measure_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[st
             getattr(cut, name) == getattr(uncut, name)
             for name in ("fingerprint", "num_parameters", "vocab_size", "num_layers")
         ],
-        "tables": [cut.head.weight.shape == uncut.head.weight.shape, cut.model.get_input_embeddings()(ids).shape[-1]],
+        "rows of tables": [len(table.weight) for table in (cut.head, cut.model.get_input_embeddings())],
+        "rows of a head that a loss reads": len(whole_head.head.weight),
+        "loss": losses[1].total.item() / losses[0].total.item(),
+        "gradients": max((ours - theirs).abs().max().item() for theirs, ours in zip(*gradients, strict=True)),
+        "same checkpoint": all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0] | tensors[1]),
         "kv_heads": cut.kv_heads,
         "held": sum(p.numel() for p in cut.model.parameters()) / uncut.num_parameters,
     }
@@ -137,7 +158,7 @@ def measure_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[st
 class Steps:
     """Three trained weights; two ranks cannot share the rows of the first evenly."""
 
-    def __init__(self, adamw: type[AdamW]):
+    def __init__(self, adamw: type[AdamW] = AdamW):
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2, bias=False))
         decayed, plain = [self.model[0].weight, self.model[1].weight], [self.model[0].bias]
@@ -145,9 +166,11 @@ class Steps:
         self.optimizer = adamw(groups, lr=0.1, betas=(0.9, 0.95))
         self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (step + 1))
 
-    def learn(self, rows: Tensor, *, steps: int) -> None:
+    def learn(self, rows: Tensor, *, steps: int, average: Callable[[list[Any]], None] | None = None) -> None:
         for _ in range(steps):
-            self.model(rows).square().mean().backward()
+            self.model(rows.to(self.model[0].weight.dtype)).square().mean().backward()
+            if average is not None:
+                average([*self.model.parameters()])
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.schedule.step()
@@ -161,17 +184,22 @@ class Steps:
         return [deepcopy(o.state_dict()) for o in (self.model, self.optimizer, self.schedule)]
 
 
-def measure_moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
-    """Compare four steps of a single process with those of two ZeRO-1 ranks that are stopped in the middle."""
+def measure_moments(rank: int, group: dist.ProcessGroup, dtype: torch.dtype) -> dict[str, Any]:
+    """Compare four steps of a single process with those of two ZeRO-1 ranks that are stopped in the middle.
+
+    Weights and gradients of the ranks are of type `dtype`.
+    """
     nxd.install(group)
-    ranks: Any = SimpleNamespace(process_index=rank, num_processes=2)
-    conf, device = ParallelConf(draft=Weights.sharded), XlaDevice(**vars(CPU) | {"name": "xla"})
+    ranks: Any = SimpleNamespace(process_index=rank, num_processes=2, gradient_state=SimpleNamespace())
+    conf, device = ParallelConf(draft=Weights.sharded), XlaDevice(**vars(CPU) | {"name": "xla", "dtype": dtype})
     parallel = XlaParallel(conf=conf, device=device, accelerator=ranks)
     rows = torch.arange(12.0).view(4, 3) / 10
-    alone, first = Steps(AdamW), Steps(parallel.adamw_class)
+    alone, first = Steps(), Steps(parallel.adamw_class)
     alone.learn(rows, steps=4)
     parallel.prepare_optimizers([first.optimizer])
-    first.learn(rows[2 * rank :][:2], steps=2)
+    own = {"rows": rows[2 * rank :][:2], "steps": 2, "average": parallel.average_gradients}
+    first.learn(**own)
+    trained = [weight.clone() for weight in first.model.parameters()]
     held = sum(
         value.numel()
         for state in first.optimizer.engine.base_optimizer.state.values()
@@ -181,16 +209,27 @@ def measure_moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     with parallel.full_moments([first.optimizer]):
         saved = first.saved()
     assert not first.optimizer.state
-    again, plain = Steps(parallel.adamw_class).resume(saved), Steps(AdamW).resume(saved)
+    again, plain = Steps(parallel.adamw_class).resume(saved), Steps().resume(saved)
     parallel.prepare_optimizers([again.optimizer])
-    again.learn(rows[2 * rank :][:2], steps=2)
+    first.learn(**own)
+    again.learn(**own)
     plain.learn(rows, steps=2)  # on a single process
-    differences = [
-        (ours - theirs).abs().max().item()
-        for other in (again, plain)
-        for ours, theirs in zip(other.model.parameters(), alone.model.parameters(), strict=True)
-    ]
-    return {"difference": max(differences), "held": held}
+
+    def measure_differences(run: Steps, other: Steps) -> float:
+        pairs = zip(run.model.parameters(), other.model.parameters(), strict=True)
+        return max((ours.float() - theirs.float()).abs().max().item() for ours, theirs in pairs)
+
+    return {
+        "difference": max(measure_differences(alone, other) for other in (again, plain)),
+        "after a stop": measure_differences(first, again),
+        "saved in fp32": [
+            weight.dtype is torch.float32 and torch.equal(weight.to(dtype), ours) and not torch.equal(weight, ours)
+            for weight, ours in zip(saved[0].values(), trained, strict=True)
+        ],
+        "types": sorted({str(weight.dtype) for weight in first.model.parameters()}),
+        "averaged": ranks.gradient_state.is_xla_gradients_synced,
+        "held": held,
+    }
 
 
 def build_noised() -> Any:

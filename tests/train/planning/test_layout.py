@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.data.chat import save
 from tests.support.models.tiny import CPU
@@ -13,7 +14,8 @@ from tests.support.reports.memory_run import KINDS, PROMPT, build_conf, build_ta
 from tests.support.reports.planned import GENEROUS
 from tests.support.runs import launch_script
 from train.config.run import TrainConf
-from train.planning.fake_process import FROZEN, GATHERED, OPTIMIZER, TARGET, TRAINED, persistent_memory
+from train.optim import trained_parameters
+from train.planning.fake_process import FROZEN, GATHERED, GRADIENTS, OPTIMIZER, TARGET, TRAINED, persistent_memory
 from train.planning.layout import ProcessLayout, build_layout
 from train.planning.run_plan import build_models
 from train.planning.trace import DRAFT_PASS, trace_run
@@ -81,6 +83,17 @@ def test_processes_gather_the_same_weights_however_many_share_them(kind, tmp_pat
         phases = trace_run(conf, *build_models(conf, CPU.dtype), layout, prompt_tokens=PROMPT)
         held = persistent_memory(conf, *build_models(conf, CPU.dtype), layout)
         assert phases[DRAFT_PASS].peak_bytes[GATHERED] == held[GATHERED] > 0
+
+
+def test_on_the_xla_route_processes_share_masters_and_moments_and_hold_weights_in_bf16(tmp_path):
+    save(build_target(CPU), tmp_path)
+    words = ("device=xla", "parallel.draft=sharded", "optim.rows_per_step=4", f"target.path={tmp_path}")
+    conf = build_conf(*KINDS["eagle3"], *words)
+    layout = build_layout(conf, replace(GENEROUS, chips=1, cores=4), 4, 1)
+    weights = sum(p.numel() for p in trained_parameters(build_models(conf, torch.bfloat16)[1]))
+    held = persistent_memory(conf, *build_models(conf, torch.bfloat16), layout)
+    assert held[TRAINED] == held[GRADIENTS] == 2 * weights
+    assert held[OPTIMIZER] == pytest.approx((4 + 8) * weights / 4, rel=1e-3)
 
 
 def count_held_bytes(kind: str, processes: int, target: Path) -> Counter[str]:
