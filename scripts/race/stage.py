@@ -50,7 +50,7 @@ def export_documents(run: Run) -> None:
     """Write the documents that our runs of this seed train on; a run's rate and switch do not matter."""
     conf = compose("train", TrainConf, our_overrides(run))
     parallel = build_run_parallel(conf, trackers=[])
-    target = parallel.build_target(conf.target)
+    target = parallel.build_target(conf)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows = load_training_rows(conf, target, draft, parallel).rows
     choose_vocabulary(draft, target, rows, None)

@@ -69,7 +69,7 @@ def build_trainer(conf: TrainConf, device: Device, folder) -> Trainer:
     """Build a real run of random weights in which every token of the rows is an answer."""
     torch.manual_seed(0)
     parallel = build_parallel(conf.parallel, device, trackers=[])
-    target = parallel.build_target(conf.target) if conf.parallel.splits_target else build_target(device)
+    target = parallel.build_target(conf) if conf.parallel.splits_target else build_target(device)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows_per_step, LENGTH)
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))

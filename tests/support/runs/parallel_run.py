@@ -112,7 +112,7 @@ def run(
     spread.barrier()
     state = RunState(run_dir, flatten_config(conf))
     state.load_progress()
-    own = spread.build_target(conf.target)
+    own = spread.build_target(conf)
     learner = build_draft(conf.draft, own, loss=conf.loss, seed=conf.seed)
     loop = Trainer(
         conf=conf,
