@@ -102,6 +102,11 @@ def test_two_processes_save_a_state_together_over_the_host(tmp_path):
     assert {path.name for path in state.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp", "progress.json"}
 
 
+def test_zero_1_steps_masters_in_fp32_behind_weights_in_bf16():
+    """Four steps, stopped after two, end in the weights of plain AdamW; its engine is PyTorch/XLA's own."""
+    run_program("zero_run.py", "xla", [])
+
+
 @pytest.mark.parametrize("machine", ["8xh100", "trn1.32xlarge"])
 def test_weights_that_processes_share_are_planned_with_the_packages_of_the_route(machine):
     """The packages hold the oldest PyTorch that is supported, and replace the function that makes a process group."""

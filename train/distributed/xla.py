@@ -185,9 +185,16 @@ class ShardedAdamW(AdamW):
         """Build the engine, which takes all further steps, and move moments and masters to it, sharded."""
         options = {name: self.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
         self.gather, self.dtype = gather, dtype
-        # The groups are shared, so that schedules still set the learning rate.
+        # The groups are shared, so that schedules still set the learning rate. The engine sums the gradients of all
+        # processes, which are equal by now, once more: in bf16 the sum would not be their multiple.
         self.engine = engine_class(
-            self.param_groups, AdamW, grad_clipping=False, pin_layout=False, save_master_weights=True, **options
+            self.param_groups,
+            AdamW,
+            grad_clipping=False,
+            pin_layout=False,
+            save_master_weights=True,
+            higher_cc_precision=True,
+            **options,
         )
         for weight, shard in self._weight_shard_pairs():
             if moments := self.state.pop(weight, None):

@@ -125,6 +125,7 @@ class Engine:
     def ZeroRedundancyOptimizer(self, **options: Any) -> Zero:  # noqa: N802
         assert not options.pop("grad_clipping")  # our loop clips, before
         assert options.pop("save_master_weights")  # else it warns
+        assert options.pop("higher_cc_precision")  # sums gradients in fp32
         assert not options.pop("pin_layout")  # as Neuron asks
         return Zero(self.ready, **options)
 
