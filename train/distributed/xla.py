@@ -85,6 +85,11 @@ class XlaParallel(Parallel):
         )
 
     def prepare(self, loss_module: nn.Module) -> nn.Module:
+        """Return the module for Accelerate to step; frozen weights of a shared draft get the precision of the rest."""
+        if self.is_draft_sharded:
+            for weight in loss_module.parameters():
+                if not weight.requires_grad:  # the others have masters, which are made of them first
+                    weight.data = weight.data.to(self.device.dtype)
         return self.accelerator.prepare(loss_module)
 
     @property

@@ -59,7 +59,7 @@ class FakeProcess:
         if self.layout.shards_moments:
             self.shards = {weight: nn.Parameter(self._take_shard(weight.detach())) for weight in self.trained}
             self.tracer.label_tensors(OPTIMIZER, self.shards.values())
-            for weight in self.trained:
+            for weight in self.draft.parameters():
                 weight.data = weight.data.to(self.target.device.dtype)
             self.label_weights()
             for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):

@@ -14,7 +14,7 @@ from models.io.errors import UserError
 from models.parallel.tensor_parallel import list_whole_tables, plan_shards
 from models.targets.config import TargetConf
 from tests.support.models import sharded
-from tests.support.models.sharded import CUT, RANKS, UNCUT, build_model
+from tests.support.models.sharded import BF16_DRAFTS, CUT, RANKS, UNCUT, build_model
 from tests.support.models.tiny import CPU, tiny_tokenizer
 from tests.support.runs.toy_run import toy_conf
 from train.config.optim import OptimName
@@ -103,6 +103,17 @@ def test_weights_in_bf16_have_masters_in_fp32_which_a_state_holds(measured):
         assert moments["after a stop"] == 0
         assert moments["averaged"]
         assert 0 < moments["difference"] < 0.02  # of weights that four steps of 0.1 move
+
+
+@pytest.mark.parametrize("method", BF16_DRAFTS)
+def test_a_draft_with_weights_in_bf16_learns_and_is_evaluated_without_autocast(measured, method):
+    """Frozen weights have the type of the rest, or a layer would be given inputs of another one."""
+    for rank in range(2):
+        figures = measured[rank][f"bf16 {method}"]
+        assert figures["types"] == ["torch.bfloat16"]
+        assert figures["moved"] > 0
+        assert figures["loss"] > 0
+        assert figures["tokens"] == 8
 
 
 def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():

@@ -20,8 +20,8 @@ from data.features.target_pass import run_target
 from infer.engine.decode import Decoder
 from models.device.xla.device import XlaDevice
 from models.drafts.causal_lm import CausalLMDraft
-from models.drafts.loss import compute_loss
-from models.drafts.options import CausalLMConf, Eagle1Conf, Eagle3Conf
+from models.drafts.loss import LossModule, compute_loss
+from models.drafts.options import CausalLMConf, DraftConf, Eagle1Conf, Eagle3Conf, HydraConf, InitFrom, MedusaConf
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
 from models.parallel.tensor_parallel import parallelize_model
@@ -31,14 +31,23 @@ from models.trees.sampling_config import SamplingConf
 from tests.support.models import nxd
 from tests.support.models.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.models.parallel_layers import build_reference_layers
-from tests.support.models.tiny import CPU, add_noise, batch_of, tiny_tokenizer, tree
+from tests.support.models.tiny import CPU, add_noise, batch_of, chain, tiny_target, tiny_tokenizer, tree
 from tests.support.runs.killing import TIMEOUT_S
 from tests.support.runs.toy_run import toy_conf
+from train.config.optim import OptimConf, OptimName
 from train.config.run import ParallelConf, Weights
 from train.distributed.xla import XlaParallel
+from train.optim import allocate_optimizer_states, build_optimizers, trained_parameters
 
 PROCESSES = 8
 RANKS = (1, 2, 4, 8)
+BF16_DRAFTS: dict[str, DraftConf] = {  # with frozen heads, and tables of their own
+    "eagle3": Eagle3Conf(layers=[1, 3], train_head=False, ttt_steps=2),
+    "eagle1": Eagle1Conf(),
+    "medusa": MedusaConf(heads=2),
+    "hydra": HydraConf(heads=2),
+    "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
+}
 HEADED: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -103,6 +112,7 @@ def run_rank(rank: int, folder: Path) -> None:
         results["texts"] = decode_texts(groups[2])
         results["moments"] = measure_moments(rank, groups[2], torch.float32)
         results["moments of bf16 weights"] = measure_moments(rank, groups[2], torch.bfloat16)
+        results |= {f"bf16 {method}": measure_bf16_draft(rank, groups[2], method) for method in BF16_DRAFTS}
     if rank < 4:
         results["engine"] = measure_engine(folder / "target", rank, rings[rank % 2])
     (folder / f"{rank}.json").write_text(json.dumps(results))
@@ -229,6 +239,41 @@ def measure_moments(rank: int, group: dist.ProcessGroup, dtype: torch.dtype) -> 
         "types": sorted({str(weight.dtype) for weight in first.model.parameters()}),
         "averaged": ranks.gradient_state.is_xla_gradients_synced,
         "held": held,
+    }
+
+
+def measure_bf16_draft(rank: int, group: dist.ProcessGroup, method: str) -> dict[str, Any]:
+    """Take a run's step of two ZeRO-1 ranks in bf16, and use the draft as an evaluation does: without autocast."""
+    nxd.install(group)
+    device = XlaDevice(**vars(CPU) | {"name": "xla", "dtype": torch.bfloat16})
+    ranks: Any = SimpleNamespace(
+        process_index=rank, num_processes=2, gradient_state=SimpleNamespace(), prepare=lambda module: module
+    )
+    parallel = XlaParallel(conf=ParallelConf(draft=Weights.sharded), device=device, accelerator=ranks)
+    target = tiny_target(seed=0, device=replace(CPU, dtype=torch.bfloat16))
+    draft = build_draft(BF16_DRAFTS[method], target, loss=LossConf(), seed=0)
+    module = parallel.prepare(LossModule(draft, device, compiled=False))
+    optimizers, _ = build_optimizers(OptimConf(name=OptimName.adamw, steps=1), draft, parallel.adamw_class)
+    allocate_optimizer_states(optimizers)
+    parallel.prepare_optimizers(optimizers)
+    batch = batch_of(torch.randint(1, 60, (2, 12), generator=torch.Generator().manual_seed(rank)).tolist())
+    target_output = run_target(target, draft.needs.layers, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        module(batch, target_output, {}).total.backward()
+    before = [weight.clone() for weight in draft.parameters()]
+    parallel.average_gradients(trained_parameters(draft))
+    for optimizer in optimizers:
+        optimizer.step()
+    with torch.no_grad():
+        loss = compute_loss(draft.eval().loss_terms(batch, target_output))
+        (answer,) = Decoder(target, draft, chain(2), sampling=SamplingConf(), slots=64).decode(
+            [[5, 6, 7]], row_ids=[0], max_new_tokens=8, eos_ids=[]
+        )
+    return {
+        "types": sorted({str(weight.dtype) for weight in draft.parameters()}),
+        "moved": sum(not torch.equal(*pair) for pair in zip(before, draft.parameters(), strict=True)),
+        "loss": loss.total.item(),
+        "tokens": len(answer.ids),
     }
 
 
