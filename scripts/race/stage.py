@@ -47,26 +47,34 @@ def main() -> None:
 
 
 def export_documents(run: Run) -> None:
-    """Write the documents that our runs of this seed train on; a run's rate and switch do not matter."""
+    """Write the documents that our runs of this seed train on; a run's rate and switch do not matter.
+
+    Raise UserError, before anything is trained, if they leave too few prompts to choose settings by.
+    """
     conf = compose("train", TrainConf, our_overrides(run))
     parallel = build_run_parallel(conf, trackers=[])
     target = parallel.build_target(conf)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows = load_training_rows(conf, target, draft, parallel).rows
     choose_vocabulary(draft, target, rows, None)
-    folder = run.race.documents(run.seed)
+    documents, folder = split_documents(rows), run.race.documents(run.seed)
+    load_choosing_prompts(run, target, [document.ids.tolist() for document in documents])
     write_vocabulary(draft, folder)
     step_tokens = conf.optim.rows_per_step * conf.data.row_length
-    write_documents(split_documents(rows), folder, target=target, layers=draft.needs.layers, step_tokens=step_tokens)
+    write_documents(documents, folder, target=target, layers=draft.needs.layers, step_tokens=step_tokens)
 
 
 def replay_calibration(run: Run) -> None:
     """Count a chain on prompts that are neither judged nor trained on; they choose the setting of a side."""
     target = load_cpu_target(run.race.target)
-    judged = [prompt.ids for prompt in load_judged_prompts(run, target)]
-    read = [*read_documents(run.race.documents(run.seed)), *judged]
-    prompts = load_unread_prompts(target.tokenizer, run.race.calibration, read)
+    prompts = load_choosing_prompts(run, target, read_documents(run.race.documents(run.seed)))
     run.add_figures(calibration=count_rounds(run, target, prompts, depths=DEPTHS[-1:]))
+
+
+def load_choosing_prompts(run: Run, target: Target, documents: list[list[int]]) -> list[EvalPrompt]:
+    """Return prompts that begin no document and are not judged; raise UserError if there are too few."""
+    judged = [prompt.ids for prompt in load_judged_prompts(run, target)]
+    return load_unread_prompts(target.tokenizer, run.race.calibration, [*documents, *judged])
 
 
 def load_judged_prompts(run: Run, target: Target) -> list[EvalPrompt]:

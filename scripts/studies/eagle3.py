@@ -43,6 +43,7 @@ from scripts.studies.chain_rounds import (
 )
 from train.config.run import TrainConf
 
+PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
 DEPTH = 4  # of the chain
 SEEDS = [0, 1, 2]  # whose prompts the study does not measure, so that all of its runs have the same ones
 WITHOUT_NORMS = ["draft.norm_before_residual=false", "draft.norm_before_fc=false"]
@@ -118,6 +119,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--output", type=Path, default=Path("outputs/study"))
     parser.add_argument("--table", action="store_true", help="only print what is measured already")
+    parser.add_argument("--write", action="store_true", help=f"update docs/{PAGE.name}")
     args = parser.parse_args()
     if not args.table:
         runs = [partial(train, *run, args=args) for run in product(args.seeds, args.settings)]
@@ -127,7 +129,7 @@ def main() -> None:
             measure(args)
     name = name_target(args.target)
     setting = f"target `{name}`, {machine(open_device(DeviceConf(name=DeviceName.cpu, compile=False)))}"
-    publish(f"study-{name}", build_table(args), setting=setting, should_write=False)
+    publish(f"study-{name}", build_table(args), setting=setting, page=PAGE, should_write=args.write)
 
 
 def run_folder(setting: str, seed: int, args: argparse.Namespace) -> Path:
