@@ -92,6 +92,8 @@ class Dialogue:
             if message is not None and message["role"] != "assistant":
                 history.append(message)
                 continue
+            if history and history[-1]["role"] == "assistant":
+                continue  # the target's answer stands for all of the data's in a row
             prompt = chat.render(history, add_generation_prompt=True)
             ids = self.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
             if self.answers and len(ids) > self.backend.max_prompt_tokens:
@@ -106,6 +108,8 @@ class Dialogue:
             has_call = message is not None and message.get("tool_calls")
             rendered = chat.render([*history, message]) if has_call else ""
             reason = self._find_end_reason(answer, text, prompt, rendered)
+            if not rendered and any(other["role"] == "tool" for other in turns[index + 1 : index + 2] if other):
+                reason = reason or DIFFERENT_TOOL_CALL  # the result of a call that the data does not show
             history.append(
                 merge_tool_call(message, text) if rendered and not reason else build_exact_message(chat, history, text)
             )

@@ -18,6 +18,7 @@ from data.config import DEMO
 from data.sources.prompt_formats import PromptRow, describe_prompt_formats, open_prompt_rows, prompt_from_row
 from data.sources.row_formats import parse_prompt_messages
 from data.sources.rows import RowRejectedError, require_embeddings, require_row, require_unicode
+from data.sources.template_inputs import add_system_prompt
 from data.sources.text_hashes import hash_first_question
 from models.io.console import log_once
 from models.io.errors import UserError, require
@@ -183,7 +184,8 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
         if raw is None:
             raise UserError(f"{key}: every line must be a JSON object, got {location}: {detail or reason}")
         try:
-            row = prompt_from_row(raw, number)
+            with _report_rejection(key, location):
+                row = prompt_from_row(raw, number)
         except ValueError as error:
             raise UserError(f"{key}: {error} at {location}") from error
         if row is None:
@@ -222,7 +224,7 @@ def _clean_row(row: PromptRow) -> None:
     """Bring the messages of a prompt into the form of training; raise RowRejectedError."""
     require_unicode(row)
     if "messages" in row:
-        row["messages"] = parse_prompt_messages(row["messages"])
+        row["messages"] = add_system_prompt(parse_prompt_messages(row["messages"]), row.get("system", ""))
     require_row(all(text.strip() for text in row.get("turns", [])), "an empty turn")
 
 
@@ -231,7 +233,7 @@ def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) ->
     if "turns" in row:
         text, *remaining_turns = row["turns"] or [""]
         if tokenizer.chat_template is not None:
-            messages = [{"role": "user", "content": text}]
+            messages = add_system_prompt([{"role": "user", "content": text}], row.get("system", ""))
     require(
         not messages or tokenizer.chat_template is not None,
         f"{key}: `messages` need a chat template, got id {row['id']} and a target without one; give `text`",

@@ -75,13 +75,14 @@ def filter_row(raw: dict[str, Any], name: str, source: SourceConf, rules: Filter
 
 
 def map_columns(raw: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    """Return the row with our column names; a mapped content column drops all content columns that are not mapped."""
+    """Return the row with our column names; a mapped question drops all other columns that could be questions."""
     if not columns:
         return raw
-    content = set(columns).intersection(CONTENT_COLUMNS)
-    mapped = {key: value for key, value in raw.items() if not content or key not in CONTENT_COLUMNS}
+    questions = set(CONTENT_COLUMNS).difference(ANSWER_COLUMNS, ("input",))
+    mapped_questions = questions.intersection(columns)
+    mapped = {key: value for key, value in raw.items() if not mapped_questions or key not in questions}
     for name, column in columns.items():
-        if name in content.difference(ANSWER_COLUMNS, ("input",)) and raw.get(column) is None:
+        if name in mapped_questions and raw.get(column) is None:
             raise RowRejectedError(f"no column {column}", f"the row has {', '.join(raw)}")
         mapped[name] = raw.get(column)
     return mapped
@@ -94,6 +95,8 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
     else:
         # An empty system prompt means the same as no system prompt.
         parsed.messages = [m for m in parsed.messages if m["role"] != "system" or m["content"]]
+        while parsed.messages[1:] and parsed.messages[-1]["role"] == "user" and not has_content(parsed.messages[-1]):
+            parsed.messages.pop()  # asks nothing
         dropped_role = "assistant" if rules.replace_answers else None
         messages = [message for message in parsed.messages if message["role"] != dropped_role]
     require_row(all(map(has_content, messages)), "an empty turn")

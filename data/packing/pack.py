@@ -45,7 +45,7 @@ class PackReport:
         return (
             f"{self.documents:,} documents in {self.rows:,} rows of {self.length} tokens "
             f"({self.fill:.1%} filled, {self.supervised:.1%} of the tokens are answers), "
-            f"{long_documents}, {self.dropped:,} dropped without an answer{skipped}"
+            f"{long_documents}, {self.dropped:,} dropped without an answer that fits{skipped}"
         )
 
 

@@ -1,5 +1,6 @@
 """Open the rows of a source: files, a directory of files, a saved dataset, or a hub name."""
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,9 +11,13 @@ from typing import Any
 
 from data.sources.files import JSON_SUFFIXES, PARQUET_SUFFIXES, RawRow, count_rows, read_dataset_rows, read_file_rows
 from data.sources.splits import check_split_names, list_split_names, rename_single, resolve_split, select_split
+from models.io.console import log_once
 from models.io.errors import UserError, first_line, require
 
+log = logging.getLogger(__name__)
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
+DESCRIBING_FILES = ("dataset_info.json", "dataset_infos.json")  # of a data set of the hub: they hold no rows
+SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".arrow")
 # Prompts to evaluate on should be held-out data.
 SPLIT_PREFERENCE = ("test", "validation", "train")
@@ -73,16 +78,34 @@ def _count_parsed_rows(file: Path, key: str) -> int:
 def list_data_files(path: Path, word: str) -> list[Path]:
     """List the data files at a path: the file itself, or the files of a directory.
 
-    If names of files in a directory contain the word, only those files are listed; for datasets and missing paths none.
+    Of a directory these are the files whose names contain the word, else those that name no split, else all; none for
+    datasets, those whose files are in its folder `data`, and missing paths.
     """
     if path.is_file() and path.suffix != ".arrow":
         return [path]
     if not path.is_dir() or any((path / name).exists() for name in SAVED_DATASET_FILES):
         return []
-    files = sorted(
-        file for file in path.iterdir() if file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES) and not file.is_dir()
+    files = _list_table_files(path)
+    named = [file for file in files if _has_word(file, word)]
+    if not named and _list_table_files(path / "data"):
+        return []
+    listed = named or [file for file in files if not any(_has_word(file, other) for other in SPLIT_WORDS)] or files
+    if others := [file.name for file in files if file not in listed]:
+        read, not_read = (f"{names[0]} ({len(names)} files)" for names in ([file.name for file in listed], others))
+        log_once(log, f"{path}: {word} is read from {read}, not from {not_read}")
+    return listed
+
+
+def _list_table_files(folder: Path) -> list[Path]:
+    """List the files of a folder that hold rows."""
+    if not folder.is_dir():
+        return []
+    endings = JSON_SUFFIXES + PARQUET_SUFFIXES
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.name.endswith(endings) and file.name not in DESCRIBING_FILES and not file.is_dir()
     )
-    return [file for file in files if _has_word(file, word)] or files
 
 
 def list_split_files(path: Path, name: str) -> list[Path]:

@@ -2,7 +2,7 @@
 
 A row becomes {"id", "category"} and one of `text` (continued without a template), `messages`, `turns` (the user's
 turns, rendered by the chat template if the target has one), or `ids` (a prompt held out by a training run, as token ids
-of the run's target).
+of the run's target). What the template renders has the row's `system`, `tools` and `template` beside it.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from data.sources.files import JSON_SUFFIXES, PARQUET_SUFFIXES, RawRow, read_dataset_rows, read_file_rows
 from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, load_dataset_split
+from data.sources.template_inputs import read_template_inputs
 from models.io.errors import require
 
 PromptRow = dict[str, Any]
@@ -91,7 +92,8 @@ TEXT_CHECK = (lambda value: isinstance(value, str), "a string")
 def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     """Return the row as a prompt, or None if its format is unknown.
 
-    `number` becomes the id of a row without one. Raises ValueError for a column with a value of the wrong type.
+    `number` becomes the id of a row without one. Raises ValueError for a column with a value of the wrong type, and
+    RowRejectedError for one that the chat template could not take.
 
     >>> prompt_from_row({"question_id": 81, "category": "writing", "turns": ["Go.", "Again."]}, 1)
     {'id': '81', 'category': 'writing', 'turns': ['Go.', 'Again.']}
@@ -119,19 +121,19 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
         if checked is not None and not is_valid(checked):
             raise ValueError(f"`{name}` must be {rule}, got {shortened(checked)}")
     match column:
-        case "messages":  # with the columns that data.prepare writes for the chat template
-            kinds = {"tools": list, "template": dict}
-            inputs = {name: row[name] for name, kind in kinds.items() if type(row.get(name)) is kind}
-            return {"messages": value, **inputs}
-        case "prompt" if isinstance(value, list):
-            return {"messages": value}
         case "ids":
             return {"ids": value, "chat_template": bool(row.get("chat_template"))}
-        case "turns" | "text":
-            return {column: value}
-        case "prompt" if len(columns) == 1:
+        case "text":
             return {"text": value}
-    return {"turns": ["\n\n".join(filter(None, (value, context)))]}
+        case "prompt" if isinstance(value, str) and len(columns) == 1:
+            return {"text": value}
+    inputs = {name: own for name, own in vars(read_template_inputs(row)).items() if own}
+    match column:
+        case "messages" | "prompt" if isinstance(value, list):
+            return {"messages": value, **inputs}
+        case "turns":
+            return {"turns": value, **inputs}
+    return {"turns": ["\n\n".join(filter(None, (value, context)))], **inputs}
 
 
 def describe_prompt_formats() -> str:

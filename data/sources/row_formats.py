@@ -21,6 +21,13 @@ from data.sources.rows import (
     require_row,
     require_unicode,
 )
+from data.sources.template_inputs import (
+    SYSTEM_COLUMNS,
+    add_system_prompt,
+    parse_tool_calls,
+    read_call_texts,
+    read_template_inputs,
+)
 
 FORMAT_COLUMNS = {
     RowFormat.messages: "messages",
@@ -43,7 +50,6 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # datasets and 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", *REASONING_KEYS)
 NOT_AN_OBJECT = "a message that is not an object"
 NO_ANSWER = "no assistant turn"
-SYSTEM_COLUMNS = ("system", "system_prompt")
 ANSWER_COLUMNS = ("output", "response", "answer", "completion", "solution")  # beside a plain prompt
 
 
@@ -55,7 +61,7 @@ def parse_row(raw: dict[str, Any], format: RowFormat = RowFormat.auto, column: s
     column_name = (
         column
         or FORMAT_COLUMNS.get(format)
-        or next((n for n in LIST_COLUMNS if isinstance(raw.get(n), list) or _is_json_list(raw.get(n))), None)
+        or next((n for n in LIST_COLUMNS if raw.get(n) and (isinstance(raw[n], list) or _is_json_list(raw[n]))), None)
     )
     if column_name is None or format is RowFormat.prompt:
         row = _parse_prompt_row(raw, column)
@@ -82,8 +88,9 @@ def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
         return row
     answer_ends = [end for end, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
     require_row(bool(answer_ends), NO_ANSWER)
-    require_row(all(map(has_content, row.messages)), "an empty turn")
-    return replace(row, messages=row.messages[: answer_ends[-1]])
+    messages = row.messages[: answer_ends[-1]]
+    require_row(all(map(has_content, messages)), "an empty turn")
+    return replace(row, messages=messages)
 
 
 def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRow]:
@@ -159,7 +166,7 @@ def _messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
 def parse_prompt_messages(raw_messages: list[Any]) -> list[dict[str, Any]]:
     """Return the messages up to the last question; raise RowRejectedError for messages that cannot be asked."""
     messages = [parse_message(message) for message in raw_messages]
-    while messages and messages[-1]["role"] == "assistant":
+    while messages[1:] and (messages[-1]["role"] == "assistant" or not has_content(messages[-1])):
         messages.pop()
     require_row(any(message["role"] == "user" for message in messages), "no user turn")
     require_row(all(map(has_content, messages)), "an empty turn")
@@ -183,7 +190,10 @@ def parse_message(raw: Any) -> dict[str, Any]:
         raise RowRejectedError("an unknown role", repr(role)[:80])
     message["role"] = ROLE_NAMES[role]
     message["content"] = text_from_content(message.get("content", ""))
-    if calls := _parse_tool_calls(message.pop("tool_calls", None)):
+    calls = parse_tool_calls(message.pop("tool_calls", None))
+    if not calls and raw.get("function_call"):  # as before there were several
+        calls = [{"type": "function", "function": call} for call in parse_tool_calls(raw["function_call"])]
+    if calls:
         message["tool_calls"] = calls
     return message
 
@@ -200,30 +210,6 @@ def text_from_content(value: Any) -> str:
     raise RowRejectedError("a message whose content is not text")
 
 
-def _parse_tool_calls(value: Any) -> list[dict[str, Any]]:
-    """Return the tool calls in a value that holds one call, a list of calls or None."""
-    value = _parse_json(value, "tool_calls")
-    single = [] if value is None else [value]
-    calls = []
-    for call in value if isinstance(value, list) else single:
-        match call:
-            case {"function": {"name": str()} as function}:
-                calls.append({**call, "function": _parse_arguments(function)})
-            case {"name": str()}:
-                calls.append(_parse_arguments(call))
-            case _:
-                raise RowRejectedError("a tool call without a function's name")
-    return calls
-
-
-def _parse_arguments(function: dict[str, Any]) -> dict[str, Any]:
-    """Return the function with its JSON arguments parsed: templates would quote a string."""
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return function
-    return {**function, "arguments": _parse_json(arguments or "{}", "tool_calls")}
-
-
 def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> Conversation:
     roles = [message["role"] for message in messages]
     require_row("user" in roles, "no user turn")
@@ -231,17 +217,13 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
     first = roles.index("user")
     asked = [m for m in messages[:first] if m["role"] == "system"] + messages[first:]
     num_left_out, messages = len(messages) - len(asked), asked
-    system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
-    if system and "system" not in roles:
-        messages = [{"role": "system", "content": system}, *messages]
-    tools = _parse_json(raw.get("tools"), "tools")
-    template = _parse_json(raw.get("template", raw.get("chat_template_kwargs")), "template")
-    require_row(
-        tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)),
-        "tools that are not a list of objects",
+    inputs = read_template_inputs(raw)
+    return Conversation(
+        messages=add_system_prompt(read_call_texts(messages), inputs.system),
+        tools=inputs.tools,
+        template=inputs.template,
+        num_left_out=num_left_out,
     )
-    require_row(isinstance(template, dict | None), "a template that is not an object")
-    return Conversation(messages=messages, tools=tools or None, template=template or {}, num_left_out=num_left_out)
 
 
 def _is_json_list(value: Any) -> bool:
@@ -253,13 +235,3 @@ def _parse_json_list(value: Any) -> Any:
     with suppress(ValueError, RecursionError):
         value = json.loads(value) if _is_json_list(value) else value
     return parse_message_texts(value)
-
-
-def _parse_json(value: Any, name: str) -> Any:
-    """Return a value that may be stored as JSON text, parsed; raise RowRejectedError if that fails."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value else None
-    except (ValueError, RecursionError) as error:
-        raise RowRejectedError(f"{name} that are not JSON") from error

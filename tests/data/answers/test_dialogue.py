@@ -104,6 +104,24 @@ def test_a_conversation_ends_where_the_target_departs_from_the_data():
     assert (dialogue.end_reason, len(row.messages), len(prompts)) == (CONTEXT_FULL, 2, 1)
 
 
+def test_a_result_without_a_call_that_the_target_could_repeat_ends_the_conversation():
+    family = FAMILIES["qwen3"]
+    says = family.cases["tools"].says
+    texts = [QUESTION, {"role": "assistant", "content": "weather()"}, RESULT, ANSWER]
+    dialogue, row, _ = answer_dialogue(family.tokenizer("qwen3"), says[1:], texts, TOOLS)
+    assert (dialogue.end_reason, len(row.messages)) == (DIFFERENT_TOOL_CALL, 2)
+
+
+def test_answers_in_a_row_are_asked_for_once():
+    family = FAMILIES["llama-3.1"]
+    says = family.cases["multi"].says
+    data = [QUESTION, ANSWER, ANSWER, THANKS, ANSWER]
+    dialogue, row, prompts = answer_dialogue(family.tokenizer("llama-3.1"), says, data)
+    assert not dialogue.end_reason
+    assert len(prompts) == 2
+    assert [m["role"] for m in row.messages] == ["user", "assistant"] * 2
+
+
 def test_the_same_call_in_other_spaces_is_the_same_call():
     family = FAMILIES["qwen3"]
     call, reply = family.cases["tools"].says

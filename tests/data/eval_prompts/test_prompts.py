@@ -76,10 +76,13 @@ def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chat_tokenizer, t
             "template": {"enable_thinking": True},
             "tools": [{"a": 1}, {"b": 2}],
         },
-        {"messages": [{"role": "user", "content": "1"}], "tools": "not known"},
+        {"messages": [{"role": "user", "content": "1"}], "tools": ""},
     ]
     prompts = load_eval_prompts(chat_tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     assert [prompt.ids for prompt in prompts] == [[2, 7, 1], [0, 1]]
+    unknown = write_lines(tmp_path / "unknown.jsonl", [rows[1] | {"tools": "not known"}])
+    with pytest.raises(UserError, match=r"got tools that are not JSON at .*unknown.jsonl:1; change or remove it"):
+        load_eval_prompts(chat_tokenizer, unknown, limit=None)
 
 
 def test_arguments_of_the_template_are_those_of_rows_without_their_own(chat_tokenizer, tmp_path):

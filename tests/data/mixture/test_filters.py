@@ -113,6 +113,25 @@ def test_columns_of_any_name_are_mapped():
         filter_raw_row({"text": "noise"}, columns=names)
 
 
+def test_a_mapped_question_keeps_its_answer_and_its_input():
+    row = filter_raw_row({"query": "Hi", "text": "noise", "response": "Hello"}, columns={"prompt": "query"})
+    assert row.messages == build_messages(("user", "Hi"), ("assistant", "Hello"))
+    task = {"task": "Translate.", "input": "Hi", "output": "Hallo"}
+    row = filter_raw_row(task, columns={"instruction": "task"})
+    assert row.messages == build_messages(("user", "Translate.\n\nHi"), ("assistant", "Hallo"))
+
+
+def test_an_empty_question_at_the_end_asks_nothing():
+    messages = [*build_messages(*CHAT[:2]), {"role": "user", "content": " "}]
+    assert filter_raw_row({"messages": messages}).messages == build_messages(*CHAT[:2])
+
+
+def test_the_first_column_that_holds_messages_counts():
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    row = filter_raw_row({"messages": [], "conversations": turns})
+    assert row.messages == build_messages(("user", "Hi"), ("assistant", "Hello"))
+
+
 def test_labels_of_the_source_hold_for_rows_without_their_own():
     labels = {"license": "MIT", "category": "c", "language": "en", "template": {"a": 1, "b": 2}}
     row = filter_raw_row({"prompt": "Hi", "category": "own", "template": {"b": 3}}, **labels)

@@ -85,7 +85,7 @@ def test_documents_that_do_not_fit_are_truncated_and_counted():
     assert documents_of(packed) == [build_piece(6, 10)]
     assert (report.documents, report.truncated, report.dropped) == (1, 1, 2)
     assert "1 documents in 1 rows of 16 tokens" in str(report)
-    assert "1 cut, 2 dropped without an answer" in str(report)
+    assert "1 cut, 2 dropped without an answer that fits" in str(report)
 
 
 def test_only_the_documents_with_the_given_numbers_are_packed():

@@ -130,6 +130,27 @@ def test_files_of_other_splits_are_not_read_in_place_of_the_named_split(tmp_path
         read_rows(tmp_path, split="train_sft")
 
 
+@pytest.mark.parametrize(
+    ("files", "read"),
+    [
+        (["part-0.jsonl", "part-1.jsonl", "test.jsonl"], ["part-0.jsonl", "part-1.jsonl"]),
+        (["chat.jsonl", "dataset_infos.json", "chat-validation.jsonl"], ["chat.jsonl"]),
+        (["chat.jsonl", "code-train.jsonl"], ["code-train.jsonl"]),
+        (["test.jsonl"], ["test.jsonl"]),
+        (["sample.jsonl", "data/train-0.jsonl"], ["data/train-0.jsonl"]),
+    ],
+)
+def test_a_directory_gives_the_files_of_its_split_and_tells_what_it_leaves(tmp_path, caplog, files, read):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"demo": {}} if name == "dataset_infos.json" else {"text": name}))
+    with caplog.at_level("INFO"):
+        rows = [raw["text"] for _, raw, _, _ in open_rows(str(tmp_path), key="data.path") if raw]
+    assert rows == read
+    left = {name for name in files if "/" not in name and name not in read and name != "dataset_infos.json"}
+    assert "data" in read[0] or all(name in caplog.text for name in left)
+
+
 def test_files_of_a_directory_may_have_different_columns(tmp_path):
     wider = [row | {"score": 1} for row in ROWS]
     (tmp_path / "train-0.jsonl").write_text(format_lines(ROWS))
