@@ -40,17 +40,17 @@ from train.run.state import RunProgress, RunState, SaveSchedule, TrainingState
 log = logging.getLogger(__name__)
 
 
-def average_losses(pairs: list[tuple[float, float]], *, last_step: int) -> list[float]:
-    """Return each step's loss from its sum and weight; raise UserError if one is not finite."""
+def average_by_step(pairs: list[tuple[float, float]], *, last_step: int, quantity: str = "loss") -> list[float]:
+    """Return each step's loss, or another quantity, from its sum and weight; raise UserError if it is not finite."""
     # A step whose rows contain no answer has weight 0.
-    losses = [total / weight if weight else 0.0 for total, weight in pairs]
-    for step, loss in enumerate(losses, start=last_step - len(losses) + 1):
+    values = [total / weight if weight else 0.0 for total, weight in pairs]
+    for step, value in enumerate(values, start=last_step - len(values) + 1):
         require(
-            math.isfinite(loss),
-            f"optim.lr: the loss must stay finite, got {loss} at step {step}; start again under another run_name with "
-            "a lower optim.lr or optim.max_grad_norm (the last good state is kept)",
+            math.isfinite(value),
+            f"optim.lr: the {quantity} must stay finite, got {value} at step {step}; start again under another "
+            "run_name with a lower optim.lr or optim.max_grad_norm (the last good state is kept)",
         )
-    return losses
+    return values
 
 
 @dataclass(kw_only=True)
@@ -154,8 +154,8 @@ class Trainer:
                 should_evaluate = is_last or progress.step % conf.interval.eval == 0
                 should_log = should_evaluate or progress.step % conf.interval.log == 0
                 if should_log or saves.is_due(progress.step):
-                    # Read the metrics before saving, so that a non-finite loss ends the run
-                    # without saving a bad state.
+                    # Read the metrics before saving, so that a loss or a gradient that is not finite
+                    # ends the run without saving a bad state.
                     self._log_metrics(bar, should_evaluate)
                     saves.read_clock()  # a collective, so only here; it can make a state due
                 if is_last or saves.is_due(progress.step):
@@ -271,10 +271,14 @@ class Trainer:
         self.metric_logger.write(step, line | (self._evaluate_draft() if should_evaluate else {}))
 
     def _read_metrics(self, seconds: float) -> dict[str, float]:
-        """Return the metrics of these seconds; count tokens; raise UserError if a loss is not finite; collective."""
+        """Return the metrics of these seconds; count tokens; collective.
+
+        Raise UserError if a loss is not finite, or a gradient, which makes no weight finite.
+        """
         progress, optim = self.run_state.progress, self.conf.optim
         step_sums = self.metric_buffer.read(self.parallel)
-        losses = average_losses(step_sums.pop("loss"), last_step=progress.step)
+        losses = average_by_step(step_sums.pop("loss"), last_step=progress.step)
+        average_by_step(step_sums["grad_norm"], last_step=progress.step, quantity="norm of the gradients")
         sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in step_sums.items()}
         tokens, answer_tokens = (count / self.builder.deal.copies for count in sums.pop("tokens"))
         progress.tokens += round(tokens)

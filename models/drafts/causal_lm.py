@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from models.batch import Batch
 from models.checkpoints.checkpoint import find_non_finite, read_origin, save_draft
@@ -189,7 +190,7 @@ class CausalLMDraft(CachedDecoding, Draft):
         """Write a Hugging Face directory with merged adapters and the target's tokenizer."""
         if not writes:
             return
-        tensors = merge_adapters(self.model)
+        tensors = dict(revert_weight_conversion(self.model, merge_adapters(self.model)))  # as files have experts
         if self.model.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
         origin = {name: getattr(self.conf, name) for name in RECORDED_FIELDS} | {"start": self.conf.init_from.name}

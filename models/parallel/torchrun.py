@@ -3,11 +3,13 @@
 import functools
 import os
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from models.io.errors import require
 
 SCHEME = "attempt"  # URL scheme of our rendezvous
+_connections = count()  # of this process
 LAUNCHER_VARIABLE = "DRAFTSMITH_LAUNCHER"  # process number of our launcher
 
 
@@ -74,6 +76,7 @@ def _rendezvous_attempt(_address: str, **kwargs: Any) -> Iterator[tuple[Any, int
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    attempt = str(_read_env_int("TORCHELASTIC_RESTART_COUNT", 0))
+    # A sweep connects for each of its jobs, in step on all processes; a store keeps the addresses of the one before.
+    attempt = f"{_read_env_int('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_connections)}"
     for store, rank, processes in rendezvous("env://", **kwargs):
         yield PrefixStore(attempt, store), rank, processes

@@ -6,6 +6,7 @@ import torch
 from models.io.errors import UserError
 from models.parallel import torchrun
 from tests.support.models.tiny import CPU
+from tests.support.runs import launch_script
 from tests.support.runs.killing import kill_worker, launcher, newest_step
 from tests.support.runs.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.run import ParallelConf
@@ -29,6 +30,10 @@ def test_the_run_of_a_killed_worker_goes_on_with_new_ones(tmp_path):
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=0, msg=name)
     assert [m["step"] for m in metrics(killed)] == [m["step"] for m in metrics(tmp_path / "unbroken")]
+
+
+def test_processes_connect_anew_for_each_job_of_a_sweep():
+    launch_script("connect_run.py", "3", processes=4)
 
 
 def test_a_restart_resumes_even_a_run_that_was_to_start_over(tmp_path, monkeypatch):

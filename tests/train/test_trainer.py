@@ -201,18 +201,22 @@ def test_an_evaluation_changes_no_trained_weight(tmp_path, monkeypatch):
     assert all(torch.equal(drawing[name], quiet[name]) for name in drawing)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_spoils_no_state(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("spoiled", "expected"), [("loss", "loss"), ("gradient", "norm of the gradients")])
+def test_what_is_not_finite_ends_the_run_and_spoils_no_state(tmp_path, monkeypatch, spoiled, expected):
     """Step 10 is neither logged nor evaluated, and is read before its state is saved."""
     called = []
 
-    def spoiled(self, batch, seen, loss_terms=ToyDraft.loss_terms, **extras):
+    def spoil(self, batch, seen, loss_terms=ToyDraft.loss_terms, **extras):
         called.append(batch)
         result = loss_terms(self, batch, seen, **extras)
-        result.total = result.total * (torch.nan if len(called) == 10 else 1)
+        if len(called) == 10 and spoiled == "loss":
+            result.total = result.total * torch.nan
+        elif len(called) == 10:
+            result.total.register_hook(lambda gradient: gradient * torch.nan)
         return result
 
-    monkeypatch.setattr(ToyDraft, "loss_terms", spoiled)
-    with pytest.raises(UserError, match=r"optim\.lr: the loss must stay finite, got nan at step 10"):
+    monkeypatch.setattr(ToyDraft, "loss_terms", spoil)
+    with pytest.raises(UserError, match=rf"optim\.lr: the {expected} must stay finite, got nan at step 10"):
         toy_run(tmp_path, toy_conf())
     assert RunState(tmp_path, {}).newest_state().name == "00000008"
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())

@@ -7,6 +7,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 
 from models.device.config import DeviceName
 from models.device.device import Device
+from models.drafts.options import InitFrom
 from models.io.errors import require
 from models.parallel import torchrun
 from models.parallel.processes import connect_hosts, connect_processes
@@ -57,6 +58,11 @@ def check_layout(conf: TrainConf) -> None:
     )
     if conf.device.name is DeviceName.xla:
         check_xla_layout(parallel, conf.optim.name.value)
+        require(
+            parallel.tensor_size == 1 or getattr(conf.draft, "init_from", None) is not InitFrom.pruned,
+            f"parallel.tensor: must be 1 for draft.init_from=pruned with device=xla, where no process has the whole "
+            f"target, got {parallel.tensor}; start from a pretrained draft, draft.path=DIR",
+        )
 
 
 def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -> Parallel:

@@ -96,7 +96,7 @@ def check_steps(state: RunState, optim: OptimConf) -> None:
         steps == progress.steps or (steps > progress.step and factors == [1.0, 1.0]),
         f"optim.{'steps' if optim.epochs is None else 'epochs'}: must stay as it was ({progress.steps} steps) once "
         f"{progress.step} steps are done, unless the rate is at its peak before and after (constant, or wsd before its "
-        f"decay), got {steps} steps; use another run_name, where draft.init_from can start from this draft",
+        f"decay), got {steps} steps; use another run_name",
     )
     if steps != progress.steps:
         log.info("optim: the run goes on to step %d instead of %d", steps, progress.steps)

@@ -267,6 +267,27 @@ def test_dense_layers_among_experts_stay_dense():
     assert kinds[0] is not kinds[1]
 
 
+def test_experts_are_saved_by_the_names_of_published_files(tmp_path):
+    """Transformers 5 stacks them in memory, and other readers know the published names alone."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    target = build_target(Qwen3MoeForCausalLM, tiny_config(Qwen3MoeConfig, **experts))
+    conf = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5])
+    draft = build_draft(conf, target, loss=LossConf(), seed=0)
+    draft.save(tmp_path, target)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = {name for name in file.keys() if "layers.1.mlp.experts" in name}  # noqa: SIM118 # no mapping
+    parts = ("gate_proj", "up_proj", "down_proj")
+    assert names == {f"model.layers.1.mlp.experts.{n}.{part}.weight" for n in range(4) for part in parts}
+    loaded = load_draft(tmp_path, target)
+    pairs = zip(draft.parameters(), loaded.parameters(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_layers_of_a_pretrained_draft_cannot_be_chosen():
+    with pytest.raises(UserError, match=r"^draft.layers: must be null for draft.init_from=checkpoint, .*got \[0, 3\]"):
+        CausalLMConf(path="x", layers=[0, 3])
+
+
 def test_a_list_with_an_entry_for_each_layer_is_cut_with_the_layers():
     kinds = ["dense", "sparse", "dense", "sparse", "dense", "sparse"]
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_layer_types": kinds}

@@ -10,6 +10,7 @@ import torch
 import torch.multiprocessing
 
 from models.device.config import DeviceName
+from models.drafts.options import CausalLMConf, DraftConf, InitFrom
 from models.io.errors import UserError
 from models.parallel.tensor_parallel import list_whole_tables, plan_shards
 from models.targets.config import TargetConf
@@ -125,9 +126,10 @@ def test_a_split_that_the_xla_route_lacks_is_refused_by_the_config_alone(tmp_pat
     monkeypatch.setenv("WORLD_SIZE", "24")
     CUT["qwen3"]().save_pretrained(tmp_path)
 
-    def check(name: str = "adamw", **parallel: Any) -> None:
+    def check(name: str = "adamw", draft_conf: DraftConf | None = None, **parallel: Any) -> None:
         optim = {"rows_per_step": 24, "name": OptimName(name)}
         conf = toy_conf(target=TargetConf(path=str(tmp_path)), optim=optim, parallel=ParallelConf(**parallel))
+        conf = replace(conf, draft=draft_conf or conf.draft)
         check_parallel(replace(conf, device=replace(conf.device, name=DeviceName.xla)))
 
     check(tensor=8)  # two key-value heads, each on four processes
@@ -137,6 +139,9 @@ def test_a_split_that_the_xla_route_lacks_is_refused_by_the_config_alone(tmp_pat
         check("muon", draft=Weights.sharded)
     with pytest.raises(UserError, match=r"parallel.target: must be replicated with device=xla"):
         check(target=Weights.sharded)
+    pruned = CausalLMConf(init_from=InitFrom.pruned)
+    with pytest.raises(UserError, match=r"parallel.tensor: must be 1 for draft.init_from=pruned with device=xla"):
+        check(tensor=8, draft_conf=pruned)
 
 
 @pytest.mark.parametrize(

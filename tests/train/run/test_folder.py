@@ -77,7 +77,7 @@ def test_other_changes_of_length_are_refused_before_a_model_is_loaded(tmp_path, 
     changed = build_conf(**{"steps": None} | now)
     state = RunState(tmp_path, flatten_config(changed))
     state.load_progress()
-    with pytest.raises(UserError, match=rf"^optim\.{line}; use another run_name, where draft.init"):
+    with pytest.raises(UserError, match=rf"^optim\.{line}; use another run_name$"):
         check_steps(state, changed.optim)
 
 
