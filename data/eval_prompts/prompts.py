@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -134,10 +134,12 @@ def build_prompt(tokenizer, text: str, template_kwargs: dict[str, Any], vocab_si
     return _build_first_turn(tokenizer, row, "prompt", vocab_size)
 
 
-def build_next_turns(tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]) -> list[EvalPrompt]:
-    """Return the next turn of each conversation that has one, after the target's `answers`."""
+def build_next_turns(
+    tokenizer, prompts: list[EvalPrompt], answers: list[list[int]], eos_ids: Collection[int]
+) -> list[EvalPrompt]:
+    """Return the next turn of each conversation that has one, after the target's `answers`, which `eos_ids` end."""
     return [
-        _build_next_turn(tokenizer, prompt, answer)
+        _build_next_turn(tokenizer, prompt, answer[:-1] if answer[-1:] and answer[-1] in eos_ids else answer)
         for prompt, answer in zip(prompts, answers, strict=True)
         if prompt.remaining_turns
     ]
@@ -278,9 +280,8 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
         ]
         ids = _render_ids(tokenizer, messages, previous.template_kwargs, PROMPTS_KEY, previous.question)
     else:
-        answer_ids = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
         turn_ids = tokenizer(TURN_SEPARATOR + text, add_special_tokens=False)["input_ids"]
-        ids = [*previous.ids, *answer_ids, *turn_ids]
+        ids = [*previous.ids, *answer, *turn_ids]
     return replace(  # Ids count turns from 1, `turn` counts them from 0.
         previous,
         id=f"{previous.question}#{previous.turn + 2}",

@@ -7,8 +7,10 @@ roofline estimate).
 import json
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 
 import torch
+from torch import Tensor
 
 from infer.config import DecodePlanConf
 from infer.engine import steps
@@ -18,7 +20,7 @@ from infer.report.number_format import Table, choose_console, to_rich_table
 from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype, core_flops
 from models.device.memory_trace import TracedPhase, fake_model
-from models.drafts.base import Draft
+from models.drafts.base import Draft, DraftState
 from models.io.console import CONSOLE, print_line
 from models.io.errors import UserError, require
 from models.io.files import open_output_file
@@ -29,7 +31,7 @@ from models.targets.precision import resolve_machine
 from models.trees.keyed_noise import split_row_ids
 
 GIB, MS = 2**30, 1000
-TARGET, DRAFT, CACHE = "target", "draft", "cache"
+TARGET, DRAFT, CACHE, DRAFT_CACHE = "target", "draft", "cache", "draft's cache"
 PROMPT, ONE_TOKEN, VERIFY, PROPOSE = "prompt", "one token", "verification", "proposal"
 
 
@@ -79,9 +81,12 @@ def _estimate_option(conf: DecodePlanConf, machine: MachineConf, dtype: torch.dt
     shard_target(target, tensor, splits_experts=conf.device.is_native)
     phases = trace_phases(conf, target, draft, scores_in_memory=machine.scores_in_memory)
     peak = max(phases, key=lambda phase: phase.peak_bytes.total()).peak_bytes
-    seconds = {phase.name: estimate_seconds(phase, machine) for phase in phases}
-    seconds[PROPOSE] /= tensor  # the draft is split over the target's cores, as serving engines do
-    peak[DRAFT] //= tensor
+    passes = draft.passes(conf.tree.build().depth)
+    seconds = {
+        phase.name: estimate_seconds(phase, machine, draft_cores=tensor, draft_passes=passes) for phase in phases
+    }
+    for part in (DRAFT, DRAFT_CACHE):
+        peak[part] //= tensor
     return DecodeOption(
         tensor=tensor,
         bytes=peak.total(),
@@ -109,10 +114,11 @@ def trace_phases(
         decoder = Decoder(
             target, draft, conf.tree.build(), sampling=conf.sampling, slots=conf.context, batch=conf.batch
         )
-        program, (cache, _) = decoder.program, decoder.session.buffers
+        program, (cache, draft_state) = decoder.program, decoder.session.buffers
         tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
+        tracer.label_tensors(DRAFT_CACHE, list_state_tensors(draft_state or {}))
         with tracer.trace_phase(PROMPT) as prompt:
-            input_ids = torch.zeros(conf.batch, bucket_length(conf.prompt_tokens), dtype=torch.int64)
+            input_ids = torch.zeros(conf.batch, min(bucket_length(conf.prompt_tokens), conf.context), dtype=torch.int64)
             lengths = torch.full((conf.batch,), conf.prompt_tokens)
             state, _, _ = decoder.session.start_prompts(input_ids, lengths, split_row_ids(range(conf.batch)))
         with tracer.trace_phase(ONE_TOKEN) as one_token:
@@ -125,12 +131,24 @@ def trace_phases(
     return [prompt, one_token, verify, propose]
 
 
-def estimate_seconds(phase: TracedPhase, machine: MachineConf) -> float:
-    """Return the least seconds of a phase: weights and cache are read once, and nothing waits."""
-    reads = phase.bytes_read[TARGET] + phase.bytes_read[DRAFT]
+def list_state_tensors(state: DraftState) -> list[Tensor]:
+    """Return the tensors of a draft's state, those of a cache in it too."""
+    parts = ([part] if isinstance(part, Tensor) else [*part.keys, *part.values] for part in state.values())
+    return [*chain.from_iterable(parts)]
+
+
+def estimate_seconds(phase: TracedPhase, machine: MachineConf, *, draft_cores: int = 1, draft_passes: int = 1) -> float:
+    """Return the least seconds of a phase: a pass reads weights and cache once, and nothing waits.
+
+    The draft is split over `draft_cores`, those of the target, as serving engines do; the target is split already.
+    """
+    reads = phase.bytes_read[TARGET] + phase.bytes_read[DRAFT] / draft_cores
+    computes = sum(count / core_flops(machine, dtype) for dtype, count in phase.flops_by_dtype.items())
     if phase.name in (ONE_TOKEN, VERIFY):
         reads += phase.peak_bytes[CACHE]
-    computes = sum(count / core_flops(machine, dtype) for dtype, count in phase.flops_by_dtype.items())
+    elif phase.name == PROPOSE:
+        reads += draft_passes * phase.peak_bytes[DRAFT_CACHE] / draft_cores
+        computes /= draft_cores
     return max(reads / machine.core_bandwidth, computes)
 
 

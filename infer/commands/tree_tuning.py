@@ -34,7 +34,7 @@ from models.io.errors import require
 from models.io.files import report_disk_errors
 from models.io.tracking import upload_results
 from models.parallel.processes import leave_processes
-from models.targets.pretrained import load_tokenizer, read_vocab_size
+from models.targets.pretrained import load_tokenizer, read_context_length, read_vocab_size
 from models.targets.target import Target
 
 
@@ -92,6 +92,12 @@ def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target,
         min(contexts) >= longest + conf.max_new_tokens,
         f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
         f"got {min(contexts)}; raise it or shorten max_new_tokens",
+    )
+    positions = read_context_length(target_conf)
+    require(
+        positions is None or longest + conf.max_new_tokens <= positions,
+        f"max_new_tokens: prompt and answer must fit in the {positions} positions of the target, got {longest} + "
+        f"{conf.max_new_tokens} tokens; lower it or shorten the prompts",
     )
     size = DecodingSize(
         batch=max(conf.batch) if conf.timing else 1,

@@ -69,6 +69,12 @@ class Decoder:
             f"tree.depth: must be at most the {max_depth} tokens that the draft can propose, got "
             f"{tree.depth}; take tree=chain tree.depth={max_depth}",
         )
+        vocabulary = target.vocab_size if draft is None or draft.kept_ids is None else len(draft.kept_ids)
+        require(
+            draft is None or tree.width <= vocabulary,
+            f"tree: must take at most the {vocabulary} tokens of the draft as children of a node, got {tree.width}; "
+            "lower tree.children or the ranks of tree.paths",
+        )
         rule = acceptance_rule or build_acceptance_rule(Verification.auto, sampling)
         rule.check(sampling, tree)
         require_equal_noise(sampling, target.device)

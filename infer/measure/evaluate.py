@@ -177,7 +177,8 @@ def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
             sampling=conf.sampling,
             row_ids=[prompt.row_id for prompt in unfinished],
         )
-        turn_prompts = build_next_turns(target.tokenizer, unfinished, [ids for _, ids in sorted(answers)])
+        texts = [ids for _, ids in sorted(answers)]
+        turn_prompts = build_next_turns(target.tokenizer, unfinished, texts, target.eos_ids)
         prompts = prompts + turn_prompts
     return prompts
 

@@ -167,7 +167,7 @@ def choose_simplest(measured: list[TreeCandidate], tokens_seconds: dict[str, nda
         speedup = estimate_speedup(tokens_seconds[fastest.name], tokens_seconds[candidate.name])
         if speedup and speedup.ci95 and speedup.ci95[0] <= 1:
             ties.append(candidate)
-    return min(ties, key=lambda candidate: candidate.size)
+    return min(ties, key=lambda candidate: candidate.tree.size)
 
 
 def estimate_speedup(ours: ndarray, theirs: ndarray) -> Estimate | None:

@@ -51,6 +51,11 @@ class Tree:
         return sum(map(len, self.levels)) == self.depth and not self.ngram_tokens
 
     @property
+    def width(self) -> int:
+        """Return how many of the likeliest tokens a node may take as its children."""
+        return max([self.children, *(rank + 1 for level in self.levels for _, rank in level)])
+
+    @property
     def size(self) -> int:
         """Return the number of nodes that the target scores, the root not counted."""
         return self.nodes + self.ngram_tokens

@@ -157,7 +157,7 @@ def test_a_prompt_file_is_rendered_as_serving_sends_it(published, tmp_path):
         for prompt, chat in zip(prompts, chats, strict=True):
             assert prompt.ids == token_ids(tokenizer, render(tokenizer, chat))
     answer = token_ids(tokenizer, TEXTS[0] + END[published.name])
-    [second] = build_next_turns(tokenizer, [first], [answer])
+    [second] = build_next_turns(tokenizer, [first], [answer], [answer[-1]])
     roles = [("user", TEXTS[5]), ("assistant", TEXTS[0]), ("user", TEXTS[7])]
     chat = [{"role": role, "content": text} for role, text in roles]
     assert second.ids == token_ids(tokenizer, render(tokenizer, chat))

@@ -33,7 +33,7 @@ def test_the_run_of_a_killed_worker_goes_on_with_new_ones(tmp_path):
 
 
 def test_processes_connect_anew_for_each_job_of_a_sweep():
-    launch_script("connect_run.py", "3", processes=4)
+    launch_script("../commands/connect_run.py", "3", processes=4)
 
 
 def test_a_restart_resumes_even_a_run_that_was_to_start_over(tmp_path, monkeypatch):

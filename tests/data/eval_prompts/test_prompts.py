@@ -126,18 +126,20 @@ def test_later_turns_follow_the_targets_own_answers(target, chat_tokenizer, tmp_
     }
     for tokenizer, ids in expected.items():
         first = load_eval_prompts(tokenizer, file, limit=None)
-        second = build_next_turns(tokenizer, first, [[7, 8, 0], [7]])  # 0 ends an answer
-        third = build_next_turns(tokenizer, second, [[9]])
+        ends = [0, 6]
+        second = build_next_turns(tokenizer, first, [[7, 8, 0], [7]], ends)
+        assert build_next_turns(tokenizer, first, [[7, 8, 6], [7]], ends) == second
+        third = build_next_turns(tokenizer, second, [[9]], ends)
         assert [(p.id, p.question, p.turn) for p in second + third] == [("81#2", "81", 1), ("81#3", "81", 2)]
         assert [p.ids for p in second + third] == ids
-        assert build_next_turns(tokenizer, third, [[9]]) == []
+        assert build_next_turns(tokenizer, third, [[9]], ends) == []
 
 
 def test_the_fingerprint_is_that_of_the_first_turns_whatever_the_answers(target, tmp_path):
     rows = [{"question_id": 1, "turns": ["1", "2"]}]
     first = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     for answer in ([7, 8], [9]):
-        prompts = first + build_next_turns(target.tokenizer, first, [answer])
+        prompts = first + build_next_turns(target.tokenizer, first, [answer], target.eos_ids)
         assert len(prompts) == 2
         assert fingerprint_prompts(prompts) == fingerprint_prompts(first)
 

@@ -50,6 +50,32 @@ def test_the_break_even_length_is_the_cost_of_a_round_with_the_draft(folder):
     assert long.break_even_length > short.break_even_length > 1
 
 
+@pytest.mark.parametrize("words", ["draft=demo-eagle1", "draft=demo draft.layers=[0,1,3]"])
+def test_cores_share_the_draft_and_the_head_that_it_reads_of_the_target(folder, words):
+    alone, shared = decode_plan.list_options(compose_plan(folder, *words.split()))
+    assert shared.propose_s == pytest.approx(alone.propose_s / 2, rel=0.02)
+
+
+def test_a_proposal_reads_the_drafts_own_cache_which_cores_share_too(folder):
+    words = ("draft=demo-lm", "draft.layers=[0,3]", "batch=4")
+    (short, _), (long, long_shared) = (
+        decode_plan.list_options(compose_plan(folder, *words, f"context={context}")) for context in (200, 2000)
+    )
+    draft_cache = "draft's cache"
+    added = long.parts[draft_cache] - short.parts[draft_cache]
+    assert added > 0
+    assert long.propose_s - short.propose_s == pytest.approx(3 * added / 25e9, rel=1e-3)  # a chain of three
+    assert long_shared.parts[draft_cache] == pytest.approx(long.parts[draft_cache] / 2, rel=1e-2)
+
+
+def test_a_prompt_is_read_in_a_pass_no_longer_than_the_context(folder):
+    (within, _), (beyond, _) = (
+        decode_plan.list_options(compose_plan(folder, "prompt_tokens=150", f"context={context}"))
+        for context in (200, 300)
+    )
+    assert within.prompt_s < beyond.prompt_s  # 200 positions, and a bucket of 256
+
+
 def test_a_plan_at_a_temperature_counts_its_operators_too(folder):
     greedy, _ = decode_plan.list_options(compose_plan(folder))
     sampled, _ = decode_plan.list_options(compose_plan(folder, "sampling.temperature=0.7", "sampling.top_p=0.9"))

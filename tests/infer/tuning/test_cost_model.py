@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from infer.tuning.candidates import USER_TREE, list_candidates
+from infer.tuning.candidates import USER_TREE, TreeCandidate, list_candidates
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, choose_candidate
 from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_simplest, choose_tree
 from models.targets.cache import StaticCache
+from models.trees.config import TreeConf
+from models.trees.tree import TreeKind
 from tests.support.reports.tuning import GIVEN_TREE, TABLE, considered, prompts_of
 
 
@@ -161,6 +163,17 @@ def test_of_shapes_as_fast_as_each_other_the_smallest_is_chosen_and_lookup_if_it
     assert choose_simplest([large, small, lookup], rows) is lookup
     rows[large.name][:, 1] /= 2
     assert choose_simplest([small, lookup, large], rows) is large
+
+
+def test_copied_tokens_make_a_shape_larger():
+    """The target scores them as well: a chain of three with eight copies is larger than a tree of four."""
+    chain = TreeCandidate(name="chain-3+8", family="chain", conf=TreeConf(kind=TreeKind.chain, depth=3, ngram_tokens=8))
+    tree = TreeCandidate(name="tree-4", family="tree", conf=TreeConf(kind=TreeKind.dynamic, depth=2, nodes=4))
+    rows = {
+        name: np.stack([np.full(3, 10.0), np.array(times)], 1)
+        for name, times in {chain.name: [5.1, 5.2, 5.1], tree.name: [5.0, 5.2, 5.1]}.items()
+    }
+    assert choose_simplest([chain, tree], rows) is tree
 
 
 @pytest.mark.parametrize(("prompts", "expected"), [(1, "large"), (2, "large"), (3, "small"), (8, "small")])
