@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
-from models.device.memory_trace import MemoryTracer, fake_model
+from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.drafts.base import Draft
 from models.drafts.loss import LossModule
 from models.losses.chunked import map_chunks_by
@@ -32,6 +32,7 @@ from train.planning.layout import ProcessLayout
 
 TARGET, FROZEN, TRAINED, GATHERED = "target", "draft, frozen", "draft, trained", "draft, gathered"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
+START = "start"
 PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
 _numbers = count()  # of fake meshes
 
@@ -47,6 +48,7 @@ class FakeProcess:
     draft: Draft
     loss_module: LossModule
     shards: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)  # of weights, as ZeRO-1 steps them
+    start: TracedPhase | None = None  # before ZeRO-1 shares the moments; None if it shares none
 
     @cached_property
     def trained(self) -> list[nn.Parameter]:
@@ -57,6 +59,11 @@ class FakeProcess:
         """Return the optimizers with their states."""
         optimizers, _ = build_optimizers(self.conf.optim, self.draft)
         if self.layout.shards_moments:
+            with self.tracer.trace_phase(START) as self.start:
+                self._allocate_states(optimizers)  # a saved state is loaded before moments are shared
+                self.start.peak_bytes = self.tracer.live_bytes.copy()  # with their labels
+            for optimizer in optimizers:
+                optimizer.state.clear()
             self.shards = {weight: nn.Parameter(self._take_shard(weight.detach())) for weight in self.trained}
             self.tracer.label_tensors(OPTIMIZER, self.shards.values())
             for weight in self.draft.parameters():
@@ -64,10 +71,13 @@ class FakeProcess:
             self.label_weights()
             for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
                 group["params"] = [self.shards[weight] for weight in group["params"]]
+        self._allocate_states(optimizers)
+        return optimizers
+
+    def _allocate_states(self, optimizers: list[Optimizer]) -> None:
         allocate_optimizer_states(optimizers)
         states = chain.from_iterable(optimizer.state.values() for optimizer in optimizers)
         self.tracer.label_tensors(OPTIMIZER, chain.from_iterable(state.values() for state in states))
-        return optimizers
 
     def _take_shard(self, tensor: Tensor) -> Tensor:
         return shard_rows(tensor, ranks=self.layout.processes, rank=0).clone()

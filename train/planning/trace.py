@@ -75,6 +75,8 @@ def trace_run(
                 compute_loss(draft.loss_terms(row, stored))
         if conf.measure or stored_schema is not None:
             phases.append(phase)
+        if process.start is not None:
+            phases.insert(0, process.start)
     return {phase.name: phase for phase in phases}
 
 

@@ -15,7 +15,16 @@ from tests.support.reports.planned import GENEROUS
 from tests.support.runs import launch_script
 from train.config.run import TrainConf
 from train.optim import trained_parameters
-from train.planning.fake_process import FROZEN, GATHERED, GRADIENTS, OPTIMIZER, TARGET, TRAINED, persistent_memory
+from train.planning.fake_process import (
+    FROZEN,
+    GATHERED,
+    GRADIENTS,
+    OPTIMIZER,
+    START,
+    TARGET,
+    TRAINED,
+    persistent_memory,
+)
 from train.planning.layout import ProcessLayout, build_layout
 from train.planning.run_plan import build_models
 from train.planning.trace import DRAFT_PASS, trace_run
@@ -94,6 +103,9 @@ def test_on_the_xla_route_processes_share_masters_and_moments_and_hold_weights_i
     held = persistent_memory(conf, *build_models(conf, torch.bfloat16), layout)
     assert held[TRAINED] == held[GRADIENTS] == 2 * weights
     assert held[OPTIMIZER] == pytest.approx((4 + 8) * weights / 4, rel=1e-3)
+    start = trace_run(conf, *build_models(conf, torch.bfloat16), layout, prompt_tokens=PROMPT)[START].peak_bytes
+    assert start[TRAINED] == 4 * weights  # a saved state is loaded before processes share it
+    assert start[OPTIMIZER] == pytest.approx(8 * weights, rel=1e-3)
 
 
 def count_held_bytes(kind: str, processes: int, target: Path) -> Counter[str]:
