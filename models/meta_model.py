@@ -58,7 +58,7 @@ def _list_language_models(draft: Draft) -> list[LanguageModel]:
 
 
 def shard_target(
-    target: MetaTarget, ranks: int, *, replicated: Collection[str] = (), splits_experts: bool = False
+    target: MetaTarget, ranks: int, *, replicated: Collection[str] = (), is_native: bool = False
 ) -> None:
     """Cut a target down to what one of `ranks` tensor-parallel processes holds.
 
@@ -69,7 +69,7 @@ def shard_target(
         target.model,
         _MetaLayers(ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding),
         replicated=replicated,
-        splits_experts=splits_experts,
+        is_native=is_native,
     )
 
 

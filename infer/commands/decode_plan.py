@@ -62,7 +62,7 @@ def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
     meta_target, options = build_meta_target(conf.target, dtype), []
     for tensor in (2**n for n in range(machine.total_cores.bit_length())):
         try:
-            plan_shards(meta_target.model, tensor, splits_experts=conf.device.is_native)
+            plan_shards(meta_target.model, tensor, is_native=conf.device.is_native)
         except UserError:
             break
         if meta_target.num_parameters * dtype.itemsize / tensor < machine.core_bytes:
@@ -78,7 +78,7 @@ def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
 def _estimate_option(conf: DecodePlanConf, machine: MachineConf, dtype: torch.dtype, tensor: int) -> DecodeOption:
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target).to(dtype).eval()
-    shard_target(target, tensor, splits_experts=conf.device.is_native)
+    shard_target(target, tensor, is_native=conf.device.is_native)
     phases = trace_phases(conf, target, draft, scores_in_memory=machine.scores_in_memory)
     peak = max(phases, key=lambda phase: phase.peak_bytes.total()).peak_bytes
     passes = draft.passes(conf.tree.build().depth)

@@ -102,7 +102,7 @@ def trace_decoding(conf: TargetConf, device: Device, size: DecodingSize, batch: 
     """Return the peak bytes of one of `tensor` parts of the target when it reads `batch` prompts and writes a token."""
     target, slots = build_meta_target(conf, device.dtype), size.prompt_tokens + size.new_tokens
     if tensor > 1:
-        shard_target(target, tensor, splits_experts=True)
+        shard_target(target, tensor, is_native=True)
     with fake_model([target.model], vocab=[target.vocab_size], scores_in_memory=device.scores_in_memory) as tracer:
         tracer.label_tensors("target", [*target.model.parameters(), *target.model.buffers()])
         with tracer.trace_phase("prompts") as phase:

@@ -132,7 +132,7 @@ def check_native_split(model: Any, tensor: int, *, remedy: str) -> None:
     """Raise UserError if the native route cannot split a model; it deals experts, whole ones, to the processes."""
     check_torch(splits_weights=True)
     check_heads(tensor, model.config.get_text_config(), remedy=remedy)
-    plan_shards(model, tensor, splits_experts=True)
+    plan_shards(model, tensor, is_native=True)
 
 
 def has_expert_plan(config: Any) -> bool:
@@ -146,22 +146,25 @@ def find_style(plan: Mapping[str, str], name: str) -> str:
 
 
 def plan_shards(
-    model: Any, ranks: int, *, replicated: Collection[str] = (), splits_experts: bool = False
+    model: Any, ranks: int, *, replicated: Collection[str] = (), is_native: bool = False
 ) -> dict[str, LayerShard]:
     """Return by name how each sharded layer of a model is divided. The model may be on `meta`.
 
     Layers named in `replicated` stay full, as do embedding and head if `ranks` does not divide
-    them. Raise UserError for a model or layer that cannot be sharded, as experts are without `splits_experts`.
+    them. If it `is_native`, transformers shards the model, experts and embeddings that scale their rows, too. Raise
+    UserError for a model or layer that cannot be sharded.
     """
     base_plan = model.config.get_text_config().base_model_tp_plan or {}
     has_plan = any(name.startswith("layers.") for name in base_plan)  # not of embeddings alone
-    has_plan |= splits_experts and has_expert_plan(model.config)
+    has_plan |= is_native and has_expert_plan(model.config)
     _check_support(model, ranks, has_plan, "a tensor-parallel plan for its layers", "none")
     shards = {}
     for name, layer in model.named_modules():
         style = find_style(model._tp_plan, name)
         allowed = {nn.Linear: LINEAR_STYLES, nn.Embedding: EMBEDDING_STYLES}.get(type(layer), {})
-        if splits_experts and find_style(model._ep_plan, name) == EXPERTS_PLAN_STYLE:
+        if is_native and isinstance(layer, nn.Embedding):
+            allowed = EMBEDDING_STYLES
+        if is_native and find_style(model._ep_plan, name) == EXPERTS_PLAN_STYLE:
             shards[name] = LayerShard(style=EXPERTS_SHARD)
             continue
         if style in REPLICATED_STYLES or name in replicated:
@@ -228,10 +231,12 @@ def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "")
 
 
 def parallelize_model(
-    model: Any, layers: ParallelLayers, *, replicated: Collection[str] = (), splits_experts: bool = False
+    model: Any, layers: ParallelLayers, *, replicated: Collection[str] = (), is_native: bool = False
 ) -> None:
     """Replace layers in place by sharded ones with this rank's share, and set the numbers of its heads."""
-    shards = plan_shards(model, layers.ranks, replicated=replicated, splits_experts=splits_experts)
+    shards = plan_shards(model, layers.ranks, replicated=replicated, is_native=is_native)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = embeddings.weight is head.weight
     for name, shard in shards.items():
         layer = model.get_submodule(name)
         share = {
@@ -241,6 +246,9 @@ def parallelize_model(
         sharded = layers.build_sharded(layer, shard)
         sharded.load_state_dict(share, assign=True)
         model.set_submodule(name, sharded.train(layer.training).requires_grad_(False))
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if is_tied and embeddings.weight.shape == head.weight.shape:
+        head.weight = embeddings.weight
     # The cache reads the number of key-value heads from the model, an attention that of its groups.
     config = model.config.get_text_config()
     for name, attention in model.named_modules():

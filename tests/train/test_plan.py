@@ -158,6 +158,23 @@ def test_a_core_holds_its_share_of_the_target(ranks):
     assert held == sum(tensor.nbytes for tensor in cut.values())
 
 
+@pytest.mark.parametrize("name", ["single key-value head", "gemma3"])
+def test_a_table_that_embeddings_and_head_share_is_cut_once(name):
+    """Gemma's embeddings, which scale their rows, are cut by transformers as well."""
+    with torch.device("meta"):
+        config = CUT[name]()
+        config.tie_word_embeddings = True
+        target = MetaTarget(build_model(config), name="outline", device=CPU)
+    rows = target.vocab_size
+    shard_target(target, 2, is_native=True)
+    table = target.model.get_input_embeddings().weight
+    assert table is target.model.get_output_embeddings().weight
+    assert len(table) == rows // 2
+    with fake_model([target.model], vocab=[]):
+        logits = target.model(torch.ones(2, 5, dtype=torch.long)).logits
+    assert logits.shape == (2, 5, rows)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", ["qwen2", "phi", "llama", "gemma3"])
 def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):

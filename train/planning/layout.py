@@ -90,7 +90,7 @@ def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: Meta
     if not machine.repeats_heads:
         check_heads(tensor, target.config, remedy=HEADS_REMEDY)
     experts = parallel.target is not Weights.sharded and not machine.repeats_heads
-    plan_shards(target.model, tensor, splits_experts=experts)
+    plan_shards(target.model, tensor, is_native=experts)
 
 
 def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int) -> ProcessLayout:

@@ -186,5 +186,5 @@ def build_models(conf: TrainConf, dtype: torch.dtype, tensor: int = 1) -> tuple[
             whole = [] if is_whole and not draft.reads_target_head else list_head_layers(target.model)
         else:
             whole = list_whole_tables(target.model, reads_head=draft.reads_target_head)
-        shard_target(target, tensor, replicated=whole, splits_experts=is_whole and is_native)
+        shard_target(target, tensor, replicated=whole, is_native=is_whole and is_native)
     return target, draft
