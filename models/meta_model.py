@@ -57,9 +57,7 @@ def _list_language_models(draft: Draft) -> list[LanguageModel]:
     return [value for value in vars(draft).values() if isinstance(value, LanguageModel)]
 
 
-def shard_target(
-    target: MetaTarget, ranks: int, *, replicated: Collection[str] = (), is_native: bool = False
-) -> None:
+def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] = (), is_native: bool = False) -> None:
     """Cut a target down to what one of `ranks` tensor-parallel processes holds.
 
     The target is changed in place, so call it after drafts are built. Layers named in `replicated`

@@ -165,7 +165,7 @@ def _messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
 
 def parse_prompt_messages(raw_messages: list[Any]) -> list[dict[str, Any]]:
     """Return the messages up to the last question; raise RowRejectedError for messages that cannot be asked."""
-    messages = [parse_message(message) for message in raw_messages]
+    messages = read_call_texts([parse_message(message) for message in raw_messages])
     while messages[1:] and (messages[-1]["role"] == "assistant" or not has_content(messages[-1])):
         messages.pop()
     require_row(any(message["role"] == "user" for message in messages), "no user turn")

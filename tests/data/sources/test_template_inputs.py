@@ -78,7 +78,15 @@ def test_inputs_of_a_wrong_type_reject_the_row(columns, reason):
         {"system": "You are a pirate.", "tools": TOOLS, "template": {"enable_thinking": False}},
     ],
 )
-@pytest.mark.parametrize("form", [{"messages": [QUESTION]}, {"prompt": [QUESTION]}, {"question": QUESTION["content"]}])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"messages": [QUESTION]},
+        {"messages": [QUESTION, {"role": "assistant", "content": CALL_TEXT}, RESULT, QUESTION]},
+        {"prompt": [QUESTION]},
+        {"question": QUESTION["content"]},
+    ],
+)
 def test_a_prompt_that_judges_is_rendered_as_it_is_in_training(tmp_path, form, columns):
     tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
     (tmp_path / "prompts.jsonl").write_text(json.dumps(form | columns))
