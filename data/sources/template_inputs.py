@@ -32,7 +32,7 @@ class TemplateInputs:
 def read_template_inputs(raw: dict[str, Any]) -> TemplateInputs:
     """Return the inputs that a row has in columns of their own; raise RowRejectedError for those of a wrong type."""
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
-    tools = parse_json(raw.get("tools"), "tools") or _wrap_functions(parse_json(raw.get("functions"), "functions"))
+    tools = parse_json(raw.get("tools"), "tools") or _read_functions(raw.get("functions"))
     template = parse_json(next((raw[name] for name in TEMPLATE_COLUMNS if raw.get(name)), None), "template")
     require_row(
         tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)),
@@ -42,9 +42,14 @@ def read_template_inputs(raw: dict[str, Any]) -> TemplateInputs:
     return TemplateInputs(system=system, tools=tools or None, template=template or {})
 
 
-def _wrap_functions(functions: Any) -> Any:
-    """Return the tools of older data, which describes functions alone."""
-    return [{"type": "function", "function": function} for function in functions] if functions else functions
+def _read_functions(value: Any) -> list[dict[str, Any]] | None:
+    """Return the tools of older data, which describes functions alone; None for a column of something else."""
+    with suppress(RowRejectedError):
+        value = parse_json(value, "functions")
+    match value:
+        case [{"name": str()}, *_]:
+            return [{"type": "function", "function": function} for function in value]
+    return None
 
 
 def add_system_prompt(messages: list[dict[str, Any]], system: str) -> list[dict[str, Any]]:

@@ -45,6 +45,11 @@ def test_older_forms_of_tool_calls_are_those_of_today(form):
     assert row.tools == TOOLS
 
 
+@pytest.mark.parametrize("value", ["sin, cos", {"name": "f"}, ["f"], []])
+def test_a_column_of_functions_may_be_about_something_else(value):
+    assert parse_row({"messages": [QUESTION, ANSWER], "functions": value}).tools is None
+
+
 def test_a_call_without_a_result_is_a_text_about_calls():
     texts = [QUESTION, {"role": "assistant", "content": f"Write {CALL_TEXT} for it."}]
     assert parse_row({"messages": texts}).messages == texts
