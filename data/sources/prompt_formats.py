@@ -133,7 +133,22 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
             return {"messages": value, **inputs}
         case "turns":
             return {"turns": value, **inputs}
-    return {"turns": ["\n\n".join(filter(None, (value, context)))], **inputs}
+    question = "\n\n".join(filter(None, (value, context)))
+    if column == "instruction" and (earlier := messages_from_history(row.get("history"))):
+        return {"messages": [*earlier, {"role": "user", "content": question}], **inputs}
+    return {"turns": [question], **inputs}
+
+
+def messages_from_history(history: Any) -> list[dict[str, str]]:
+    """Return the turns before an instruction, which have pairs of texts as LLaMA-Factory writes them; else none."""
+    match history:
+        case [*pairs] if all(_is_list_of(str)(pair) and len(pair) == 2 for pair in pairs):
+            return [
+                {"role": role, "content": text}
+                for pair in pairs
+                for role, text in zip(("user", "assistant"), pair, strict=True)
+            ]
+    return []
 
 
 def describe_prompt_formats() -> str:

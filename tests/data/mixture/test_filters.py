@@ -121,6 +121,13 @@ def test_a_mapped_question_keeps_its_answer_and_its_input():
     assert row.messages == build_messages(("user", "Translate.\n\nHi"), ("assistant", "Hallo"))
 
 
+def test_an_instruction_follows_its_history():
+    raw = {"instruction": "And 3?", "output": "9", "history": [["2?", "4"]]}
+    turns = [("user", "2?"), ("assistant", "4"), ("user", "And 3?"), ("assistant", "9")]
+    assert filter_raw_row(raw).messages == build_messages(*turns)
+    assert filter_raw_row(raw | {"history": "of Rome"}).messages == build_messages(*turns[2:])
+
+
 def test_an_empty_question_at_the_end_asks_nothing():
     messages = [*build_messages(*CHAT[:2]), {"role": "user", "content": " "}]
     assert filter_raw_row({"messages": messages}).messages == build_messages(*CHAT[:2])
