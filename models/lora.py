@@ -23,11 +23,14 @@ def merge_adapters(model: Any) -> dict[str, Tensor]:
     from peft.tuners.lora import LoraLayer
 
     layers: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    deltas = {
-        f"{name}.weight": sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
+    deltas = {  # of experts, an adapter is of one of their parameters, and wraps that of another
+        f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}": sum(
+            layer.get_delta_weight(adapter) for adapter in layer.active_adapters
+        )
         for name, layer in layers.items()
     }
     weights = {
         name.replace(".base_layer", ""): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name
     }
+    assert deltas.keys() <= weights.keys(), sorted(deltas.keys() - weights.keys())
     return {name: t + deltas[name] if name in deltas else t for name, t in weights.items()}

@@ -87,13 +87,12 @@ class Dialogue:
         """
         history: list[Message] = []
         # None stands for an answer that the data lacks.
+        messages = join_answers(messages)
         turns = messages if messages[-1]["role"] == "assistant" else [*messages, None]
         for index, message in enumerate(turns):
             if message is not None and message["role"] != "assistant":
                 history.append(message)
                 continue
-            if history and history[-1]["role"] == "assistant":
-                continue  # the target's answer stands for all of the data's in a row
             prompt = chat.render(history, add_generation_prompt=True)
             ids = self.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
             if self.answers and len(ids) > self.backend.max_prompt_tokens:
@@ -155,6 +154,18 @@ class Dialogue:
             )
         )
         return answer
+
+
+def join_answers(messages: list[Message]) -> list[Message]:
+    """Return the messages with one answer for several in a row: the last, or the one that calls a tool."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and message["role"] == joined[-1]["role"] == "assistant":
+            if message.get("tool_calls") or not joined[-1].get("tool_calls"):
+                joined[-1] = message
+        else:
+            joined.append(message)
+    return joined
 
 
 def build_exact_message(chat: ChatTemplate, history: list[Message], text: str) -> Message:

@@ -75,12 +75,13 @@ def filter_row(raw: dict[str, Any], name: str, source: SourceConf, rules: Filter
 
 
 def map_columns(raw: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    """Return the row with our column names; a mapped question drops all other columns that could be questions."""
+    """Return the row with our column names; a mapped question or answer drops all other columns that could be it."""
     if not columns:
         return raw
     questions = set(CONTENT_COLUMNS).difference(ANSWER_COLUMNS, ("input",))
     mapped_questions = questions.intersection(columns)
-    mapped = {key: value for key, value in raw.items() if not mapped_questions or key not in questions}
+    replaced = {key for kind in (questions, ANSWER_COLUMNS) if not columns.keys().isdisjoint(kind) for key in kind}
+    mapped = {key: value for key, value in raw.items() if key not in replaced}
     for name, column in columns.items():
         if name in mapped_questions and raw.get(column) is None:
             raise RowRejectedError(f"no column {column}", f"the row has {', '.join(raw)}")
@@ -97,6 +98,7 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
         parsed.messages = [m for m in parsed.messages if m["role"] != "system" or m["content"]]
         while parsed.messages[1:] and parsed.messages[-1]["role"] == "user" and not has_content(parsed.messages[-1]):
             parsed.messages.pop()  # asks nothing
+        require_row(any(message["role"] == "user" for message in parsed.messages), "an empty turn")
         dropped_role = "assistant" if rules.replace_answers else None
         messages = [message for message in parsed.messages if message["role"] != dropped_role]
     require_row(all(map(has_content, messages)), "an empty turn")

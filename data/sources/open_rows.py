@@ -79,7 +79,7 @@ def list_data_files(path: Path, word: str) -> list[Path]:
     """List the data files at a path: the file itself, or the files of a directory.
 
     Of a directory these are the files whose names contain the word, else those that name no split, else all; none for
-    datasets, those whose files are in its folder `data`, and missing paths.
+    datasets and missing paths.
     """
     if path.is_file() and path.suffix != ".arrow":
         return [path]
@@ -87,12 +87,11 @@ def list_data_files(path: Path, word: str) -> list[Path]:
         return []
     files = _list_table_files(path)
     named = [file for file in files if _has_word(file, word)]
-    if not named and _list_table_files(path / "data"):
-        return []
     listed = named or [file for file in files if not any(_has_word(file, other) for other in SPLIT_WORDS)] or files
-    if others := [file.name for file in files if file not in listed]:
-        read, not_read = (f"{names[0]} ({len(names)} files)" for names in ([file.name for file in listed], others))
-        log_once(log, f"{path}: {word} is read from {read}, not from {not_read}")
+    others = [*(file for file in files if file not in listed), *(_list_table_files(path / "data") if files else [])]
+    if others:
+        read, left = (f"{paths[0].relative_to(path)} ({len(paths)} files)" for paths in (listed, others))
+        log_once(log, f"{path}: {word} is read from {read}, not from {left}")
     return listed
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from data.sources.files import JSON_SUFFIXES, PARQUET_SUFFIXES, RawRow, read_dataset_rows, read_file_rows
 from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, load_dataset_split
-from data.sources.template_inputs import read_template_inputs
+from data.sources.template_inputs import read_known_inputs, read_template_inputs
 from models.io.errors import require
 
 PromptRow = dict[str, Any]
@@ -127,7 +127,8 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
             return {"text": value}
         case "prompt" if isinstance(value, str) and len(columns) == 1:
             return {"text": value}
-    inputs = {name: own for name, own in vars(read_template_inputs(row)).items() if own}
+    read_inputs = read_template_inputs if isinstance(value, list) and column != "turns" else read_known_inputs
+    inputs = {name: own for name, own in vars(read_inputs(row)).items() if own}
     match column:
         case "messages" | "prompt" if isinstance(value, list):
             return {"messages": value, **inputs}

@@ -26,6 +26,7 @@ from data.sources.template_inputs import (
     add_system_prompt,
     parse_tool_calls,
     read_call_texts,
+    read_function_call,
     read_template_inputs,
 )
 
@@ -190,10 +191,7 @@ def parse_message(raw: Any) -> dict[str, Any]:
         raise RowRejectedError("an unknown role", repr(role)[:80])
     message["role"] = ROLE_NAMES[role]
     message["content"] = text_from_content(message.get("content", ""))
-    calls = parse_tool_calls(message.pop("tool_calls", None))
-    if not calls and raw.get("function_call"):  # as before there were several
-        calls = [{"type": "function", "function": call} for call in parse_tool_calls(raw["function_call"])]
-    if calls:
+    if calls := parse_tool_calls(message.pop("tool_calls", None)) or read_function_call(raw.get("function_call")):
         message["tool_calls"] = calls
     return message
 

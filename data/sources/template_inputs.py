@@ -29,11 +29,19 @@ class TemplateInputs:
     template: dict[str, Any]  # arguments
 
 
+def read_known_inputs(raw: dict[str, Any]) -> TemplateInputs:
+    """Return the inputs of a row whose columns of these names may be about something else."""
+    try:
+        return read_template_inputs(raw)
+    except RowRejectedError:
+        return read_template_inputs({name: raw.get(name) for name in SYSTEM_COLUMNS})
+
+
 def read_template_inputs(raw: dict[str, Any]) -> TemplateInputs:
     """Return the inputs that a row has in columns of their own; raise RowRejectedError for those of a wrong type."""
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
     tools = parse_json(raw.get("tools"), "tools") or _read_functions(raw.get("functions"))
-    template = parse_json(next((raw[name] for name in TEMPLATE_COLUMNS if raw.get(name)), None), "template")
+    template = parse_json(next((raw[name] for name in TEMPLATE_COLUMNS if raw.get(name)), None), "template arguments")
     require_row(
         tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)),
         "tools that are not a list of objects",
@@ -90,6 +98,13 @@ def _parse_arguments(function: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, str):
         return function
     return {**function, "arguments": parse_json(arguments or "{}", "tool_calls")}
+
+
+def read_function_call(value: Any) -> list[dict[str, Any]]:
+    """Return the call of a message from before there were several; none for a placeholder."""
+    with suppress(RowRejectedError):
+        return [{"type": "function", "function": call} for call in parse_tool_calls(value or None)]
+    return []
 
 
 def read_call_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +21,14 @@ from infer.report.number_format import Table, choose_console, to_rich_table
 from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype, core_flops
 from models.device.memory_trace import TracedPhase, fake_model
-from models.drafts.base import Draft, DraftState
+from models.drafts.base import Draft
 from models.io.console import CONSOLE, print_line
 from models.io.errors import UserError, require
 from models.io.files import open_output_file
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, collect_models, shard_target
 from models.parallel.tensor_parallel import plan_shards
 from models.targets.attention import without_kernel
+from models.targets.cache import StaticCache
 from models.targets.precision import resolve_machine
 from models.trees.keyed_noise import split_row_ids
 
@@ -131,10 +133,13 @@ def trace_phases(
     return [prompt, one_token, verify, propose]
 
 
-def list_state_tensors(state: DraftState) -> list[Tensor]:
-    """Return the tensors of a draft's state, those of a cache in it too."""
-    parts = ([part] if isinstance(part, Tensor) else [*part.keys, *part.values] for part in state.values())
-    return [*chain.from_iterable(parts)]
+def list_state_tensors(state: Any) -> list[Tensor]:
+    """Return the tensors of a draft's state, those of a cache and of states in it too."""
+    if isinstance(state, Tensor):
+        return [state]
+    if isinstance(state, StaticCache):
+        return [*state.keys, *state.values]
+    return [*chain.from_iterable(map(list_state_tensors, state.values()))]
 
 
 def estimate_seconds(phase: TracedPhase, machine: MachineConf, *, draft_cores: int = 1, draft_passes: int = 1) -> float:

@@ -10,6 +10,7 @@ Axes: B rows, T tokens, H hidden, S slots.
 
 import copy
 import json
+import logging
 import re
 from collections import Counter
 from dataclasses import replace
@@ -45,6 +46,7 @@ from models.targets.pretrained import (
 )
 from models.targets.target import Target
 
+log = logging.getLogger(__name__)
 # Fields that a checkpoint records, so that the draft before distillation can be rebuilt.
 RECORDED_FIELDS = ("name", "path", "revision", "layers", "max_depth")
 
@@ -213,6 +215,8 @@ class CausalLMDraft(CachedDecoding, Draft):
 def build_initial_model(conf: CausalLMConf, target: Target) -> Any:
     """Build the model from which distillation starts."""
     if conf.init_from is InitFrom.checkpoint:
+        if conf.layers is not None:
+            log.info("draft: a pretrained model keeps all its layers, draft.layers=%s has no effect", conf.layers)
         check_same_tokenizer(target, conf)
         if target.head.weight.is_meta:  # planning needs shapes only
             return build_planning_model(conf, torch.float32)

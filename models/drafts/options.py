@@ -120,11 +120,6 @@ class CausalLMConf(ModelSource, DraftConf):
             f"draft.path: must be null for draft.init_from={self.init_from.value}, got {self.path}; to start from it "
             "add draft.init_from=checkpoint",
         )
-        require(
-            self.layers is None or self.init_from is not InitFrom.checkpoint,
-            f"draft.layers: must be null for draft.init_from=checkpoint, which keeps all layers, got {self.layers}; to "
-            "cut the draft out of the target add draft.init_from=pruned",
-        )
         check_values(self, "draft", max_depth=at_least(1))
 
     @property

@@ -263,6 +263,18 @@ def test_the_layout_with_the_longest_rows_is_suggested(folder):
     assert suggest_overrides(plan) == ["parallel.tensor=2", "parallel.draft=sharded", "data.row_length=384"]
 
 
+def test_nothing_makes_the_start_of_a_run_smaller(folder):
+    """ZeRO-1 starts with full moments, whatever its steps take."""
+    words = ("device=xla", "parallel.draft=sharded", "optim=adamw", "parallel.tensor=2", "data.row_length=2048")
+    plan = plan_run(build_plan_conf(folder, *words))
+    phases = plan.best.memory_by_phase
+    start, peak = phases["start"].total(), plan.best.peak_bytes
+    assert start < peak
+    for limit, has_remedy in (((start + peak) / 2, True), (0.99 * start, False)):
+        gib = limit / 2**30 / (1 - plan.conf.memory_margin)
+        assert bool(suggest_for_memory(folder, *words, gib_per_core=gib)) is has_remedy
+
+
 def test_no_override_is_named_that_training_refuses(folder):
     """On the XLA route Muon needs full matrices, which ZeRO-1 would shard."""
     assert "parallel.draft=sharded" in suggest_for_memory(folder, "parallel=replicated", gib_per_core=0.05)

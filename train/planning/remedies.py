@@ -11,7 +11,7 @@ from models.device.memory_trace import LOGITS
 from models.io.errors import UserError
 from train.config.run import ParallelConf, TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
-from train.planning.fake_process import GATHERED, GRADIENTS, PERSISTENT_PARTS, TRAINED
+from train.planning.fake_process import GATHERED, GRADIENTS, PERSISTENT_PARTS, START, TRAINED
 from train.planning.layout import build_layout
 from train.planning.run_plan import LayoutOption, MachinePlan, build_option
 from train.planning.trace import DRAFT_PASS, EVALUATION
@@ -139,7 +139,9 @@ def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: Mach
     """Return an override that shrinks the tightest phase in proportion, or {} if none can."""
     limit, phases = plan.byte_limit, option.memory_by_phase
     sizes = {name: _split_bytes(name, parts) for name, parts in phases.items()}
-    shares = {name: (limit - fixed) / growing for name, (fixed, growing) in sizes.items()}
+    if any(fixed > limit for fixed, _ in sizes.values()):
+        return {}
+    shares = {name: (limit - fixed) / growing for name, (fixed, growing) in sizes.items() if growing}
     tightest = min(shares, key=lambda name: shares[name])
     share, (fixed, growing) = shares[tightest], sizes[tightest]
     if share >= 1:
@@ -166,7 +168,7 @@ def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:
     """Return the bytes of a phase as (fixed, growing with its sizes)."""
     held = sum(parts[part] for part in (*PERSISTENT_PARTS, GATHERED, GRADIENTS))
     # At the end of a training step, every trained weight has a gradient.
-    missing = 0 if phase == EVALUATION else max(0, max(parts[TRAINED], parts[GATHERED]) - parts[GRADIENTS])
+    missing = 0 if phase in (START, EVALUATION) else max(0, max(parts[TRAINED], parts[GATHERED]) - parts[GRADIENTS])
     return held + missing, parts.total() - held
 
 

@@ -122,6 +122,16 @@ def test_answers_in_a_row_are_asked_for_once():
     assert [m["role"] for m in row.messages] == ["user", "assistant"] * 2
 
 
+def test_of_answers_in_a_row_the_call_is_what_the_target_must_repeat():
+    family = FAMILIES["qwen3"]
+    call, reply = family.cases["tools"].says
+    data = [QUESTION, {"role": "assistant", "content": "Let me look."}, CALLING, RESULT, ANSWER]
+    dialogue, row, _ = answer_dialogue(family.tokenizer("qwen3"), [call, reply], data, TOOLS)
+    assert (dialogue.end_reason, len(row.messages)) == ("", 4)
+    dialogue, row, _ = answer_dialogue(family.tokenizer("qwen3"), [reply], data, TOOLS)
+    assert (dialogue.end_reason, len(row.messages)) == (DIFFERENT_TOOL_CALL, 2)
+
+
 def test_the_same_call_in_other_spaces_is_the_same_call():
     family = FAMILIES["qwen3"]
     call, reply = family.cases["tools"].says

@@ -116,6 +116,9 @@ def test_columns_of_any_name_are_mapped():
 def test_a_mapped_question_keeps_its_answer_and_its_input():
     row = filter_raw_row({"query": "Hi", "text": "noise", "response": "Hello"}, columns={"prompt": "query"})
     assert row.messages == build_messages(("user", "Hi"), ("assistant", "Hello"))
+    best = {"query": "Hi", "output": "bad", "best": "Hello"}
+    row = filter_raw_row(best, columns={"prompt": "query", "answer": "best"})
+    assert row.messages == build_messages(("user", "Hi"), ("assistant", "Hello"))
     task = {"task": "Translate.", "input": "Hi", "output": "Hallo"}
     row = filter_raw_row(task, columns={"instruction": "task"})
     assert row.messages == build_messages(("user", "Translate.\n\nHi"), ("assistant", "Hallo"))
@@ -131,6 +134,8 @@ def test_an_instruction_follows_its_history():
 def test_an_empty_question_at_the_end_asks_nothing():
     messages = [*build_messages(*CHAT[:2]), {"role": "user", "content": " "}]
     assert filter_raw_row({"messages": messages}).messages == build_messages(*CHAT[:2])
+    with pytest.raises(RowRejectedError, match="an empty turn"):
+        filter_raw_row({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": ""}]})
 
 
 def test_the_first_column_that_holds_messages_counts():

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from data.eval_prompts.prompts import load_eval_prompts
+from data.sources.prompt_formats import prompt_from_row
 from data.sources.row_formats import parse_row, truncate_to_last_answer
 from data.sources.rows import Conversation, RowRejectedError
 from tests.support.data.families import FAMILIES
@@ -43,6 +44,23 @@ def test_older_forms_of_tool_calls_are_those_of_today(form):
     row = parse_row(FORMS[form])
     assert row.messages == [QUESTION, CALLING, RESULT, ANSWER]
     assert row.tools == TOOLS
+
+
+@pytest.mark.parametrize("columns", [{"tools": "calculator"}, {"tools": ["calculator"]}, {"template": "alpaca"}])
+def test_columns_of_a_question_may_be_about_something_else(columns):
+    row = {"question": QUESTION["content"], "system": "Be brief."} | columns
+    assert prompt_from_row(row, 0) == {
+        "id": "0",
+        "category": "all",
+        "turns": [QUESTION["content"]],
+        "system": "Be brief.",
+    }
+
+
+@pytest.mark.parametrize("call", [{"name": None, "arguments": None}, "none", {}])
+def test_a_placeholder_is_no_call(call):
+    messages = [QUESTION, ANSWER | {"function_call": call}]
+    assert parse_row({"messages": messages}).messages == [QUESTION, ANSWER]
 
 
 @pytest.mark.parametrize("value", ["sin, cos", {"name": "f"}, ["f"], []])

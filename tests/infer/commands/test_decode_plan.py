@@ -68,6 +68,11 @@ def test_a_proposal_reads_the_drafts_own_cache_which_cores_share_too(folder):
     assert long_shared.parts[draft_cache] == pytest.approx(long.parts[draft_cache] / 2, rel=1e-2)
 
 
+def test_a_tree_with_copied_tokens_is_planned(folder):
+    (option, _) = decode_plan.list_options(compose_plan(folder, "draft=demo-lm", "draft.layers=[0,3]", "tree=mixed"))
+    assert option.parts["draft's cache"] > 0
+
+
 def test_a_prompt_is_read_in_a_pass_no_longer_than_the_context(folder):
     (within, _), (beyond, _) = (
         decode_plan.list_options(compose_plan(folder, "prompt_tokens=150", f"context={context}"))

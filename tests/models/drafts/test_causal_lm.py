@@ -283,9 +283,31 @@ def test_experts_are_saved_by_the_names_of_published_files(tmp_path):
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-def test_layers_of_a_pretrained_draft_cannot_be_chosen():
-    with pytest.raises(UserError, match=r"^draft.layers: must be null for draft.init_from=checkpoint, .*got \[0, 3\]"):
-        CausalLMConf(path="x", layers=[0, 3])
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")  # of peft's own patterns
+def test_adapters_of_experts_are_merged_into_what_is_saved(tmp_path):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    target = build_target(Qwen3MoeForCausalLM, tiny_config(Qwen3MoeConfig, **experts))
+    conf = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5], lora=LoraConf(rank=2))
+    draft = build_draft(conf, target, loss=LossConf(), seed=0)
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
+    draft.save(tmp_path, target)
+    ids = torch.arange(1, 9)[None]
+    ours, theirs = (model.model(input_ids=ids).logits for model in (draft, load_draft(tmp_path, target)))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_of_a_pretrained_draft_have_no_effect_which_a_line_tells(tmp_path, caplog):
+    target = tiny_target(seed=0)
+    build_draft(CausalLMConf(init_from=InitFrom.pruned, layers=[0, 3, 5]), target, loss=LossConf(), seed=0).save(
+        tmp_path, target
+    )
+    with caplog.at_level("INFO"):
+        draft = build_draft(CausalLMConf(path=str(tmp_path), layers=[0]), target, loss=LossConf(), seed=0)
+    assert draft.lm.num_layers == 3
+    assert "draft.layers=[0] has no effect" in caplog.text
 
 
 def test_a_list_with_an_entry_for_each_layer_is_cut_with_the_layers():
