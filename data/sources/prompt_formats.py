@@ -127,7 +127,7 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
             return {"text": value}
         case "prompt" if isinstance(value, str) and len(columns) == 1:
             return {"text": value}
-    read_inputs = read_template_inputs if isinstance(value, list) and column != "turns" else read_known_inputs
+    read_inputs = read_template_inputs if column == "messages" or _is_message_list(value) else read_known_inputs
     inputs = {name: own for name, own in vars(read_inputs(row)).items() if own}
     match column:
         case "messages" | "prompt" if isinstance(value, list):
