@@ -125,8 +125,6 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
             return {"ids": value, "chat_template": bool(row.get("chat_template"))}
         case "text":
             return {"text": value}
-        case "prompt" if isinstance(value, str) and len(columns) == 1:
-            return {"text": value}
     read_inputs = read_template_inputs if column == "messages" or _is_message_list(value) else read_known_inputs
     inputs = {name: own for name, own in vars(read_inputs(row)).items() if own}
     match column:
