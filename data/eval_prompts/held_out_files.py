@@ -24,6 +24,7 @@ from data.packing.documents import Documents
 from data.sources.prepared_rows import HELD_OUT, read_prepared_rows
 from data.sources.prompt_formats import NO_CATEGORY
 from data.sources.rows import RowRejectedError
+from data.sources.splits import list_split_names
 from models.io.errors import require
 from models.io.files import write_text_atomically
 from models.targets.config import TargetConf
@@ -63,7 +64,7 @@ def rows_from_prepared(
 ) -> list[PromptFileRow]:
     """Return up to `count` prompts that data.prepare held out, spread over all categories."""
     folder, usable_rows = Path(str(conf.path)), []
-    is_wanted = conf.source is DataSource.prepared and conf.split != HELD_OUT and count > 0
+    is_wanted = conf.source is DataSource.prepared and HELD_OUT not in list_split_names(conf.split) and count > 0
     if not (is_wanted and any(folder.glob(f"{HELD_OUT}-*.parquet"))):
         return []
     rejected: Counter[str] = Counter()

@@ -93,7 +93,9 @@ class Manifest:
             f"has {', '.join(differences[:3])}; choose another run_name",
         )
         hashes = {"target_sha256": recorded.target_sha256, "tables_sha256": recorded.tables_sha256}
-        return replace(self, files=recorded.files, **hashes)
+        written = recorded if DOCUMENTS_FILE in recorded.files else self  # the labels that the store's documents have
+        labels = {"categories": written.categories, "languages": written.languages}
+        return replace(self, files=recorded.files, **hashes, **labels)
 
     def check_serves(
         self,

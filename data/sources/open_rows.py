@@ -114,11 +114,13 @@ def list_split_files(path: Path, name: str) -> list[Path]:
     return files if not files or is_known or len(_find_splits(path)) <= 1 else []
 
 
-def list_source_files(source: str, split: str) -> list[Path]:
+def list_source_files(source: str, split: str, subset: str | None = None) -> list[Path]:
     """List the files that a local source reads: all below a directory that `datasets` reads."""
     path = Path(source)
-    files = chain.from_iterable(list_split_files(path, name) for name in list_split_names(split))
-    return [*dict.fromkeys(files)] or sorted(filter(Path.is_file, [path, *path.rglob("*")]))
+    files = [list_split_files(path, name) for name in list_split_names(split)]
+    if not all(files) or (path.is_dir() and subset is not None):
+        return sorted(filter(Path.is_file, [path, *path.rglob("*")]))
+    return [*dict.fromkeys(chain.from_iterable(files))]
 
 
 def _has_word(file: Path, word: str) -> bool:
@@ -158,7 +160,8 @@ def load_dataset_split(
             names = get_dataset_split_names(str(path), subset)
             split = rename_single(split or "train", names)
             check_split_names(split, names, split_key)
-            return load_dataset(str(path), name=subset, split=split)
+            # A copy in the cache would outlive changed files of a folder whose README lists them.
+            return load_dataset(str(path), name=subset, split=split, download_mode="force_redownload")
         else:
             check_hub_dataset(source, key)
             tables = _load_from_hub(source, subset, split, revision)

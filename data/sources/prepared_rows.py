@@ -187,4 +187,10 @@ def list_prepared_files(folder: Path, split: str) -> dict[str, list[Path]]:
             f"data.path: must be a folder written by data.prepare, got {folder} without "
             f"{name}-*.parquet; run `{command}` first",
         )
+        count = int(paths[-1].stem.rpartition("-of-")[2])
+        require(
+            len(paths) == count,
+            f"data.path: must be a finished folder of data.prepare, got {folder} with {len(paths)} of {count} files of "
+            f"{name}; let its other workers end, `{command}`",
+        )
     return files

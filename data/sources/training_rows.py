@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from data.sources.open_rows import (
 from data.sources.prepared_rows import HELD_OUT, list_prepared_files, parse_prepared_row, read_prepared_rows
 from data.sources.row_formats import NO_ANSWER, parse_row, truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, RowRejectedError
+from data.sources.splits import list_split_names
 from models.io.console import log_once
 from models.io.errors import UserError, require, run_checks
 from models.io.files import hash_file
@@ -68,13 +69,20 @@ def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
         dataset = load_dataset_split(str(conf.path), key="data.path", subset=conf.subset, split=conf.split)
         yield str(conf.path), dataset._fingerprint
         return
-    for file in list_source_files(str(conf.path), conf.split):
+    for file in _list_files(conf):
         yield str(file.relative_to(path.parent)), hash_file(file)
+
+
+def _list_files(conf: DataConf) -> list[Path]:
+    """List the files of a local source."""
+    if conf.source is DataSource.prepared:
+        return [*chain.from_iterable(list_prepared_files(Path(str(conf.path)), conf.split).values())]
+    return list_source_files(str(conf.path), conf.split, conf.subset)
 
 
 def count_training_rows(conf: DataConf) -> int | None:
     """Count the rows of local files, including unusable ones; None if that takes parsing them."""
-    files = list_source_files(str(conf.path), conf.split)
+    files = _list_files(conf)
     is_whole = "[" not in conf.split and conf.limit is None
     suffixes = JSON_SUFFIXES + PARQUET_SUFFIXES
     if not files or not is_whole or not all(file.name.endswith(suffixes) for file in files):
@@ -116,7 +124,7 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
         f"data.path: some row must have an answer, got none in {folder}; "
         + (
             "only rows to train on are answered, data.split=train"
-            if conf.split == HELD_OUT
+            if HELD_OUT in list_split_names(conf.split)
             else "run data.prepare with answers=target"
         ),
     )

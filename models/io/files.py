@@ -25,7 +25,7 @@ def report_disk_errors(
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = remedy or ("free some space or choose another folder" if is_full else "choose another folder")
-        raise UserError(f"{rule}, got {path} ({error.strerror}); {remedy}") from error
+        raise UserError(f"{rule}, got {path} ({error.strerror or error}); {remedy}") from error
 
 
 @contextmanager

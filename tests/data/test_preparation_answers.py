@@ -1,6 +1,7 @@
 """A prepared folder with answers by the target is complete, counted, resumable and learned as recorded."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from conf.entry import compose
 from data.chat.tokenization import iter_documents
 from data.config import DataConf, DataSource
+from data.eval_prompts.held_out_files import rows_from_prepared
 from data.prepare import main
 from data.prepare_config import PrepareConf
 from data.sources.prepared_rows import read_prepared_rows
@@ -71,6 +73,24 @@ def test_every_row_is_answered_or_counted(prepared):
     assert "Answers by the target" in (prepared / "report.md").read_text()
     assert not any(row.documents for row in held_out)  # prompts, for evaluation to answer
     assert not list(prepared.glob("answers-*"))
+
+
+def test_a_folder_that_lacks_files_of_other_workers_is_refused(prepared, tmp_path):
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(prepared, unfinished)
+    (file,) = unfinished.glob("train-*.parquet")
+    file.rename(file.with_name("train-00000-of-00002.parquet"))
+    with pytest.raises(
+        UserError, match=r"^data.path: must be a finished folder .* with 1 of 2 files of train; let its"
+    ):
+        list(read_prepared_rows(unfinished))
+
+
+@pytest.mark.parametrize(("split", "is_read"), [("train", False), ("train+held_out", True), ("held_out[:2]", True)])
+def test_a_report_takes_prompts_that_preparation_held_out_unless_they_are_read(prepared, split, is_read):
+    conf = DataConf(source=DataSource.prepared, path=str(prepared), split=split)
+    rows = rows_from_prepared(conf, chat_target().tokenizer, 4, None, 10_000)
+    assert (not rows) is is_read
 
 
 def test_the_learned_tokens_are_the_generated_tokens(prepared, folder):

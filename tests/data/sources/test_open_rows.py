@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from data.sources.files import RawRow
-from data.sources.open_rows import open_rows
+from data.sources.open_rows import list_source_files, open_rows
 from models.io.errors import UserError
 
 ROWS = [{"text": "a"}, {"text": "b"}, {"text": "c"}]
@@ -150,6 +150,25 @@ def test_a_directory_gives_the_files_of_its_split_and_tells_what_it_leaves(tmp_p
     assert rows == read
     left = {name for name in files if name not in read and name != "dataset_infos.json"}
     assert all(name in caplog.text for name in left)
+
+
+def test_a_changed_file_of_a_data_set_with_a_card_is_read_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    (folder / "data").mkdir(parents=True)
+    card = "configs:\n- config_name: default\n  data_files: data/*.jsonl"
+    (folder / "README.md").write_text(f"---\n{card}\n---\n")
+    for text in ("first", "second"):
+        (folder / "data" / "train.jsonl").write_text(json.dumps({"text": text}))
+        assert [raw["text"] for _, raw, _, _ in open_rows(str(folder), key="data.path") if raw] == [text]
+
+
+def test_the_files_of_a_subset_are_those_below_the_directory(tmp_path):
+    for name in ("train.jsonl", "a/x.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}))
+    assert list_source_files(str(tmp_path), "train") == [tmp_path / "train.jsonl"]
+    assert list_source_files(str(tmp_path), "train", "a") == [tmp_path / "a" / "x.jsonl", tmp_path / "train.jsonl"]
 
 
 def test_files_of_a_directory_may_have_different_columns(tmp_path):
