@@ -86,8 +86,8 @@ class Dialogue:
         If turns of the data are left, `end_reason` says why.
         """
         history: list[Message] = []
-        # None stands for an answer that the data lacks.
         messages = join_answers(messages)
+        # None stands for an answer that the data lacks.
         turns = messages if messages[-1]["role"] == "assistant" else [*messages, None]
         for index, message in enumerate(turns):
             if message is not None and message["role"] != "assistant":

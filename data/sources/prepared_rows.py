@@ -179,7 +179,7 @@ def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedR
 
 def list_prepared_files(folder: Path, split: str) -> dict[str, list[Path]]:
     """Return the files of each name in the split; raise UserError for a name without any."""
-    files = {name: sorted(folder.glob(f"{name}-*.parquet")) for name in list_split_names(split)}
+    files = {name: sorted(folder.glob(f"{name}-*-of-*[0-9].parquet")) for name in list_split_names(split)}
     command = command_that_writes(folder) or "python -m data.prepare"
     for name, paths in files.items():
         require(

@@ -22,7 +22,7 @@ RESULT_TEXT = re.compile(r"\s*<tool_response>\s*(.*?)\s*</tool_response>\s*", re
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateInputs:
-    """What a chat template renders beside the messages."""
+    """The inputs of a chat template beside its messages; a row may have each in a column of its own."""
 
     system: str
     tools: list[dict[str, Any]] | None

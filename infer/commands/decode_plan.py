@@ -33,7 +33,7 @@ from models.targets.precision import resolve_machine
 from models.trees.keyed_noise import split_row_ids
 
 GIB, MS = 2**30, 1000
-TARGET, DRAFT, CACHE, DRAFT_CACHE = "target", "draft", "cache", "draft's cache"
+TARGET, DRAFT, CACHE, DRAFT_CACHE = "target", "draft", "cache", "draft cache"
 PROMPT, ONE_TOKEN, VERIFY, PROPOSE = "prompt", "one token", "verification", "proposal"
 
 

@@ -61,7 +61,7 @@ def check_layout(conf: TrainConf) -> None:
         require(
             parallel.tensor_size == 1 or getattr(conf.draft, "init_from", None) is not InitFrom.pruned,
             f"parallel.tensor: must be 1 for draft.init_from=pruned with device=xla, where no process has the whole "
-            f"target, got {parallel.tensor}; start from a pretrained draft, draft.path=DIR",
+            f"target, got {parallel.tensor}; start from a pretrained draft, draft.init_from=checkpoint draft.path=DIR",
         )
 
 

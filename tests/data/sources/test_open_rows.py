@@ -153,7 +153,7 @@ def test_a_directory_gives_the_files_of_its_split_and_tells_what_it_leaves(tmp_p
 
 
 def test_a_changed_file_of_a_data_set_with_a_card_is_read_anew(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     (folder / "data").mkdir(parents=True)
     card = "configs:\n- config_name: default\n  data_files: data/*.jsonl"
