@@ -121,6 +121,8 @@ lock:  ## resolve all versions again into locks/; UPGRADE=--upgrade takes the ne
 bench: $(READY)  ## measure speed against transformers and vLLM; update the figures in docs/benchmarks.md, features.md and prepare.md
 	@echo "bench: scripts/benchmarks/demo.py"
 	@$(BIN)/python -m scripts.benchmarks.demo --write
+	@echo "bench: scripts/benchmarks/attention.py"
+	@$(BIN)/python -m scripts.benchmarks.attention --write
 	@echo "bench: scripts/benchmarks/store.py"
 	@$(BIN)/python -m scripts.benchmarks.store --write
 	@echo "bench: scripts/benchmarks/store_read.py"

@@ -12,7 +12,8 @@ from conf.entry import compose
 from models.drafts.options import CausalLMConf, InitFrom
 from models.drafts.registry import build_draft
 from models.losses.config import LossConf
-from scripts.benchmarks import demo, loss, training
+from models.unrolled_attention import attend_unrolled
+from scripts.benchmarks import attention, demo, loss, training
 from scripts.benchmarks.tables import PAGE, markdown, replaced
 from scripts.engines import comparison, decoding
 from tests.support.models.tiny import batch_of, learn, tree
@@ -201,3 +202,22 @@ def test_tables_are_written_between_their_markers_and_nowhere_else():
         assert "| a | b |\n| --- | ---: |\n| x | 1 |" in changed
         block = re.compile(rf"<!-- {part} -->.*<!-- /{part} -->", re.DOTALL)
         assert block.sub("", changed) == block.sub("", page)
+
+
+def test_the_attention_that_keeps_all_scores_is_the_unrolled_one(monkeypatch):
+    monkeypatch.setattr(attention, "HEAD_SIZE", 4)
+    query, *rest = (torch.randn(1, heads, 6, 4).requires_grad_() for heads in [4, *[2] * 6])
+    inputs = (query, rest[:3], rest[3:], torch.ones(1, 1, 6, 6, dtype=torch.bool).tril())
+    values = [form(*inputs) for form in (attention.attend_plainly, attend_unrolled)]
+    plain, unrolled = [[value, *torch.autograd.grad(value.square().sum(), [query, *rest])] for value in values]
+    torch.testing.assert_close(plain, unrolled)
+
+
+def test_the_table_of_attention_has_the_growth_from_a_row_of_half_the_length():
+    costs = {"plain": {512: (8.0, 100.0)}, "kernel": {512: (2.0, 50.0), 1024: (6.0, 105.0)}}
+    as_named = {f: {n: {"seconds": s, "peak_mib": m} for n, (s, m) in by.items()} for f, by in costs.items()}
+    rows = attention.build_table(as_named).rows
+    assert rows[1:] == [
+        ["kernel", "512", "50", "", "2.00", "", "0.25"],
+        ["kernel", "1,024", "105", "2.10", "6.00", "3.00", ""],
+    ]
