@@ -53,6 +53,8 @@ def format_overrides(overrides: dict[str, Any]) -> str:
 
     >>> format_overrides({"tree.file": None, "device.compile": False, "prompts": "my file.jsonl"})
     'tree.file=null device.compile=false \'prompts="my file.jsonl"\''
+    >>> format_overrides({"template.d": {"x": 1, "y": [True, None]}})
+    "'template.d={x:1,y:[true,null]}'"
     """
     return shlex.join(f"{key}={_format_value(value)}" for key, value in overrides.items())
 
@@ -61,6 +63,10 @@ def _format_value(value: Any) -> str:
     """Return the text that Hydra parses as `value`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_format_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_format_value, value)) + "]"
     value = value.value if isinstance(value, Enum) else value
     return quote(value) if isinstance(value, str) else str(value)
 

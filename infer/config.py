@@ -1,6 +1,7 @@
 """The configuration of the commands on checkpoints, of `infer.plan`, and of an evaluation."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from data.config import DEMO
@@ -125,6 +126,10 @@ class GenerateConf(CheckpointConf):
             (self.prompt is None) != (self.prompts is None),
             "prompt: needs a text, or prompts=FILE in its place, got "
             f"{'neither' if self.prompt is None else 'both'}; set one of them",
+        )
+        require(
+            self.prompts is None or self.output is None or Path(self.output).resolve() != Path(self.prompts).resolve(),
+            f"output: must be another file than that of the prompts, got {self.output}; choose another name",
         )
         require(
             self.prompt is None or bool(self.prompt.strip()),

@@ -95,6 +95,8 @@ def documents_from_row(
             arguments = {**conf.template, **row.template, "tools": row.tools}
             chat = ChatTemplate(tokenizer=tokenizer, arguments=arguments)
             documents, rejected = documents_from_conversation(chat, messages, conf.turns)
+            if row.is_cut and documents:
+                documents[-1].answer[-1] = False  # the end of turn, which the template writes and the target did not
             row.first_question = hash_first_question(messages)
     labels = {name: getattr(row, name) for name in LABELS}
     usable = []

@@ -220,6 +220,7 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
         messages=add_system_prompt(read_call_texts(messages), inputs.system),
         tools=inputs.tools,
         template=inputs.template,
+        is_cut=raw.get("finish_reason") == "length",
         num_left_out=num_left_out,
     )
 

@@ -32,6 +32,7 @@ class Conversation(LabeledRow):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
+    is_cut: bool = False  # the last answer ended at its limit of tokens, not by itself
     # turns before the first question, which are left out
     num_left_out: int = field(default=0, compare=False)
 

@@ -66,8 +66,8 @@ def print_document(view: DocumentView, conf: ShowConf) -> None:
         CONSOLE.print(Text(view.description, style="dim"))
         CONSOLE.print(render_color(spans), end="\n\n")
     else:
-        print_line(f"--- {view.name}, {view.description}", markup=False)
-        print_line(render_plain(spans), markup=False)
+        print_line(f"--- {view.name}, {view.description}")
+        print_line(render_plain(spans))
 
 
 def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:
@@ -77,7 +77,7 @@ def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:
     columns, *rows = build_mask_table(stats)
     print_table(columns, rows)
     for reason, count in skipped.most_common():
-        print_line(f"{count:,} left out: {escape_unprintable(reason)}", markup=False)
+        print_line(f"{count:,} left out: {escape_unprintable(reason)}")
 
 
 def render_page(

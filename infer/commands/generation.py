@@ -2,10 +2,8 @@
 
 import json
 import time
-from collections import deque
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -24,7 +22,7 @@ from infer.measure.context_limits import check_context
 from infer.results.samples import list_accepted
 from models.drafts.registry import load_draft
 from models.io.console import CONSOLE, IS_MAIN_PROCESS, print_line, track_progress
-from models.io.files import open_output_file
+from models.io.files import add_partial_suffix, open_output_file, write_text_atomically
 from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer, read_vocab_size
@@ -38,8 +36,8 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     target_conf = resolve_target(conf.target, [directory])
     prompts = load_prompts(target_conf, conf)
     if conf.answers_file is not None and IS_MAIN_PROCESS:
-        with open_output_file(conf.answers_file) as file, file.open("a"):
-            pass  # It can be written, which is known before anything is decoded.
+        with open_output_file(conf.answers_file) as file, file.open("a"), add_partial_suffix(file).open("w"):
+            pass  # Both can be written, which is known before anything is decoded.
     longest, batch = max(len(prompt.ids) for prompt in prompts), min(conf.batch, len(prompts))
     size = DecodingSize(
         batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens, set_batch=lambda batch: f"batch={batch}"
@@ -58,7 +56,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
         else:
             generations = answer_prompts(decoder, verifying_target, prompts, conf)
     if conf.answers_file is not None and IS_MAIN_PROCESS:
-        write_answers(conf.answers_file, verifying_target, prompts, generations)
+        write_answers(conf, verifying_target, prompts, generations)
     leave_processes()
 
 
@@ -93,8 +91,10 @@ def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: Gen
     stream, start = TextStream(target.tokenizer, skip_special_tokens=True), time.perf_counter()
 
     def show(text: str | None, *, is_accepted: bool) -> None:
-        style = ACCEPTED_STYLE if is_accepted else ""
-        CONSOLE.print(Text(text or "", style=style), end="", soft_wrap=True)
+        if CONSOLE.is_terminal:
+            CONSOLE.print(Text(text or "", style=ACCEPTED_STYLE if is_accepted else ""), end="", soft_wrap=True)
+        elif IS_MAIN_PROCESS:  # as it is, tabs too, which Rich turns into spaces
+            print(text or "", end="", flush=True, file=CONSOLE.file)
 
     def show_new_tokens(request: Request) -> None:
         generation, num_shown = request.generation, len(stream.ids)
@@ -116,34 +116,54 @@ def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: Gen
 
 
 def answer_prompts(decoder: Decoder, target: Target, prompts: list[EvalPrompt], conf: GenerateConf) -> list[Generation]:
-    """Return the answers in the order of the prompts, and print what their rounds took."""
-    requests = [Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens) for prompt in prompts]
+    """Return the answers in the order of the prompts, and print what their rounds took.
+
+    The main process writes each as it is finished to the partial file, which an interrupt leaves.
+    """
+    requests = {
+        Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens): prompt for prompt in prompts
+    }
     waiting, start = iter(requests), time.perf_counter()
     finished = decoder.stream(lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop)
-    deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
+    assert conf.answers_file is not None
+    with open_output_file(conf.answers_file) as file:
+        partial = add_partial_suffix(file)
+        if IS_MAIN_PROCESS:
+            print_line(f"answers as they are finished: {partial}")
+        for request in track_progress(finished, "answers", total=len(requests)):
+            if IS_MAIN_PROCESS:
+                with partial.open("a") as lines:
+                    lines.write(describe_answer(conf, target, requests[request], request.generation))
     generations = [request.generation for request in requests]
     print_line(describe_speed(generations, time.perf_counter() - start))
     return generations
 
 
-def write_answers(path: str, target: Target, prompts: list[EvalPrompt], generations: list[Generation]) -> None:
+def write_answers(conf: GenerateConf, target: Target, prompts: list[EvalPrompt], generations: list[Generation]) -> None:
     """Write a line of JSON for each prompt, in their order."""
-    lines = [json.dumps(describe_answer(target, *answer)) for answer in zip(prompts, generations, strict=True)]
-    with open_output_file(path) as file:
-        file.write_text("\n".join(lines) + "\n")
-    print_line(f"answers: {path}")
+    assert conf.answers_file is not None
+    lines = [describe_answer(conf, target, *answer) for answer in zip(prompts, generations, strict=True)]
+    with open_output_file(conf.answers_file) as file:
+        write_text_atomically(file, "".join(lines))
+    print_line(f"answers: {conf.answers_file}")
 
 
-def describe_answer(target: Target, prompt: EvalPrompt, generation: Generation) -> dict[str, Any]:
-    """Return the line of a prompt and its answer."""
-    return {
+def describe_answer(conf: GenerateConf, target: Target, prompt: EvalPrompt, generation: Generation) -> str:
+    """Return the line of a prompt and its answer: a row of training data, and of a file of prompts."""
+    is_cut = len(generation.ids) == conf.max_new_tokens and generation.ids[-1] not in target.eos_ids
+    arguments = {key: value for key, value in prompt.template_kwargs.items() if key != "tools"}
+    inputs = {"tools": prompt.template_kwargs.get("tools"), "chat_template_kwargs": arguments}
+    line = {
         "id": prompt.id,
         "category": prompt.category,
-        "prompt": prompt.text,
+        **({"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}),
+        **{key: value for key, value in inputs.items() if value},
         "answer": target.tokenizer.decode(generation.ids, skip_special_tokens=True),
+        "finish_reason": "length" if is_cut else "stop",
         "tokens": len(generation.ids),
         "rounds": generation.rounds,
     }
+    return json.dumps(line) + "\n"
 
 
 def describe_speed(generations: list[Generation], seconds: float) -> str:

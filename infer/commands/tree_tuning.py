@@ -134,6 +134,8 @@ def publish_choices(
 ) -> None:
     """Write the choices to the folder `run` and to the tracker, and print them."""
     with report_disk_errors(run):
+        for tuning in tunings:
+            tuning.remove_trees(run)
         (run / "tune.json").write_text(json.dumps(report) + "\n")
         write = write_choices if conf.timing else write_best_trees
         commands = write(tunings, run, conf)

@@ -17,6 +17,7 @@ from infer.engine.graph_plan import list_graphs
 from infer.engine.row_tensors import tensor_bytes
 from infer.measure.batched import build_decoders, measure_batch_size, warm_up_decoders
 from infer.measure.bench import WARMUP_TOKENS, bind_decoders, choose_warmup_prompts, decode_in_turns, decode_prompts
+from infer.measure.context_limits import check_context
 from infer.measure.eval_modes import (
     DraftUnderTest,
     EvalMode,
@@ -179,6 +180,7 @@ def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
         )
         texts = [ids for _, ids in sorted(answers)]
         turn_prompts = build_next_turns(target.tokenizer, unfinished, texts, target.eos_ids)
+        check_context(target, max((len(p.ids) for p in turn_prompts), default=0) + conf.new_tokens)
         prompts = prompts + turn_prompts
     return prompts
 

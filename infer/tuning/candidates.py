@@ -125,7 +125,7 @@ def _tree_candidates(acceptance: Float[ndarray, "depth ranks"], budget: int, suf
     max_width = NARROW_WIDTH if budget <= MAX_NARROW_NODES else WIDE_WIDTH
     for family, width in (("dynamic", max_width), ("product", None)):
         children = min(ranks, max_width)
-        fits = depth <= budget <= count_candidates(depth, width or budget, children)
+        fits = depth < budget <= count_candidates(depth, width or budget, children)
         if fits and not (suffix and family == "product"):
             conf = TreeConf(depth=depth, nodes=budget, beam_width=width, children=children)
             yield _build_candidate(f"{family}{suffix}", conf, size=budget)

@@ -90,7 +90,7 @@ class CostBench:
                 if self.target.processes > 1 or (candidate is candidates[-1] and not ready):
                     raise
                 self.decoders.pop(candidate.name, None)
-                print_line(f"{candidate.name} is left out: {type(error).__name__}: {first_line(error)}", markup=False)
+                print_line(f"{candidate.name} is left out: {type(error).__name__}: {first_line(error)}")
             else:
                 ready.append(candidate)
         return ready

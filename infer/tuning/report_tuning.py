@@ -152,7 +152,7 @@ def _tune_draft(
     if IS_MAIN_PROCESS and not best.is_lookup:
         file = tuning.write_tree(run, TUNED, best, {"measured_on": len(prompts)})
         overrides = format_overrides({"checkpoint": draft.directory, "tree.file": file})
-        print_line(f'to answer with it: python -m infer.generate {overrides} prompt="..."', markup=False)
+        print_line(f'to answer with it: python -m infer.generate {overrides} prompt="..."')
     tuned = TunedDecoding(description=best.description, draft=best.choose_draft(draft.draft), tree=best.tree)
     return replace(draft, tuned=tuned)
 

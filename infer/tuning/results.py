@@ -1,5 +1,6 @@
 """Results of tuning: the choice for each setting, printed as lines and written as files."""
 
+import glob
 import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -111,6 +112,11 @@ class DraftTuning:
         file.write_text(json.dumps(content) + "\n")
         return file
 
+    def remove_trees(self, run: Path) -> None:
+        """Remove the tree files of an earlier tuning in the folder `run`."""
+        for file in run.glob(f"{glob.escape(self.tree_path(run, '').stem)}*.json"):
+            file.unlink()
+
     def tree_path(self, run: Path, suffix: str) -> Path:
         return run / f"{self.name.replace('/', '-')}-{suffix}.json"
 
@@ -210,8 +216,10 @@ def write_choices(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list
             "batch": result.batch,
             "context": result.context,
         }
-        suffix, overrides = f"b{result.batch}-c{result.context}", conf.eval_overrides(result.batch)
-        note = "  # its mode ngram; no draft is needed" if choice.is_lookup else ""
+        suffix = f"b{result.batch}-c{result.context}"
+        # Reports measure the lookup with one row alone, and batches of the draft's tree.
+        overrides = conf.eval_overrides(1 if choice.is_lookup else result.batch)
+        note = "  # its mode ngram, of one row; no draft is needed" if choice.is_lookup else ""
         commands.append(tuning.format_command(tuning.write_tree(run, suffix, choice, facts), overrides) + note)
     return commands
 

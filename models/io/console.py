@@ -18,7 +18,8 @@ from rich.text import Text
 
 # Accelerate is not set up yet, so the launcher's RANK tells which process is the main one.
 IS_MAIN_PROCESS = os.environ.get("RANK", "0") == "0"
-CONSOLE = Console(quiet=not IS_MAIN_PROCESS)
+# Lines are printed as they are: a path may hold [brackets] or :colons:, which Rich would read as its own.
+CONSOLE = Console(quiet=not IS_MAIN_PROCESS, markup=False, emoji=False)
 SHOWS_BARS = CONSOLE.is_terminal and IS_MAIN_PROCESS
 # Never breaks or colors a long line; the console of the bars, so that lines appear above them.
 print_line = partial(CONSOLE.print, soft_wrap=True, highlight=False)

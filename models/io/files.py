@@ -37,6 +37,11 @@ def open_output_file(name: str) -> Iterator[Path]:
         yield file
 
 
+def add_partial_suffix(path: Path) -> Path:
+    """Return the name beside a path under which its file or folder is written."""
+    return path.with_name(path.name + PARTIAL_SUFFIX)
+
+
 @contextmanager
 def atomic_path(path: Path, *, partial_dir: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path that becomes `path` at the end, or is deleted if the block raises.
@@ -44,7 +49,7 @@ def atomic_path(path: Path, *, partial_dir: Path | None = None) -> Iterator[Path
     The temporary path lies beside `path`, or in `partial_dir`. If several processes may write
     `path` at the same time, each needs a `partial_dir` of its own, on the same disk.
     """
-    partial = (partial_dir or path.parent) / (path.name + PARTIAL_SUFFIX)
+    partial = add_partial_suffix((partial_dir or path.parent) / path.name)
     try:
         yield partial
         _sync_to_disk(partial)
@@ -72,7 +77,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     `path` must be a new name: no system call replaces a directory that has files in it.
     """
-    with partial_directory(path.with_name(path.name + PARTIAL_SUFFIX)) as partial:
+    with partial_directory(add_partial_suffix(path)) as partial:
         yield partial
         for entry in [*partial.rglob("*"), partial]:
             _sync_to_disk(entry)

@@ -49,8 +49,9 @@ class TreeConf:
             f"children give, got {self.nodes}; raise tree.beam_width or tree.children",
         )
         require(
-            not is_dynamic or self.nodes >= self.depth,
-            f"tree.nodes: must be at least tree.depth = {self.depth}, got {self.nodes}",
+            not is_dynamic or self.nodes > self.depth,
+            f"tree.nodes: of a dynamic tree must be above tree.depth = {self.depth}, got {self.nodes}; raise it, or "
+            "take tree=chain",
         )
 
     @property

@@ -9,7 +9,10 @@ import torch
 
 from conf.entry import compose
 from data.eval_prompts.prompts import EvalPrompt
-from infer.commands.generation import compile_graphs, describe_speed
+from data.sources.row_formats import parse_row
+from data.sources.rows import Conversation
+from infer.commands import generation
+from infer.commands.generation import compile_graphs, describe_answer, describe_speed
 from infer.config import GenerateConf
 from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
@@ -98,6 +101,44 @@ def test_the_answer_to_one_prompt_is_written_too_where_a_file_is_named(folder, t
     (line,) = [json.loads(line) for line in (tmp_path / "answer.jsonl").read_text().splitlines()]
     assert (line["prompt"], line["tokens"]) == (join_ids(ids), NEW)
     assert line["answer"] == target.tokenizer.decode(generate_with_transformers(target, ids))
+
+
+def test_an_interrupt_leaves_the_answers_that_were_finished(folder, learned, tmp_path, monkeypatch):
+    def interrupt_after_first(answers, *_, **__):
+        yield next(answers)
+        raise KeyboardInterrupt
+
+    rows = [{"id": f"p{i}", "text": join_ids(text[:4])} for i, text in enumerate(learned[1][:3])]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "out.jsonl").write_text("of an earlier run")
+    monkeypatch.setattr(generation, "track_progress", interrupt_after_first)
+    words = (f"prompts={tmp_path / 'prompts.jsonl'}", f"output={tmp_path / 'out.jsonl'}", "batch=1")
+    with pytest.raises(KeyboardInterrupt):
+        run_generate(folder, *words)
+    (line,) = map(json.loads, (tmp_path / "out.jsonl.partial").read_text().splitlines())
+    assert (line["id"], line["tokens"], line["finish_reason"]) == ("p0", NEW, "length")
+    assert (tmp_path / "out.jsonl").read_text() == "of an earlier run"
+    monkeypatch.undo()
+    run_generate(folder, *words)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert (lines[0], [line["id"] for line in lines]) == (line, ["p0", "p1", "p2"])
+    assert not (tmp_path / "out.jsonl.partial").exists()
+
+
+def test_answers_never_replace_their_prompts(tmp_path):
+    with pytest.raises(UserError, match=r"output: must be another file than that of the prompts, got .*; choose"):
+        GenerateConf(prompts=str(tmp_path / "rows.jsonl"), output=f"{tmp_path}/../{tmp_path.name}/rows.jsonl")
+
+
+def test_a_line_of_a_chat_is_a_row_that_training_reads(target):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    prompt = EvalPrompt(id="a", category="b", ids=[3], messages=messages, template_kwargs={"tools": tools, "x": 1})
+    conf = GenerateConf(prompts="rows.jsonl", max_new_tokens=2)
+    row = parse_row(json.loads(describe_answer(conf, target, prompt, Generation(ids=[5, 6]))))
+    assert isinstance(row, Conversation)
+    assert row.messages == [*messages, {"role": "assistant", "content": target.tokenizer.decode([5, 6])}]
+    assert (row.tools, row.template, row.is_cut) == (tools, {"x": 1}, True)
 
 
 @pytest.mark.parametrize(

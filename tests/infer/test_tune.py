@@ -254,7 +254,7 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
     pick = candidates[-1]
     speedups = {pick.name: Estimate(mean=1.3, ci95=[1.2, 1.4])}
     result = TuningResult(
-        batch=1,
+        batch=4,
         context=40,
         candidates=candidates,
         token_s=0.01,
@@ -273,11 +273,13 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
         results=[result],
     )
     (line,) = write_choices([tuning], tmp_path, TuneConf())
-    choice = json.loads((tmp_path / "new-b1-c40.json").read_text())
+    choice = json.loads((tmp_path / "new-b4-c40.json").read_text())
     assert (choice["name"], choice["mode"]) == ("ngram-4", "ngram")
     command, _, note = line.partition("  # ")
-    assert note == "its mode ngram; no draft is needed"
-    assert compose("eval", EvalConf, shlex.split(command)[3:]).tree.build() == pick.tree
+    assert note == "its mode ngram, of one row; no draft is needed"
+    conf = compose("eval", EvalConf, shlex.split(command)[3:])
+    assert conf.tree.build() == pick.tree
+    assert conf.evaluation.batch_sizes == EvalConf().evaluation.batch_sizes  # those decode with the draft's tree
 
 
 def test_a_draft_that_is_never_right_is_not_worth_speculating(tune):

@@ -110,7 +110,7 @@ class OutcomeFile:
     def end(self, outcome: Outcome) -> None:
         """Record and print an outcome."""
         self._append(dataclasses.asdict(outcome))
-        print_line(format_outcome(outcome), markup=False)
+        print_line(format_outcome(outcome))
 
     def _append(self, line: dict) -> None:
         with self.path.open("a") as file:

@@ -29,7 +29,7 @@ from data.config import DataSource
 from models.checkpoints.saved_states import PROGRESS_FILE, STATES_FOLDER, find_newest_state, read_progress_file
 from models.drafts.options import DraftConf
 from models.io.errors import require
-from models.io.files import PARTIAL_SUFFIX, atomic_directory
+from models.io.files import PARTIAL_SUFFIX, add_partial_suffix, atomic_directory
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 
@@ -181,7 +181,7 @@ class RunState:
     def save(self, training_state: TrainingState, parallel: Parallel) -> None:
         """Save a state and remove the previous one; collective."""
         path = self.states_dir / f"{self.progress.step:08d}"
-        partial = path.with_name(path.name + PARTIAL_SUFFIX)
+        partial = add_partial_suffix(path)
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
             parallel.barrier()
             with _silence_dcp_warning(), parallel.full_moments(training_state.optimizers):

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from data.chat.template import ChatTemplate
 from data.chat.tokenization import document_from_messages, document_from_text, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
+from data.sources.row_formats import parse_row
 from data.sources.rows import Conversation, RowRejectedError
 from models.io.errors import UserError
 from tests.support.models.tiny import byte_tokenizer
@@ -86,6 +87,16 @@ def test_answers_are_the_assistant_turns_with_their_end(template):
     rendered = tokenizer.apply_chat_template(CHAT)["input_ids"]
     assert document.ids == rendered[: len(document.ids)]
     assert not tokenizer.decode(rendered[len(document.ids) :]).strip()
+
+
+def test_an_answer_that_ended_at_its_limit_is_learned_without_the_end_that_the_template_writes():
+    tokenizer, conf = build_chat_tokenizer(PLAIN), DataConf(source=DataSource.jsonl, path="rows.jsonl")
+    raw = {"messages": CHAT[:-1], "answer": "Because it", "finish_reason": "length"}
+    (whole,), _ = documents_from_row(parse_row({**raw, "finish_reason": "stop"}), conf, tokenizer)
+    (cut,), _ = documents_from_row(parse_row(raw), conf, tokenizer)
+    assert cut.ids == whole.ids
+    assert decode_answers(tokenizer, whole) == ["I am well.<|end|>", "Because it<|end|>"]
+    assert decode_answers(tokenizer, cut) == ["I am well.<|end|>", "Because it"]
 
 
 def test_marks_agree_with_the_tokenizers_own_mask():

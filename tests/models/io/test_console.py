@@ -31,3 +31,10 @@ def test_the_first_item_of_a_batch_gives_no_time_left(monkeypatch, caplog):
 def test_work_of_unknown_length_passes_unchanged(monkeypatch):
     monkeypatch.setattr(console, "SHOWS_BARS", False)
     assert [*console.track_progress(iter("ab"), "prompts")] == ["a", "b"]
+
+
+def test_a_line_is_printed_as_it_is(capsys):
+    """Rich would take brackets for styles and colons for pictures."""
+    for line in ("report: runs/a[v2]/report.html", "x[/red].jsonl", "12:smile:30"):
+        console.print_line(line)
+        assert capsys.readouterr().out == f"{line}\n"
