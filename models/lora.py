@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 
-def add_adapters(model: Any, *, rank: int, alpha: float) -> None:
-    """Add adapters, initially zero, to `model` in place, and freeze all its other weights."""
+def add_adapters(decoder: Any, *, rank: int, alpha: float) -> None:
+    """Add adapters, initially zero, to a model's decoder in place, and freeze its other weights."""
     from peft import LoraConfig, inject_adapter_in_model
 
     options: Any = {"r": rank, "lora_alpha": alpha}
-    inject_adapter_in_model(LoraConfig(target_modules="all-linear", **options), model)
+    inject_adapter_in_model(LoraConfig(target_modules="all-linear", **options), decoder)
 
 
 @torch.no_grad()

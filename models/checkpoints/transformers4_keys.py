@@ -42,7 +42,8 @@ def _older_rope_keys(rope: dict[str, Any]) -> dict[str, Any]:
     top_level = {key: full[key] for key in TOP_LEVEL_KEYS if key in full}
     scaling = {key: value for key, value in full.items() if key not in TOP_LEVEL_KEYS}
     is_scaled = scaling.get("rope_type", "default") != "default"
-    older = top_level | {"rope_scaling": scaling if is_scaled else None}
+    # Configurations of an entry per kind of layer that have no older form (Mellum's) read null as no rope at all.
+    older = top_level | ({"rope_scaling": scaling if is_scaled else None} if is_scaled or full is rope else {})
     if "sliding_attention" in rope:
         older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     return older

@@ -76,8 +76,13 @@ class CausalLMDraft(CachedDecoding, Draft):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = build_initial_model(conf, target).float()
+            # Of a multimodal model, drafting reads the text model alone.
+            model.requires_grad_(False)
             if conf.lora.rank:
-                add_adapters(model, rank=conf.lora.rank, alpha=conf.lora.alpha)
+                add_adapters(model.get_decoder(), rank=conf.lora.rank, alpha=conf.lora.alpha)
+            else:
+                for part in (model.get_decoder(), model.get_output_embeddings()):
+                    part.requires_grad_()
         draft = cls(conf, model, target)
         require_no_bias(draft.lm.head, conf.method)
         draft.loss_conf, draft.seed = loss, seed
@@ -192,9 +197,10 @@ class CausalLMDraft(CachedDecoding, Draft):
         """Write a Hugging Face directory with merged adapters and the target's tokenizer."""
         if not writes:
             return
-        tensors = dict(revert_weight_conversion(self.model, merge_adapters(self.model)))  # as files have experts
-        if self.model.config.tie_word_embeddings:
-            tensors.pop("lm_head.weight", None)
+        merged = merge_adapters(self.model)
+        for name in self.model.all_tied_weights_keys:
+            merged.pop(name, None)
+        tensors = dict(revert_weight_conversion(self.model, merged))  # as files have experts
         origin = {name: getattr(self.conf, name) for name in RECORDED_FIELDS} | {"start": self.conf.init_from.name}
 
         def write_extra_files(folder: Path) -> None:
@@ -288,7 +294,10 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
 
 
 def check_same_tokenizer(target: Target, source: ModelSource) -> None:
-    """Raise UserError, with the first difference, unless both models have the same tokens by id."""
+    """Raise UserError, with the first difference, unless both models have the same tokens by id.
+
+    Tokens that the target has no embedding for do not count: it never emits them.
+    """
     if target.tokenizer is None:
         return
     target_tokens, draft_tokens = (
@@ -297,13 +306,14 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
     )
     rule = f"{source.location_key}: must have the target's tokenizer"
     remedy = "choose a draft of the target's family"
-    for i in range(max([*target_tokens, *draft_tokens]) + 1):
+    for i in range(min(target.vocab_size, max([*target_tokens, *draft_tokens]) + 1)):
         if target_tokens.get(i) != draft_tokens.get(i):
             raise UserError(
                 f"{rule}, got {source.location!r}, where token {i} is {draft_tokens.get(i)!r} "
                 f"instead of {target_tokens.get(i)!r}; {remedy}"
             )
+    last = min(target.vocab_size - 1, max(target_tokens))
     require(
-        read_model_config(source).get_text_config().vocab_size > max(target_tokens),
-        f"{rule}, got {source.location!r}, whose embeddings end before token {max(target_tokens)}; {remedy}",
+        read_model_config(source).get_text_config().vocab_size > last,
+        f"{rule}, got {source.location!r}, whose embeddings end before token {last}; {remedy}",
     )

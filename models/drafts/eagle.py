@@ -81,8 +81,9 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     # --- the embeddings ----------------------------------------------------------------------
 
     def _add_embeddings(self) -> None:
-        self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
-        self.embed_tokens.requires_grad_(self.conf.train_embeddings)
+        # Without random numbers, of which the other weights would take others then.
+        table = torch.empty(self.config.vocab_size, self.config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=not self.conf.train_embeddings)
 
     def embed(self, input_ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t h"]:
         """Return the embeddings of tokens in the dtype of the layer."""

@@ -94,7 +94,7 @@ class Medusa2Draft(MedusaDraft):
             setattr(parameter, LR_SCALE_ATTRIBUTE, self.conf.heads_lr_scale)
         shared = {id(t): t for t in [*target.model.parameters(), *target.model.buffers()]}
         model = copy.deepcopy(target.model, shared)
-        add_adapters(model, rank=self.conf.lora.rank, alpha=self.conf.lora.alpha)
+        add_adapters(model.get_decoder(), rank=self.conf.lora.rank, alpha=self.conf.lora.alpha)
         # A LanguageModel is not a submodule, so the frozen weights stay out of the draft's state.
         self.lm = LanguageModel(model, device=target.device)
         adapters = [p for p in model.parameters() if p.requires_grad]

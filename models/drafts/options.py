@@ -194,9 +194,11 @@ class Eagle3Conf(EagleConf):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_values(self, "draft", vocab_size=at_least(1, "null takes all of the target's"))
         require(
-            self.layers is None or all(a < b for a, b in pairwise(self.layers)),
-            f"draft.layers: must be strictly increasing, got {self.layers}; null takes low, middle and high",
+            self.layers is None or (bool(self.layers) and all(a < b for a, b in pairwise(self.layers))),
+            f"draft.layers: must be strictly increasing and not empty, got {self.layers}; null takes low, middle "
+            "and high",
         )
 
     def describe_engine_limits(self) -> str | None:
@@ -281,7 +283,10 @@ class Medusa2Conf(MedusaConf):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_values(self, "draft", heads_steps=at_least(1), heads_epochs=POSITIVE)
+        weights = dict.fromkeys(("keep_weight", "heads_weight", "heads_warmup"), at_least(0))
+        positive = dict.fromkeys(("heads_lr_scale", "heads_epochs"), POSITIVE)
+        check_values(self, "draft", heads_steps=at_least(1), **weights, **positive)
+        check_values(self.lora, "draft.lora", rank=at_least(1, "draft=medusa trains the heads alone"))
         require(
             self.heads_steps is None or self.heads_epochs is None,
             "draft.heads_epochs: must be null if draft.heads_steps is set, got "

@@ -3,6 +3,7 @@
 The layers of one that is too large for a device are split over the processes of a tensor group.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from models.targets.config import ModelSource, TargetConf
 from models.targets.pretrained import load_model, load_tables, load_tokenizer, read_model_config
 from models.targets.target import Target
 
+log = logging.getLogger(__name__)
+
 
 def load_target(
     conf: TargetConf, device: Device, *, name: str | None = None, load_part: Callable[[ModelSource], Any] | None = None
@@ -32,6 +35,13 @@ def load_target(
     model = load_part(conf) if load_part else load_model(conf, device.dtype)
     target = freeze_model(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
     target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
+    if not target.eos_ids and target.tokenizer is not None and target.tokenizer.eos_token:
+        log.warning(
+            "target: nothing ends its answers but their limit of tokens, since its generation_config.json has no "
+            "eos_token_id; add that of the tokenizer's %s, %d",
+            target.tokenizer.eos_token,
+            target.tokenizer.eos_token_id,
+        )
     if not load_part:  # after the checks, which a lazy device would compile
         model.to(device.torch_device)
     return target

@@ -48,7 +48,11 @@ MISTAKES = {
     "optim.epochs=2": "optim.epochs: must be null if optim.steps is set, got 2.0 and 300 steps; "
     "set one of them to null",
     "optim.steps=0": "optim.steps: must be at least 1, got 0; raise it",
-    "draft.layers=[5,1]": "draft.layers: must be strictly increasing, got [5, 1]; null takes low, middle and high",
+    "draft.layers=[5,1]": "draft.layers: must be strictly increasing and not empty, got [5, 1]; null takes low, middle "
+    "and high",
+    "draft.layers=[]": "draft.layers: must be strictly increasing and not empty, got []; null takes low, middle and "
+    "high",
+    "draft.vocab_size=0": "draft.vocab_size: must be at least 1, got 0; null takes all of the target's",
     "steps": "command line: must be KEY=VALUE, got 'steps'; see --help",
     "target=null": "command line: a group takes the name of an option, got a value of type NoneType; see --help",
     "held_out=small": "held_out: must be keys with values, got small",

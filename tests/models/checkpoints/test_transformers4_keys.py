@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from transformers import AutoConfig, Gemma3Config
+from transformers import AutoConfig, Gemma3Config, MellumConfig
 
 from models.checkpoints import checkpoint_files
 from models.checkpoints.transformers4_keys import add_older_keys
@@ -67,3 +67,9 @@ def test_a_partial_rotary_factor_stands_outside_the_scaling():
     rope = LINEAR | {"rope_theta": 5e5, "partial_rotary_factor": 0.5}
     written = add_older_keys({"rope_parameters": rope})
     assert (written["rope_scaling"], written["partial_rotary_factor"]) == (LINEAR, 0.5)
+
+
+def test_kinds_of_layers_that_are_not_scaled_are_read_again():
+    config = MellumConfig(num_hidden_layers=2)
+    again = AutoConfig.for_model(**add_older_keys(config.to_dict()))
+    assert again.rope_parameters == config.rope_parameters

@@ -80,3 +80,9 @@ def test_embeddings_that_the_target_scales_are_copied_without_the_scale():
     draft = new_draft(target)
     assert torch.equal(draft.embed_tokens.weight, table)
     assert torch.equal(draft.embed(torch.tensor([[3]])), table[3][None, None])
+
+
+def test_the_other_weights_of_a_draft_that_trains_its_embeddings_start_alike(target):
+    """So the report's untrained draft, which is built from the checkpoint, is the one that training began with."""
+    with_table, without = (new_draft(target, train_embeddings=trains) for trains in (True, False))
+    assert all(torch.equal(with_table.state_dict()[name], tensor) for name, tensor in without.state_dict().items())

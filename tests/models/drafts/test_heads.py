@@ -235,3 +235,10 @@ def test_the_adapted_target_is_saved_as_a_plain_model(target, tmp_path):
         torch.tensor([[5, 6, 7]]), max_new_tokens=20, eos_token_id=-1
     )
     assert row.ids == expected[0, 3:].tolist()
+
+
+@pytest.mark.parametrize("name", ["keep_weight", "heads_weight", "heads_warmup", "heads_lr_scale", "rank"])
+def test_a_weight_below_zero_and_a_rank_of_zero_are_refused_by_name(name):
+    conf = {"lora": LoraConf(rank=0)} if name == "rank" else {name: -1}
+    with pytest.raises(UserError, match=rf"^draft\.(lora\.)?{name}: must be "):
+        Medusa2Conf(**conf)

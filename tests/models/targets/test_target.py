@@ -90,6 +90,16 @@ def test_end_tokens_are_those_of_the_generation_config(eos, ids):
     assert target.eos_ids == ids
 
 
+@pytest.mark.parametrize("eos", [None, 0])
+def test_a_target_whose_answers_nothing_ends_is_told_with_the_token_to_add(eos, target, tmp_path, caplog):
+    model = copy.deepcopy(target.model)
+    model.generation_config.eos_token_id = eos
+    model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    load_target(TargetConf(path=str(tmp_path)), CPU)
+    assert ("no eos_token_id; add that of the tokenizer's end, 0" in caplog.text) == (eos is None)
+
+
 def test_a_saved_target_is_the_same_target(target, tmp_path):
     target.model.save_pretrained(tmp_path)
     target.tokenizer.save_pretrained(tmp_path)
