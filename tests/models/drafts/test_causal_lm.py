@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +10,6 @@ from safetensors import safe_open
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     LlamaConfig,
@@ -29,7 +25,7 @@ from transformers import (
 from conf.entry import compose
 from infer.engine.decode import Decoder
 from models.drafts.causal_lm import CausalLMDraft, choose_layers, prune_layers
-from models.drafts.options import CausalLMConf, InitFrom, LoraConf, Medusa2Conf
+from models.drafts.options import CausalLMConf, InitFrom, LoraConf
 from models.drafts.registry import build_draft, load_draft
 from models.io.errors import UserError
 from models.losses.config import LossConf, LossName
@@ -148,39 +144,6 @@ def test_a_token_that_the_target_has_no_embedding_for_need_not_be_the_drafts(tmp
     draft = build_draft(CausalLMConf(init_from=InitFrom.pruned, layers=[0]), target, loss=LossConf(), seed=0)
     draft.save(tmp_path, target)
     assert load_draft(tmp_path, target).vocab_size == VOCAB
-
-
-def build_multimodal_target():
-    text = tiny_config(Gemma3TextConfig, tie_word_embeddings=True, sliding_window=128)
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokens = {"image_token_index": VOCAB - 3, "boi_token_index": VOCAB - 2, "eoi_token_index": VOCAB - 1}
-    vision_config = vision | {"image_size": 28, "patch_size": 14}
-    config = Gemma3Config(text_config=text, vision_config=vision_config, eos_token_id=0, **tokens)
-    return build_target(Gemma3ForConditionalGeneration, config)
-
-
-PARTS = {"all weights": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5])}
-PARTS["adapters"] = replace(PARTS["all weights"], lora=LoraConf(rank=2))
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_of_a_multimodal_target_the_text_model_alone_learns_and_the_checkpoint_is_read_again(part, tmp_path):
-    target = build_multimodal_target()
-    draft = build_draft(PARTS[part], target, loss=LossConf(), seed=0)
-    learn(draft, target, batch_of([[*range(1, 20)]]), steps=1)
-    # Weights without a gradient would take memory, and end a run of several processes.
-    assert all(weight.grad is not None for weight in draft.parameters() if weight.requires_grad)
-    draft.save(tmp_path, target)
-    merged = load_draft(tmp_path, target).model
-    ids = torch.arange(1, 12)[None]
-    torch.testing.assert_close(merged(ids).logits, draft.model(ids).logits)
-
-
-def test_medusa2_adapts_the_text_model_of_a_multimodal_target_alone():
-    target = build_multimodal_target()
-    draft = build_draft(Medusa2Conf(heads=2), target, loss=LossConf(), seed=0)
-    learn(draft, target, batch_of([[*range(1, 20)]]), steps=1)
-    assert all(weight.grad is not None for weight in draft.parameters() if weight.requires_grad)
 
 
 def test_another_tokenizer_is_refused_with_the_first_token_that_differs(target, tmp_path):
