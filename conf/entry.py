@@ -315,7 +315,8 @@ def _config_file_note(error: BaseException) -> str:
     group, _, name = match[1].rpartition("/")
     if group == "draft" and is_draft_entry(name):
         return f" (in conf/drafts.yaml, {name})"
-    return f" (in conf/{match[1]}.yaml)"
+    is_ours = (Path(__file__).parent / f"{match[1]}.yaml").exists()
+    return f" (in {'conf/' if is_ours else ''}{match[1]}.yaml)"
 
 
 def _is_raised_by_hydra(error: BaseException) -> bool:

@@ -42,6 +42,11 @@ MESSAGE_REWRITES = {
 
 def unknown_key_message(key: str, schema: type | None) -> str:
     """Return the line for a key that `schema` does not have, with the most similar key it has."""
+    if re.fullmatch(r"mixture\.sources\.[^.]+", key):
+        return (
+            f"{key}: no such source in this mixture; put the files in a folder, or list sources in a file of your own, "
+            "--config-dir=DIR mixture=NAME"
+        )
     if not dataclasses.is_dataclass(schema):  # a free dict, such as chat template arguments
         return f"{key}: no such key; to add it write +{key}=VALUE"
     parent, _, name = key.rpartition(".")

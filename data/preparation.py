@@ -16,6 +16,7 @@ from data.answers.answering import AnswersReport, answer_rows
 from data.answers.dialogue import AnswerBackend
 from data.answers.endpoint import EndpointAnswerBackend, ServedModel, check_endpoint
 from data.chat.prepared_prompts import check_prompt_ids
+from data.chat.template import check_template_arguments
 from data.mixture.filters import FilterRules, read_first_turns
 from data.mixture.gather import SourceReport, check_source, ingest_source
 from data.mixture.report import REPORT_FILE, REPORT_PAGE_FILE, collect_results, train_file, write_prepare_report
@@ -24,6 +25,7 @@ from data.prepare_config import AnswerSource, PrepareConf
 from data.sources.files import TABLE_BATCH_ROWS
 from data.sources.prepared_rows import HELD_OUT, TRAIN, PreparedRow, row_from_columns, write_prepared_rows
 from data.sources.text_hashes import prompt_hashes
+from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.io.console import IS_MAIN_PROCESS
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, partial_directory, report_disk_errors, write_text_atomically
@@ -136,6 +138,8 @@ def build_filter_rules(conf: PrepareConf, excluded: Iterable[str], served: Serve
     replace_answers = conf.answers.source is not AnswerSource.none
     check_prompt = None
     if conf.has_target:
+        for name, source in conf.mixture.sources.items():
+            check_template_arguments(load_tokenizer(conf.target), source.template, f"mixture.sources.{name}.template")
         limits = [conf.mixture.max_prompt_tokens, read_context_length(conf.target)]
         if replace_answers:
             limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
@@ -184,6 +188,7 @@ def write_files(conf: PrepareConf, served: ServedModel | None, splits: dict[str,
     # The other processes of a split target wait for this one, also without rows.
     if conf.answers.source is not AnswerSource.none and (len(part) or conf.parallel.tensor > 1):
         backend, tokenizer = build_answer_backend(conf, served)
+        report.target, report.tokenizer = conf.target.location, tokenizer_fingerprint(tokenizer)
         rows = answer_rows(rows, backend, tokenizer, conf.answers, journal, report=report, total=len(part))
     write_prepared_rows(file, rows, vars(report))
     journal.unlink(missing_ok=True)

@@ -4,11 +4,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from data.chat.answer_spans import find_assistant_turns
+from data.chat.template import check_template_arguments
 from data.chat.tokenization import check_row_ids, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
+from data.sources.prepared_rows import read_answering_target
 from data.sources.rows import Conversation, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data_exists, read_training_rows
 from models.io.errors import UserError, run_checks
@@ -40,11 +43,12 @@ def preview_data(conf: DataConf, target: TargetConf, *checks: Callable[[], Any])
     kinds = {
         DataSource.demo: "prompts from the standard library's source and documentation",
         DataSource.captured: "features of the target, stored by data.capture",
-        DataSource.prepared: "answers by the target, recorded by data.prepare",
     }
     recorded = Preview(kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer"))
     if not conf.source.reads_rows:
         return recorded
+    if conf.template:
+        check_template_arguments(load_tokenizer(target), conf.template, "data.template")
     rows = list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
     conversations = [row for row in rows if isinstance(row, Conversation)]
     if conversations:
@@ -60,6 +64,9 @@ def preview_data(conf: DataConf, target: TargetConf, *checks: Callable[[], Any])
     for row in rows:
         if isinstance(row, TokenizedDocument):
             check_row_ids(row, vocab_size)
+    if conf.source is DataSource.prepared:
+        author = read_answering_target(Path(str(conf.path)), conf.split, load_tokenizer(target))
+        return Preview(kind=f"answers by {author}, recorded by data.prepare")
     return recorded
 
 

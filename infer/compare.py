@@ -57,6 +57,9 @@ def compare_files(before: list[Path], after: list[Path]) -> int:
 
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code; a user's mistake exits with code 2."""
+    if {"-h", "--help"} & {*arguments}:
+        sys.stdout.write(__doc__ or "")
+        return 0
     try:
         return compare_files(*parse_arguments(arguments))
     except UserError as error:

@@ -33,10 +33,9 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
             "to have the target answer these prompts (or a server that runs it: "
             "answers=endpoint answers.url=http://localhost:8000/v1)\n    %s\n"
             "and to train on its answers, put this in place of the data and the name of this run:\n"
-            "    data=prepared data.path=outputs/prepare/%s run_name=%s-own",
+            "    data=prepared %s",
             prepare_command(conf),
-            conf.run_name,
-            conf.run_name,
+            format_overrides({"data.path": f"outputs/prepare/{conf.run_name}", "run_name": f"{conf.run_name}-own"}),
         )
 
 

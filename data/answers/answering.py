@@ -64,6 +64,8 @@ class Journal:
 class AnswersReport:
     """Counts of answered and dropped rows, taken from the journal and so over all runs."""
 
+    target: str = ""  # whose answers they are; "" without answers
+    tokenizer: str = ""  # fingerprint of the tokenizer of recorded ids
     rows: int = 0  # answered rows
     tokens: int = 0  # generated tokens
     finished: Counter[str] = field(default_factory=Counter)  # answers by finish reason

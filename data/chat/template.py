@@ -1,5 +1,7 @@
 """Render conversations with a chat template, and split a text into prompt and answer (docs/masks.md)."""
 
+import difflib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +33,21 @@ def find_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]
     """Return the added tokens that mark structure, such as the end of a turn, and are never part of a text."""
     decoder: Any = tokenizer.added_tokens_decoder
     return tuple(token.content for token in decoder.values() if token.special and token.content.strip())
+
+
+def check_template_arguments(tokenizer: "PreTrainedTokenizerBase", arguments: dict[str, Any], key: str) -> None:
+    """Raise UserError for an argument that the chat template does not name, and so would leave without effect.
+
+    Switches of thinking pass: settings for many targets have them.
+    """
+    words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
+    for name in arguments:
+        near = difflib.get_close_matches(name, words, n=1)
+        require(
+            name in words or name in THINKING_SWITCHES,
+            f"{key}.{name}: must be an argument that the chat template reads, got none of this name; "
+            + (f"did you mean {near[0]}?" if near else "leave it out"),
+        )
 
 
 @contextmanager

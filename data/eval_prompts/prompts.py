@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data.chat.template import ChatTemplate
+from data.chat.template import ChatTemplate, check_template_arguments
 from data.config import DEMO
 from data.sources.prompt_formats import PromptRow, describe_prompt_formats, open_prompt_rows, prompt_from_row
 from data.sources.row_formats import parse_prompt_messages
@@ -84,6 +84,7 @@ def load_eval_prompts(
         f"{key.removesuffix('prompts')}template: needs prompts that a chat template renders, got {template} for those "
         f"of {path or DEMO}; leave it out",
     )
+    check_template_arguments(tokenizer, template or {}, f"{key.removesuffix('prompts')}template")
     rows = [{"template": template or {}, **row} for row in rows]
     for row_id, count in Counter(row["id"] for row in rows).items():
         require(count == 1, f"{key}: every id must be unique, got {row_id} more than once")
@@ -129,6 +130,7 @@ def spread_prompts(prompts: list[EvalPrompt], count: int) -> list[EvalPrompt]:
 def build_prompt(tokenizer, text: str, template_kwargs: dict[str, Any], vocab_size: int) -> EvalPrompt:
     """Return a user's message as a prompt, through the chat template if the target has one."""
     row = {"id": "prompt", "category": "prompt", "turns": [text], "template": template_kwargs}
+    check_template_arguments(tokenizer, template_kwargs, "template")
     with _report_rejection("prompt", "the prompt given"):
         _clean_row(row)
     return _build_first_turn(tokenizer, row, "prompt", vocab_size)

@@ -124,7 +124,8 @@ def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path)
     log.info("%s: %s", name, report)
     require(
         report.read > report.dropped.total(),
-        f"mixture.sources.{name}: must hold a row that can be used, got {report}; remove it, or map its `columns`",
+        f"mixture.sources.{name}: must hold a row that can be used, got {report}; remove it, map its `columns` or "
+        "change the limits of `mixture`",
     )
     return report
 

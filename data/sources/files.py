@@ -22,7 +22,8 @@ from pyarrow import parquet, types
 from data.config import CONTENT_COLUMNS
 from models.io.errors import UserError, first_line
 
-JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
+JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz")  # in lower case, as the others
+PARQUET_SUFFIXES = (".parquet",)
 ByteStream = BufferedReader | gzip.GzipFile
 GZIP_MAGIC = b"\x1f\x8b"
 VALUE_START = re.compile(rb"\[|\{(.*[\[{,])?|\[\s*\{.*", re.DOTALL)  # a first line that goes on in the next
@@ -41,7 +42,7 @@ class RawRow(NamedTuple):
 def count_rows(file: Path, key: str) -> int | None:
     """Count the rows of a file without parsing them; return None if that takes parsing."""
     with _report_damage(file, key):
-        if file.suffix in PARQUET_SUFFIXES:
+        if file.suffix.lower() in PARQUET_SUFFIXES:
             return parquet.read_metadata(file).num_rows
         with _open_json(file) as stream:
             is_one_value = _may_be_one_value(stream, file)
@@ -51,7 +52,7 @@ def count_rows(file: Path, key: str) -> int | None:
 def read_file_rows(file: Path, key: str) -> Iterator[RawRow]:
     """Yield the rows of one file; raise UserError if the file itself is damaged."""
     with _report_damage(file, key):
-        if file.suffix in PARQUET_SUFFIXES:
+        if file.suffix.lower() in PARQUET_SUFFIXES:
             with parquet.ParquetFile(file) as table:
                 yield from _read_batches(table.iter_batches(batch_size=TABLE_BATCH_ROWS), str(file))
         else:

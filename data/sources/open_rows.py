@@ -19,6 +19,7 @@ SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_
 DESCRIBING_FILES = ("dataset_info.json", "dataset_infos.json")  # of a data set of the hub: they hold no rows
 SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".arrow")
+UNREAD_SUFFIXES = (".csv", ".tsv", ".zst", ".xz", ".bz2")
 # Prompts to evaluate on should be held-out data.
 SPLIT_PREFERENCE = ("test", "validation", "train")
 LOCAL_REMEDY = (
@@ -88,8 +89,9 @@ def list_data_files(path: Path, word: str) -> list[Path]:
     files = _list_table_files(path)
     named = [file for file in files if _has_word(file, word)]
     listed = named or [file for file in files if not any(_has_word(file, other) for other in SPLIT_WORDS)] or files
-    others = [*(file for file in files if file not in listed), *(_list_table_files(path / "data") if files else [])]
-    if others:
+    below = sorted(file for file in path.rglob("*") if file.is_file() and file.name not in DESCRIBING_FILES)
+    others = [file for file in below if _has_suffix(file, DATA_SUFFIXES + UNREAD_SUFFIXES) and file not in listed]
+    if listed and others:
         read, left = (f"{paths[0].relative_to(path)} ({len(paths)} files)" for paths in (listed, others))
         log_once(log, f"{path}: {word} is read from {read}, not from {left}")
     return listed
@@ -103,8 +105,12 @@ def _list_table_files(folder: Path) -> list[Path]:
     return sorted(
         file
         for file in folder.iterdir()
-        if file.name.endswith(endings) and file.name not in DESCRIBING_FILES and not file.is_dir()
+        if _has_suffix(file, endings) and file.name not in DESCRIBING_FILES and not file.is_dir()
     )
+
+
+def _has_suffix(file: Path, suffixes: tuple[str, ...]) -> bool:
+    return file.name.lower().endswith(suffixes)
 
 
 def list_split_files(path: Path, name: str) -> list[Path]:

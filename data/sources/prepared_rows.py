@@ -21,6 +21,7 @@ from data.sources.row_formats import truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, PlainText, document_from_spans
 from data.sources.splits import list_split_names
 from data.sources.text_hashes import hash_first_question
+from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.io.errors import require
 from models.io.files import atomic_path
 
@@ -165,6 +166,24 @@ def read_prepared_metadata(path: Path) -> dict[str, Any]:
         f"{path}; run `python -m data.prepare` again",
     )
     return metadata
+
+
+def read_answering_target(folder: Path, split: str, tokenizer: Any) -> str:
+    """Return whose answers the files of a split hold, or "the target" if they do not tell.
+
+    Raise UserError if their token ids are of another tokenizer.
+    """
+    authors = {}
+    for file in chain.from_iterable(list_prepared_files(folder, split).values()):
+        metadata = read_prepared_metadata(file)
+        if author := metadata.get("target"):
+            authors[author] = file
+            require(
+                metadata["tokenizer"] == tokenizer_fingerprint(tokenizer),
+                f"data.path: must have token ids of the target's own tokenizer, got {folder}, which {author} answered; "
+                "let the target answer, by data.prepare answers=target",
+            )
+    return ", ".join(authors) or "the target"
 
 
 def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedRow]:

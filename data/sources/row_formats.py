@@ -187,6 +187,10 @@ def parse_message(raw: Any) -> dict[str, Any]:
     # Tables fill absent keys with None and some writers with []; templates test only for the key.
     message = {key: raw[key] for key in MESSAGE_KEYS if raw.get(key) not in (None, [])}
     role = message.get("role")
+    if role == "function_call":  # a turn of its own, whose text is the call
+        calls = parse_tool_calls(message.get("content"))
+        calls = [call if "function" in call else {"type": "function", "function": call} for call in calls]
+        role, message = "assistant", {"content": "", "tool_calls": calls}
     if not isinstance(role, str) or role not in ROLE_NAMES:
         raise RowRejectedError("an unknown role", repr(role)[:80])
     message["role"] = ROLE_NAMES[role]

@@ -142,7 +142,7 @@ def _parse_rows(raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str
             row = truncate_to_last_answer(parse_row(raw, conf.format, conf.column))
         except RowRejectedError as error:
             skipped[str(error)] += 1
-            details.setdefault(str(error), error.detail and f" {error.detail}")
+            details.setdefault(str(error), error.detail and f" ({error.detail})")
             continue
         if isinstance(row, Conversation):
             row.conversation = num_rows
@@ -162,7 +162,8 @@ def _parse_rows(raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str
     )
     if not num_rows:
         reasons = ", ".join(f"{key}{details[key]}: {n}" for key, n in skipped.most_common(3))
+        key = "data.column" if conf.column else "data.format"
         raise UserError(
-            f"data.format: some row must have the format {conf.format.value}, "
+            f"{key}: some row must have the format {conf.format.value}, "
             f"got none in {conf.path} ({reasons}); set data.format and data.column"
         )

@@ -43,6 +43,8 @@ class TargetAnswerBackend:
         self.waiting.append(request)
         if self.serve_task is None or self.serve_task.done():
             self.serve_task = asyncio.create_task(self._serve())
+            # An interrupt ends the event loop before anyone awaits the task, and is no error of it.
+            self.serve_task.add_done_callback(lambda task: task.cancelled() or task.exception())
         serve_task = self.serve_task
         await asyncio.wait((future, serve_task), return_when=asyncio.FIRST_COMPLETED)
         if not future.done():

@@ -7,8 +7,9 @@ from pathlib import Path
 from conf.entry import command_that_writes
 from infer.config import OWN_TARGET
 from models.checkpoints import checkpoint_files
-from models.checkpoints.saved_states import find_newest_state, read_progress_file
+from models.checkpoints.saved_states import FIRST_STAGE_FOLDER, REPLACED_FOLDER, find_newest_state, read_progress_file
 from models.io.errors import require
+from models.io.files import PARTIAL_SUFFIX
 from models.io.tracking import TrackedRun
 from models.targets.config import TargetConf
 from models.trees.config import TUNED
@@ -66,9 +67,10 @@ def find_tuned_tree(directories: list[Path]) -> Path:
 
 def list_finished_checkpoints(root: Path = Path("outputs/train")) -> list[Path]:
     """Return the checkpoints of the finished training runs, the newest first."""
-    last_files = [file for run in root.glob("*") if (file := find_last_file(run)) is not None]
-    last_files.sort(key=lambda file: -file.stat().st_mtime)
-    return [root / file.relative_to(root).parts[0] / "checkpoint" for file in last_files]
+    of_others = (FIRST_STAGE_FOLDER, REPLACED_FOLDER, REPLACED_FOLDER + PARTIAL_SUFFIX)
+    runs = [folder.parent for folder in root.rglob("checkpoint") if folder.parent.name not in of_others]
+    last_files = {run: file for run in runs if (file := find_last_file(run)) is not None}
+    return [run / "checkpoint" for run in sorted(last_files, key=lambda run: -last_files[run].stat().st_mtime)]
 
 
 def find_last_file(run: Path) -> Path | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from models.io.files import PARTIAL_SUFFIX
 
+FIRST_STAGE_FOLDER = "first_stage"  # in the folder of the run that starts from it
+REPLACED_FOLDER = "replaced"  # of a run that is started over: the files of the one before
 STATES_FOLDER, PROGRESS_FILE = "state", "progress.json"
 
 

@@ -169,7 +169,7 @@ def test_an_unknown_key_in_a_file_names_the_file(command, read_refusal, tmp_path
     (tmp_path / "mine" / "draft" / "wrong.yaml").write_text(text)
     line = read_refusal(lambda: command("--config-dir", "mine", "draft=wrong"))
     expected = "draft.ttt_step: no such key; did you mean draft.ttt_steps?"
-    assert line == f"error: {expected} (in conf/draft/wrong.yaml)"
+    assert line == f"error: {expected} (in draft/wrong.yaml)"
 
 
 @pytest.mark.parametrize(

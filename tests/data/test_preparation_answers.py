@@ -13,8 +13,10 @@ from data.config import DataConf, DataSource
 from data.eval_prompts.held_out_files import rows_from_prepared
 from data.prepare import main
 from data.prepare_config import PrepareConf
+from data.preview import preview_data
 from data.sources.prepared_rows import read_prepared_rows
 from models.io.errors import UserError
+from models.targets.config import TargetConf
 from tests.support.data.chat import asked, chat_target, save
 
 ROWS = 12
@@ -126,3 +128,22 @@ def test_answers_need_a_target(folder):
         compose("prepare", PrepareConf, ["answers=endpoint"])
     with pytest.raises(UserError, match=r"^parallel.tensor: must be 1 for answers=none, which loads no target, got 2"):
         compose("prepare", PrepareConf, ["answers=none", "parallel.tensor=2"])
+
+
+def test_the_answers_are_those_of_a_named_target_and_not_for_another_tokenizer(prepared, folder):
+    conf, target = DataConf(source=DataSource.prepared, path=str(prepared)), TargetConf(path=str(folder / "target"))
+    assert preview_data(conf, target).kind == f"answers by {folder / 'target'}, recorded by data.prepare"
+    other = folder / "other"
+    shutil.copytree(folder / "target", other)
+    content = json.loads((other / "tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    words["7"], words["9"] = words["9"], words["7"]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"^data.path: must have token ids of the target's .* {folder / 'target'} ans"):
+        preview_data(conf, TargetConf(path=str(other)))
+
+
+def test_an_argument_that_the_chat_template_does_not_read_is_refused(folder):
+    words = "+mixture.sources.rows.template.enable_thinkin=false"
+    with pytest.raises(UserError, match=r"^mixture.sources.rows.template.enable_thinkin: must be an argument that the"):
+        run_prepare(folder, "typo", words)

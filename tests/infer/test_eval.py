@@ -1,6 +1,7 @@
 """`python -m infer.eval` measures five modes on held-out prompts, of one draft or several."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,13 @@ from infer.config import EvaluationConf
 from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.eval import main
-from infer.inputs.checkpoint_paths import find_newest_run, find_tracked_run, open_checkpoints, run_names
+from infer.inputs.checkpoint_paths import (
+    find_newest_run,
+    find_tracked_run,
+    list_finished_checkpoints,
+    open_checkpoints,
+    run_names,
+)
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts, plan_evaluation
@@ -345,6 +352,15 @@ def count_accepted(report):
         for mode, figures in row.modes.items():
             by_mode.setdefault(mode, []).append(figures.accepted)
     return {mode: tuple(counts) for mode, counts in by_mode.items()}
+
+
+def test_the_newest_run_may_have_a_name_with_folders_and_is_no_part_of_another(tmp_path):
+    for age, run in enumerate(["sweep/lr=0.1", "single", "single/replaced", "single/first_stage"]):
+        (tmp_path / run / "checkpoint").mkdir(parents=True)
+        (tmp_path / run / "report.json").write_text("{}")
+        os.utime(tmp_path / run / "report.json", (1e9, 1e9 - age if run == "single" else 1e9 + age))
+    newest = [tmp_path / run / "checkpoint" for run in ("sweep/lr=0.1", "single")]
+    assert (list_finished_checkpoints(tmp_path), find_newest_run(tmp_path)) == (newest, newest[0])
 
 
 def test_without_a_finished_run_the_error_names_the_command_for_training(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 
 from data.config import DataConf, DataSource
 from infer.config import EvaluationConf
+from models.checkpoints.saved_states import FIRST_STAGE_FOLDER
 from models.device.config import DeviceConf, MachineConf
 from models.drafts.options import DraftConf
 from models.io.errors import BELOW_ONE, POSITIVE, SEED, at_least, check_values, require
@@ -17,7 +18,6 @@ from models.trees.config import TreeConf
 from train.config.optim import AUTO, AUTO_OR_ROWS, OptimConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
-FIRST_STAGE_FOLDER = "first_stage"  # in the folder of the run that starts from it
 AUTO_OR_PROCESSES = replace(AUTO_OR_ROWS, remedy="auto leaves it to the plan")
 
 

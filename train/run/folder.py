@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
 from conf.entry import config_to_yaml
-from models.checkpoints.saved_states import STATES_FOLDER, find_newest_state
+from models.checkpoints.saved_states import REPLACED_FOLDER, STATES_FOLDER, find_newest_state
 from models.drafts.base import Draft
 from models.io.errors import UserError, require
 from models.io.files import PARTIAL_SUFFIX, report_disk_errors
@@ -27,7 +27,7 @@ from train.config.optim import OptimConf
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.optim import trained_parameters
-from train.run.state import REPLACED_FOLDER, RunState, flatten_config
+from train.run.state import RunState, flatten_config
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -185,6 +185,10 @@ def report_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
+        if isinstance(error, CheckpointException) and any(
+            isinstance(failure[0], KeyboardInterrupt) for failure in error.failures.values()
+        ):
+            raise KeyboardInterrupt from error
         is_full = any(message in str(error).lower() for message in DISK_FULL_MESSAGES)
         if getattr(error, "errno", None) not in DISK_FULL_ERRNOS and not is_full:
             raise

@@ -26,7 +26,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from data.config import DataSource
-from models.checkpoints.saved_states import PROGRESS_FILE, STATES_FOLDER, find_newest_state, read_progress_file
+from models.checkpoints.saved_states import (
+    PROGRESS_FILE,
+    REPLACED_FOLDER,
+    STATES_FOLDER,
+    find_newest_state,
+    read_progress_file,
+)
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, add_partial_suffix, atomic_directory
@@ -36,7 +42,6 @@ from train.distributed.parallel import Parallel
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 4
-REPLACED_FOLDER = "replaced"  # of a run that is started over: the files of the one before
 STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     flatten_optimizer_state_dict=True,
     ignore_frozen_params=True,

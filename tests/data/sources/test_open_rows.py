@@ -138,6 +138,8 @@ def test_files_of_other_splits_are_not_read_in_place_of_the_named_split(tmp_path
         (["chat.jsonl", "code-train.jsonl"], ["code-train.jsonl"]),
         (["test.jsonl"], ["test.jsonl"]),
         (["sample.jsonl", "data/train-0.jsonl"], ["sample.jsonl"]),
+        (["a.jsonl", "c.NDJSON", "more/b.jsonl"], ["a.jsonl", "c.NDJSON"]),
+        (["a.jsonl", "b.csv"], ["a.jsonl"]),
         (["dataset_infos.json", "data/train-0.jsonl"], ["data/train-0.jsonl"]),
     ],
 )

@@ -27,6 +27,15 @@ FORMS = {
         ],
         "tools": json.dumps(TOOLS),
     },
+    "turns of calls": {
+        "conversations": [
+            {"from": "human", "value": QUESTION["content"]},
+            {"from": "function_call", "value": json.dumps(CALL["function"])},
+            {"from": "observation", "value": RESULT["content"]},
+            {"from": "gpt", "value": ANSWER["content"]},
+        ],
+        "tools": json.dumps(TOOLS),
+    },
     "functions": {
         "messages": [
             QUESTION,

@@ -6,10 +6,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 
 from data.config import DataConf, OnPolicyConf
 from data.packing.sampler import RowOrder
@@ -197,6 +199,13 @@ def test_a_disk_that_fills_up_is_a_single_line_and_the_last_state_stays(tmp_path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["00000006"]
+
+
+def test_an_interrupt_while_a_state_is_saved_is_an_interrupt(tmp_path):
+    """PyTorch wraps it in an error of its own, of which the command would print a page."""
+    failures: Any = {0: (KeyboardInterrupt(), None)}
+    with pytest.raises(KeyboardInterrupt), report_full_disk(tmp_path):
+        raise CheckpointException("interrupted", failures)
 
 
 def test_other_errors_pass_unchanged(tmp_path):
