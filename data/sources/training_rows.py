@@ -42,11 +42,19 @@ def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
     run_checks(*(partial(check_hub, source) for source in models), data)
 
 
+PATH_OF_SOURCE = {
+    DataSource.captured: "the folder of data.capture",
+    DataSource.prepared: "the folder of data.prepare",
+    DataSource.jsonl: "data.path=FILE",
+}
+
+
 def check_data_exists(conf: DataConf, *, opens_cache: bool = True) -> None:
     """Check that the data exists, on the hub too, without a download; raise UserError otherwise."""
     require(  # not in DataConf, because plans need no path
         conf.source is DataSource.demo or conf.path is not None,
-        f"data.path: must be set for data.source={conf.source.value}, got null; give data.path=FILE or a hub name",
+        f"data.path: must be set for data.source={conf.source.value}, got null; give "
+        + PATH_OF_SOURCE.get(conf.source, "data.path=FILE or a hub name"),
     )
     name, path = str(conf.path), Path(str(conf.path))
     if conf.source is DataSource.jsonl:

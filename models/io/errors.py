@@ -1,5 +1,6 @@
 """Mistakes that a user can fix, and rules that find them: each is one line with key, rule, value and remedy."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -66,7 +67,7 @@ def each_at_least(minimum: int | float, remedy: str = "list one, such as [8]") -
     )
 
 
-POSITIVE = Rule("must be positive", lambda value: value > 0, "raise it")
+POSITIVE = Rule("must be positive", lambda value: 0 < value < math.inf, "set a number above 0")
 BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1, "choose one such as 0.1")
 SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48, "0 is the default")  # see derive_seed
 MAX_NAME_BYTES = 200  # of a folder; file systems allow 255, and temporary names are longer

@@ -13,7 +13,7 @@ from models.device.config import LOCAL_MACHINE, DeviceConf, MachineConf, Precisi
 from models.device.device import Device
 from models.device.machine_specs import check_route, measure_machine
 from models.device.opening import open_device
-from models.io.errors import UserError
+from models.io.errors import UserError, require
 from models.targets.config import ModelSource
 from models.targets.pretrained import build_planning_model
 
@@ -45,6 +45,11 @@ def resolve_machine(machine: MachineConf, conf: DeviceConf, target: ModelSource)
     `device.memory_gib` replaces the memory of its cores; `device.logical_cores` divides its chips into other ones.
     """
     if machine.name == LOCAL_MACHINE:
+        require(
+            machine == MachineConf(),
+            f"machine: must be named if its figures are set, got some with machine={LOCAL_MACHINE}, which is measured; "
+            "leave them out, or set device.memory_gib",
+        )
         device = build_device(conf, target)
         machine, dtype = measure_machine(device), device.dtype
     else:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from data.config import DataConf, DataSource
@@ -15,7 +14,7 @@ from models.io.tracking import TrackerConf
 from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
-from train.config.optim import AUTO, AUTO_OR_ROWS, OptimConf
+from train.config.optim import AUTO, AUTO_OR_ROWS, OptimConf, OptimName
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
 AUTO_OR_PROCESSES = replace(AUTO_OR_ROWS, remedy="auto leaves it to the plan")
@@ -150,17 +149,17 @@ class TrainConf:
         if stage.epochs is None or optim.epochs is not None:
             optim = replace(optim, steps=stage.steps, epochs=stage.epochs)
         return replace(
-            self,
-            draft=stage.draft,
-            optim=optim,
-            log=TrackerConf(),
-            output_dir=str(Path(self.output_dir) / self.run_name),
-            run_name=FIRST_STAGE_FOLDER,
+            self, draft=stage.draft, optim=optim, log=TrackerConf(), run_name=f"{self.run_name}/{FIRST_STAGE_FOLDER}"
         )
 
     def check_settings(self) -> None:
         """Raise UserError for a wrong setting, as far as that takes no file and no model."""
         self._check_overlap()
+        require(
+            self.device.is_native or self.optim.name is OptimName.adamw,
+            "optim.name: must be adamw with device=xla, whose graphs cannot hold Muon's products (scaled addmm), got "
+            "muon; use optim=adamw",
+        )
         on_policy = self.data.on_policy
         require(
             self.evaluation.prompts is not None or self.held_out.report > 0 or self.data.source is DataSource.demo,

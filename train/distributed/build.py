@@ -18,7 +18,7 @@ from train.config.run import ParallelConf, TrainConf, Weights
 from train.distributed.parallel import Parallel
 from train.distributed.xla import XlaParallel, check_xla_layout, import_neuronx_distributed
 
-HEADS_REMEDY = "lower it, or set parallel.target=sharded"
+HEADS_REMEDY = "lower it; parallel=sharded needs no heads"
 
 
 def check_parallel(conf: TrainConf) -> None:
@@ -57,7 +57,7 @@ def check_layout(conf: TrainConf) -> None:
         f"tensor={parallel.tensor}, target={parallel.target.name}, draft={parallel.draft.name}; choose another draft",
     )
     if conf.device.name is DeviceName.xla:
-        check_xla_layout(parallel, conf.optim.name.value)
+        check_xla_layout(parallel)
         require(
             parallel.tensor_size == 1 or getattr(conf.draft, "init_from", None) is not InitFrom.pruned,
             f"parallel.tensor: must be 1 for draft.init_from=pruned with device=xla, where no process has the whole "

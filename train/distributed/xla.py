@@ -143,16 +143,11 @@ class XlaParallel(Parallel):
             optimizer.drop_state()
 
 
-def check_xla_layout(conf: ParallelConf, optimizer: str) -> None:
-    """Raise UserError for layouts that neuronx-distributed and ZeRO-1 do not support."""
+def check_xla_layout(conf: ParallelConf) -> None:
+    """Raise UserError for layouts that neuronx-distributed does not support."""
     require(
         conf.target is not Weights.sharded,
         "parallel.target: must be replicated with device=xla, got sharded; split its layers by parallel.tensor",
-    )
-    require(
-        conf.draft is not Weights.sharded or optimizer == "adamw",
-        f"optim.name: must be adamw with device=xla and parallel.draft=sharded, got "
-        f"{optimizer}, which needs whole matrices; set parallel.draft=replicated",
     )
 
 

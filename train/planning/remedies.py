@@ -149,7 +149,9 @@ def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: Mach
     logits = phases[tightest][LOGITS]
     spare = limit - fixed - (growing - logits)
     if spare >= logits / MAX_LOGIT_CHUNKS:
-        return {"loss.logits_chunk": max(1, int(conf.loss.logits_chunk * spare / logits))}
+        steps = getattr(conf.draft, "ttt_steps", getattr(conf.draft, "heads", 1))
+        chunk = min(conf.loss.logits_chunk, option.layout.rows * conf.data.row_length * steps)  # a pass has no more
+        return {"loss.logits_chunk": max(1, int(chunk * spare / logits))}
     if tightest == EVALUATION:
         batch = int(conf.held_out.largest_batch * share)
         return {"held_out.batch": batch} if batch >= 1 else {}
@@ -161,7 +163,8 @@ def _shrink_tightest_phase(conf: TrainPlanConf, option: LayoutOption, plan: Mach
         return {"optim.recompute": True}
     multiple = max(MIN_ROW_LENGTH, plan.machine.length_multiple)
     length = int(conf.data.row_length * fitting_rows) // multiple * multiple
-    return {ROW_LENGTH: length} if length >= MIN_ROW_LENGTH else {}
+    shortest = max(MIN_ROW_LENGTH, 2 * (conf.data.overlap or 0))  # what data.overlap takes
+    return {ROW_LENGTH: length} if length >= shortest else {}
 
 
 def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:

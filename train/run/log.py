@@ -49,7 +49,7 @@ class MetricBuffer:
         """Empty the buffer: return each metric's (sum, count) of each step, summed over all processes; collective."""
         assert self.lines is not None
         num_steps, self.num_lines = self.num_lines, 0
-        steps = parallel.all_reduce_sum(self.lines).tolist()[:num_steps]
+        steps = parallel.all_reduce_sum(self.lines).cpu()[:num_steps].tolist()
         return {name: [tuple(step[i]) for step in steps] for i, name in enumerate(self.names)}
 
 

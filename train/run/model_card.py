@@ -21,7 +21,7 @@ from models.drafts.options import CausalLMConf, InitFrom
 from models.io.files import write_text_atomically
 from models.io.pages import render_markdown_table
 from models.targets.config import TargetConf
-from train.config.optim import OptimConf
+from train.config.optim import OptimConf, OptimName
 from train.config.run import TrainConf
 
 TEMPLATE = Path(__file__).with_suffix(".md.j2")
@@ -187,8 +187,11 @@ def describe_vocabulary(conf: TrainConf, checkpoint: Path, target_vocab: int) ->
 
 def describe_recipe(optim: OptimConf) -> str:
     """Return the optimizer, the rate and the size of a step in a line."""
+    rate = f"{optim.lr:g}"
+    if optim.name is OptimName.muon:
+        rate = f"{optim.muon_lr or 10 * optim.lr:g} of matrices and {rate} of the rest"
     return (
-        f"{optim.name.value}, rate {optim.lr:g}, {optim.schedule.value}, warm-up {optim.warmup_ratio:.1%}, gradient "
+        f"{optim.name.value}, rate {rate}, {optim.schedule.value}, warm-up {optim.warmup_ratio:.1%}, gradient "
         f"norm at most {optim.max_grad_norm:g}, {optim.rows_per_step} rows per step"
     )
 
