@@ -129,14 +129,8 @@ def register_options(command: str, schema: type) -> None:
     for group, name, node in list_options(schema):
         store.store(group=group, name=name, node=node, provider="conf.drafts")
     for name in list_sequences():
-        choices = read_choices(name, command).items()
-        store.store(
-            group="experiment",
-            name=name,
-            package="_global_",
-            node={"defaults": [{f"override /{group}": option} for group, option in choices]},
-            provider="conf.sequences",
-        )
+        node = {"defaults": [{f"override /{group}": option} for group, option in read_choices(name, command).items()]}
+        store.store(group="experiment", name=name, package="_global_", node=node, provider="conf.sequences")
 
 
 def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:

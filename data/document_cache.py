@@ -6,7 +6,7 @@ A folder is named by a hash of all that documents depend on, and may be deleted 
 import json
 import logging
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -64,14 +64,9 @@ def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_siz
     Raises UserError for token ids from `vocab_size` on, and if a category's masks are all wrong.
     """
     skipped: Counter[str] = Counter()
-    documents = iter_documents(
-        conf,
-        tokenizer,
-        skipped,
-        vocab_size,
-        processes=conf.processes or default_processes(),
-        track=partial(track_progress, description="tokenize", total=count_training_rows(conf)),
-    )
+    processes = conf.processes or default_processes()
+    track = partial(track_progress, description="tokenize", total=count_training_rows(conf))
+    documents = iter_documents(conf, tokenizer, skipped, vocab_size, processes=processes, track=track)
     checked = check_documents(documents, skipped)
     return replace(Documents.from_documents(checked), skipped=skipped)
 
@@ -92,11 +87,8 @@ def fingerprint_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase, vo
 
 def save_documents(documents: Documents, folder: Path) -> None:
     """Write each array of the documents to a file, and all else to one."""
-    lists = {}
-    for field in fields(Documents):
-        value = getattr(documents, field.name)
-        if isinstance(value, np.ndarray):
-            np.save(folder / f"{field.name}.npy", value)
-        else:
-            lists[field.name] = value
+    arrays = {name: value for name, value in vars(documents).items() if isinstance(value, np.ndarray)}
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", values)
+    lists = {name: value for name, value in vars(documents).items() if name not in arrays}
     (folder / LISTS_FILE).write_text(json.dumps(lists))

@@ -63,12 +63,8 @@ def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] 
     The target is changed in place, so call it after drafts are built. Layers named in `replicated`
     stay whole. Raise UserError if the heads cannot be divided among the ranks.
     """
-    tensor_parallel.parallelize_model(
-        target.model,
-        _MetaLayers(ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding),
-        replicated=replicated,
-        is_native=is_native,
-    )
+    layers = _MetaLayers(ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding)
+    tensor_parallel.parallelize_model(target.model, layers, replicated=replicated, is_native=is_native)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,17 +113,9 @@ def differentiate_first(
     """Return the gradients of query, key and value, given the merged output and log-sum-exp."""
     if query.device.type not in KERNEL_DEVICES:
         return differentiate_in_chunks(grad, query, key, value, mask, out, lse)
-    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad,
-        query,
-        spread_heads(key, query),
-        spread_heads(value, query),
-        out,
-        lse,
-        0.0,
-        False,
-        attn_mask=attention_bias(mask, query.dtype),
-    )
+    states, bias = (query, spread_heads(key, query), spread_heads(value, query)), attention_bias(mask, query.dtype)
+    differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    grads = differentiate(grad, *states, out, lse, 0.0, False, attn_mask=bias)
     return grads[0], sum_heads(grads[1], key), sum_heads(grads[2], value)
 
 

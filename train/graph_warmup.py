@@ -18,7 +18,7 @@ from models.io.tracking import TrackerConf
 from models.parallel.dtensor import full_params
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
-from train.rows.held_out import has_external_prompts, resolve_evaluation
+from train.rows.held_out import resolve_evaluation
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary
 from train.rows.stored_target import build_run_target
@@ -44,7 +44,8 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         return
     target = build_run_target(conf, parallel)
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
-    if conf.data.source is not DataSource.captured and has_external_prompts(conf):
+    has_prompts = conf.evaluation.prompts is not None or conf.data.source is DataSource.demo
+    if conf.data.source is not DataSource.captured and has_prompts:
         rows = draw_rows(conf.optim.rows_per_step, conf.data.row_length, target.vocab_size, overlap=conf.data.overlap)
         store = None
     else:  # some graphs depend on the lengths of the held-out prompts

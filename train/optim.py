@@ -36,24 +36,15 @@ def build_optimizers(
     matrices, decayed, plain = split_parameters(draft)
     if conf.name is OptimName.adamw:
         matrices, decayed = [], decayed + matrices
-    groups = [
-        *_group_by_lr_scale(decayed, conf.lr, weight_decay=conf.weight_decay),
-        *_group_by_lr_scale(plain, conf.lr, weight_decay=0.0),
-    ]
+    groups = _group_by_lr_scale(decayed, conf.lr, weight_decay=conf.weight_decay)
+    groups += _group_by_lr_scale(plain, conf.lr, weight_decay=0.0)
     optimizers: list[Optimizer] = []
     if groups:
         optimizers.append(adamw(groups, lr=conf.lr, betas=(conf.betas[0], conf.betas[1])))
     if matrices:
         lr = 10 * conf.lr if conf.muon_lr is None else conf.muon_lr
-        optimizers.append(
-            Muon(
-                _group_by_lr_scale(matrices, lr),
-                lr=lr,
-                weight_decay=conf.weight_decay,
-                dtype=matmul_dtype(conf.muon_precision, matrices[0].device),
-                scaling=conf.muon_scaling,
-            )
-        )
+        groups, dtype = _group_by_lr_scale(matrices, lr), matmul_dtype(conf.muon_precision, matrices[0].device)
+        optimizers.append(Muon(groups, lr=lr, weight_decay=conf.weight_decay, dtype=dtype, scaling=conf.muon_scaling))
 
     def factor(step: int) -> float:  # a bound method would be pickled into the saved state
         return conf.rate_factor(step, total)

@@ -80,17 +80,12 @@ def build_stored_eval(target: Target, rows: Packed, store: FeatureStore) -> Call
 
     @torch.no_grad()
     def evaluate(draft: Draft) -> dict[str, float]:
-        metrics = average_metrics(
-            [
-                compute_loss(
-                    draft.loss_terms(
-                        rows.batch([row]).weigh_drafted_tokens().to(device),
-                        store.read_target_output(rows.pieces([row]), rows.length).to(device),
-                    )
-                )
-                for row in range(len(rows))
-            ]
-        )
+        def compare_row(row: int) -> Loss:
+            batch = rows.batch([row]).weigh_drafted_tokens().to(device)
+            target_output = store.read_target_output(rows.pieces([row]), rows.length).to(device)
+            return compute_loss(draft.loss_terms(batch, target_output))
+
+        metrics = average_metrics([compare_row(row) for row in range(len(rows))])
         tau = chain_acceptance_length(metrics)
         return {"hit": metrics["hit"]} if tau is None else {"teacher_forced_tau": tau}
 

@@ -105,13 +105,8 @@ class Trainer:
 
     @cached_property
     def features(self) -> TargetFeatures:
-        return TargetFeatures(
-            self.target,
-            self.rows,
-            self.draft.needs.layers,
-            store=self.store,
-            compiled=graph_plan.compiles_features(self.conf),
-        )
+        layers, compiled = self.draft.needs.layers, graph_plan.compiles_features(self.conf)
+        return TargetFeatures(self.target, self.rows, layers, store=self.store, compiled=compiled)
 
     @cached_property
     def builder(self) -> MicroBatchBuilder:
@@ -329,11 +324,7 @@ class Trainer:
         if progress.best is None or figure > progress.best or is_adapted:
             progress.best, progress.best_step = figure, progress.step
             self.draft.save(self.run_state.folder / "checkpoint", self.target, writes=self.parallel.is_main)
+        name = name.replace("_", " ")
         log.info(
-            "step %d  %s %.3f, best %.3f at step %s",
-            progress.step,
-            name.replace("_", " "),
-            figure,
-            progress.best,
-            progress.best_step,
+            "step %d  %s %.3f, best %.3f at step %s", progress.step, name, figure, progress.best, progress.best_step
         )

@@ -99,11 +99,8 @@ class Dialogue:
                 self.end_reason = CONTEXT_FULL
                 break
             answer = await self._generate_answer(ids)
-            text = self.tokenizer.decode(
-                answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids,
-                skip_special_tokens=False,
-                clean_up_tokenization_spaces=False,
-            )
+            written = answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids
+            text = self.tokenizer.decode(written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             has_call = message is not None and message.get("tool_calls")
             rendered = chat.render([*history, message]) if has_call else ""
             reason = self._find_end_reason(answer, text, prompt, rendered)

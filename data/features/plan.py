@@ -72,19 +72,12 @@ def build_segment_index(
     supervised = (np.count_nonzero(supervised_mask[start:stop]) for start, stop in spans)
     sizes = np.stack([end - begin, np.fromiter(supervised, np.int64, len(first))], 1)
 
-    row = np.repeat(np.arange(len(packed)), np.diff(packed.starts))
-    shard = row // rows_per_shard
+    shard = np.repeat(np.arange(len(packed)), np.diff(packed.starts)) // rows_per_shard
     totals = np.zeros((int(shard[-1]) + 1, 2), np.int64)
     np.add.at(totals, shard, sizes)
-    offsets = sizes.cumsum(0) - sizes - (totals.cumsum(0) - totals)[shard]
-    index = SegmentIndex(
-        first=first,
-        tokens=sizes[:, 0].astype(np.int32),
-        shard=shard.astype(np.int32),
-        token=offsets[:, 0],
-        row=offsets[:, 1],
-    )
-    return index, totals
+    token, row = (sizes.cumsum(0) - sizes - (totals.cumsum(0) - totals)[shard]).T
+    tokens, shard = sizes[:, 0].astype(np.int32), shard.astype(np.int32)
+    return SegmentIndex(first=first, tokens=tokens, shard=shard, token=token, row=row), totals
 
 
 def _previous_piece_ends(

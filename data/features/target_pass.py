@@ -16,6 +16,4 @@ def run_target(target: Target, layers: list[int], batch: Batch) -> TargetOutput:
 
 def build_target_pass(target: Target, *, compiled: bool) -> TargetPass:
     """Return `run_target`, as one compiled graph if `compiled`."""
-    if not compiled:
-        return run_target
-    return target.device.compile_part(run_target, frozen_names=WEIGHT_NAMES)
+    return target.device.compile_part(run_target, frozen_names=WEIGHT_NAMES) if compiled else run_target

@@ -104,13 +104,8 @@ def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
             RawRow(prompt.id, {"id": prompt.id, "category": prompt.category, "text": prompt.text})
             for prompt in training_prompts(source.limit or DEMO_PROMPTS, seed=0)
         )
-    rows = open_rows(
-        source.path,
-        key=f"mixture.sources.{name}.path",
-        subset=source.subset,
-        split=source.split,
-        revision=source.revision,
-    )
+    key = f"mixture.sources.{name}.path"
+    rows = open_rows(source.path, key=key, subset=source.subset, split=source.split, revision=source.revision)
     return islice(rows, source.limit)
 
 

@@ -71,13 +71,8 @@ def pack_documents(
     )
     sizes = pieces[:, END] - pieces[:, BEGIN]
     row = best_fit(sizes, length)
-    packed = Packed(
-        documents=documents,
-        table=pieces[np.argsort(row, kind="stable")],
-        starts=np.concatenate([[0], np.bincount(row).cumsum()]),
-        length=length,
-        overlap=overlap,
-    )
+    table, starts = pieces[np.argsort(row, kind="stable")], np.concatenate([[0], np.bincount(row).cumsum()])
+    packed = Packed(documents=documents, table=table, starts=starts, length=length, overlap=overlap)
     packed_documents, num_pieces = np.unique(pieces[:, DOCUMENT], return_counts=True)
     too_long = int((documents.lengths[packed_documents] > length).sum())
     tokens = int(sizes.sum())

@@ -142,11 +142,9 @@ def _parse_line(location: str, line: bytes) -> RawRow:
 
 
 def _check_object(location: str, row: Any) -> RawRow:
-    return (
-        RawRow(location, row)
-        if isinstance(row, dict)
-        else RawRow(location, None, "a line that is not a JSON object", f"a {type(row).__name__}")
-    )
+    if isinstance(row, dict):
+        return RawRow(location, row)
+    return RawRow(location, None, "a line that is not a JSON object", f"a {type(row).__name__}")
 
 
 def read_dataset_rows(dataset: Any, name: str) -> Iterator[RawRow]:

@@ -126,7 +126,7 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
         case "text":
             return {"text": value}
     read_inputs = read_template_inputs if column == "messages" or _is_message_list(value) else read_known_inputs
-    inputs = {name: own for name, own in vars(read_inputs(row)).items() if own}
+    inputs = read_inputs(row)
     match column:
         case "messages" | "prompt" if isinstance(value, list):
             return {"messages": value, **inputs}

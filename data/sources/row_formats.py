@@ -218,14 +218,12 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
     # Nobody asked for an answer before the first question, and templates reject it.
     first = roles.index("user")
     asked = [m for m in messages[:first] if m["role"] == "system"] + messages[first:]
-    num_left_out, messages = len(messages) - len(asked), asked
     inputs = read_template_inputs(raw)
     return Conversation(
-        messages=add_system_prompt(read_call_texts(messages), inputs.system),
-        tools=inputs.tools,
-        template=inputs.template,
+        messages=add_system_prompt(read_call_texts(asked), inputs.pop("system", "")),
+        num_left_out=len(messages) - len(asked),
         is_cut=raw.get("finish_reason") == "length",
-        num_left_out=num_left_out,
+        **inputs,
     )
 
 

@@ -8,7 +8,6 @@ and `tool_calls`, or writes calls and their results as texts, `<tool_call>{"name
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,16 +19,7 @@ CALL_TEXT = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 RESULT_TEXT = re.compile(r"\s*<tool_response>\s*(.*?)\s*</tool_response>\s*", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TemplateInputs:
-    """The inputs of a chat template beside its messages; a row may have each in a column of its own."""
-
-    system: str
-    tools: list[dict[str, Any]] | None
-    template: dict[str, Any]  # arguments
-
-
-def read_known_inputs(raw: dict[str, Any]) -> TemplateInputs:
+def read_known_inputs(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the inputs of a row whose columns of these names may be about something else."""
     try:
         return read_template_inputs(raw)
@@ -37,8 +27,11 @@ def read_known_inputs(raw: dict[str, Any]) -> TemplateInputs:
         return read_template_inputs({name: raw.get(name) for name in SYSTEM_COLUMNS})
 
 
-def read_template_inputs(raw: dict[str, Any]) -> TemplateInputs:
-    """Return the inputs that a row has in columns of their own; raise RowRejectedError for those of a wrong type."""
+def read_template_inputs(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return `system`, `tools` and `template`, the arguments, as far as a row has them in columns of their own.
+
+    Raises RowRejectedError for those of a wrong type.
+    """
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
     tools = parse_json(raw.get("tools"), "tools") or _read_functions(raw.get("functions"))
     template = parse_json(next((raw[name] for name in TEMPLATE_COLUMNS if raw.get(name)), None), "template arguments")
@@ -47,7 +40,8 @@ def read_template_inputs(raw: dict[str, Any]) -> TemplateInputs:
         "tools that are not a list of objects",
     )
     require_row(isinstance(template, dict | None), "a template that is not an object")
-    return TemplateInputs(system=system, tools=tools or None, template=template or {})
+    inputs = {"system": system, "tools": tools, "template": template}
+    return {name: value for name, value in inputs.items() if value}
 
 
 def _read_functions(value: Any) -> list[dict[str, Any]] | None:

@@ -7,16 +7,14 @@ roofline estimate).
 import json
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from infer.config import DecodePlanConf
 from infer.engine import steps
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
+from infer.engine.row_tensors import list_tensors
 from infer.report.number_format import Table, choose_console, to_rich_table
 from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype, core_flops
@@ -28,7 +26,6 @@ from models.io.files import open_output_file
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, collect_models, shard_target
 from models.parallel.tensor_parallel import plan_shards
 from models.targets.attention import without_kernel
-from models.targets.cache import StaticCache
 from models.targets.precision import resolve_machine
 from models.trees.keyed_noise import split_row_ids
 
@@ -117,8 +114,8 @@ def trace_phases(
             target, draft, conf.tree.build(), sampling=conf.sampling, slots=conf.context, batch=conf.batch
         )
         program, (cache, draft_state) = decoder.program, decoder.session.buffers
-        tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
-        tracer.label_tensors(DRAFT_CACHE, list_state_tensors(draft_state or {}))
+        tracer.label_tensors(CACHE, list_tensors(cache))
+        tracer.label_tensors(DRAFT_CACHE, list_tensors(draft_state))
         with tracer.trace_phase(PROMPT) as prompt:
             input_ids = torch.zeros(conf.batch, min(bucket_length(conf.prompt_tokens), conf.context), dtype=torch.int64)
             lengths = torch.full((conf.batch,), conf.prompt_tokens)
@@ -131,15 +128,6 @@ def trace_phases(
         with tracer.trace_phase(PROPOSE) as propose:
             steps.draft(program, state, output)
     return [prompt, one_token, verify, propose]
-
-
-def list_state_tensors(state: Any) -> list[Tensor]:
-    """Return the tensors of a draft's state, those of a cache and of states in it too."""
-    if isinstance(state, Tensor):
-        return [state]
-    if isinstance(state, StaticCache):
-        return [*state.keys, *state.values]
-    return [*chain.from_iterable(map(list_state_tensors, state.values()))]
 
 
 def estimate_seconds(phase: TracedPhase, machine: MachineConf, *, draft_cores: int = 1, draft_passes: int = 1) -> float:

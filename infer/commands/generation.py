@@ -25,7 +25,7 @@ from models.io.console import CONSOLE, IS_MAIN_PROCESS, print_line, track_progre
 from models.io.files import add_partial_suffix, open_output_file, write_text_atomically
 from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
-from models.targets.pretrained import load_tokenizer, read_vocab_size
+from models.targets.pretrained import load_tokenizer, read_context_length, read_vocab_size
 from models.targets.target import Target
 
 ACCEPTED_STYLE = "green"  # tokens that the draft proposed; the others are the target's own
@@ -46,7 +46,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     draft = load_draft(directory, target)
     verifying_target = draft.get_verifying_target(target)
     slots = longest + conf.max_new_tokens
-    check_context(verifying_target, slots, key="max_new_tokens")
+    check_context(read_context_length(target_conf), slots, key="max_new_tokens")
     decoder = Decoder(verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots, batch=batch)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         if target.device.has_static_shapes:

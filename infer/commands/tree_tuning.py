@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts
 from infer.inputs.checkpoint_paths import find_tracked_run, resolve_target, run_names
 from infer.inputs.command_inputs import load_checkpoint_target
 from infer.inputs.memory_check import DecodingSize
+from infer.measure.context_limits import check_context
 from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
@@ -49,26 +51,17 @@ def tune_drafts(
     """Tune each draft for each batch and context; print each result as soon as it is known."""
     tunings = []
     for name, (directory, draft) in drafts.items():
-        draft_target = draft.get_verifying_target(target)
+        verifier = draft.get_verifying_target(target)
         # `infer.eval` decodes with lookup in a chain that the draft can propose too.
         windows = [window for window in conf.ngram_windows if window <= draft.max_depth]
-        tuning = estimate_candidates(
-            draft_target, name, directory, draft, prompts, replace(conf, ngram_windows=windows)
-        )
+        tuning = estimate_candidates(verifier, name, directory, draft, prompts, replace(conf, ngram_windows=windows))
         tunings.append(tuning)
         if not conf.timing:
             print_acceptance(tuning)
             continue
+        build_bench = partial(CostBench, target=verifier, draft=draft, prompts=prompts, conf=conf)
         for batch, context in itertools.product(conf.batch, contexts):
-            bench = CostBench(
-                target=draft_target,
-                draft=draft,
-                prompts=prompts,
-                conf=conf,
-                batch=batch,
-                context=context,
-                round_seconds=round_seconds,
-            )
+            bench = build_bench(batch=batch, context=context, round_seconds=round_seconds)
             swept = select_sweep(tuning.candidates) if conf.sweep else []
             tuning.results.append(choose_tree(bench, tuning, swept))
             print_result(tuning, tuning.results[-1])
@@ -93,12 +86,7 @@ def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target,
         f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
         f"got {min(contexts)}; raise it or shorten max_new_tokens",
     )
-    positions = read_context_length(target_conf)
-    require(
-        positions is None or longest + conf.max_new_tokens <= positions,
-        f"max_new_tokens: prompt and answer must fit in the {positions} positions of the target, got {longest} + "
-        f"{conf.max_new_tokens} tokens; lower it or shorten the prompts",
-    )
+    check_context(read_context_length(target_conf), longest + conf.max_new_tokens, key="max_new_tokens")
     size = DecodingSize(
         batch=max(conf.batch) if conf.timing else 1,
         prompt_tokens=longest,

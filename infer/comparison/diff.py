@@ -8,7 +8,7 @@ from infer.report.views import ModeView, list_modes
 from infer.results.schema import LosslessVerdict, Report, Verdict
 
 SETTINGS = ("target", "device", "versions", "sampling", "tree", "prompts")  # groups of the setup
-DERIVED_SETTINGS = ("contamination", "by_category")  # keys under "prompts" that follow from others
+DERIVED_SETTINGS = ("prompts.contamination", "prompts.by_category")  # that follow from others
 
 VerdictPairs = dict[str, tuple[str | None, str]]  # of each mode, before and after
 
@@ -25,26 +25,15 @@ def find_changed_settings(before: Report, after: Report) -> list[str]:
 
 def _collect_settings(report: Report) -> dict[str, Any]:
     setup = asdict(report.setup)
-    drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
-    return (
-        {
-            f"{group}.{key}": value
-            for group in SETTINGS
-            for key, value in setup[group].items()
-            if key not in DERIVED_SETTINGS
-        }
-        | {"drafts": ", ".join(drafts)}
-        | {f"{draft.name}: tuned": draft.tuned_tree for draft in report.drafts if draft.tuned_tree}
-        | {
-            f"{view.label}: {key}": value
-            for view in list_modes(report)
-            for key, value in (
-                ("verification", view.mode.verdict.verification),
-                ("depth", view.mode.figures.depth),
-                ("nodes", view.mode.figures.nodes),
-            )
-        }
-    )
+    settings = {f"{group}.{key}": value for group in SETTINGS for key, value in setup[group].items()}
+    settings = {key: value for key, value in settings.items() if key not in DERIVED_SETTINGS}
+    settings["drafts"] = ", ".join(f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts)
+    settings |= {f"{draft.name}: tuned": draft.tuned_tree for draft in report.drafts if draft.tuned_tree}
+    for view in list_modes(report):
+        figures = view.mode.figures
+        facts = {"verification": view.mode.verdict.verification, "depth": figures.depth, "nodes": figures.nodes}
+        settings |= {f"{view.label}: {key}": value for key, value in facts.items()}
+    return settings
 
 
 def find_not_lossless(before: Report, after: Report) -> VerdictPairs:

@@ -79,16 +79,9 @@ def compare_metrics(before: Sequence[Report], after: Sequence[Report]) -> Iterat
             statistic = METRICS[schema_name].statistic
             old, new = (_measure(np.concatenate(runs), statistic) for runs in (old_runs, new_runs))
             if math.isfinite(old) and math.isfinite(new):
-                yield MetricChange(
-                    mode=name,
-                    metric=metric,
-                    before=old,
-                    after=new,
-                    gated=metric in gated,
-                    interval=estimate_change(old_runs, new_runs, statistic, level)
-                    if knows_speed or metric not in TIMED_METRICS
-                    else None,
-                )
+                knows_noise, is_gated = knows_speed or metric not in TIMED_METRICS, metric in gated
+                interval = estimate_change(old_runs, new_runs, statistic, level) if knows_noise else None
+                yield MetricChange(mode=name, metric=metric, before=old, after=new, interval=interval, gated=is_gated)
 
 
 def estimate_change(
@@ -100,13 +93,9 @@ def estimate_change(
     difference, interval = estimate_interval(np.hstack([new_rows, old_rows]), subtract, level=level)
     if difference is None or interval is None:
         return None
-    half_width = _estimate_run_noise(
-        [_measure(rows, statistic) for rows in old_runs], [_measure(rows, statistic) for rows in new_runs], level
-    )
-    return [
-        difference - math.hypot(difference - interval[0], half_width),
-        difference + math.hypot(interval[1] - difference, half_width),
-    ]
+    old, new = ([_measure(rows, statistic) for rows in runs] for runs in (old_runs, new_runs))
+    (low, high), noise = interval, _estimate_run_noise(old, new, level)
+    return [difference - math.hypot(difference - low, noise), difference + math.hypot(high - difference, noise)]
 
 
 def _measure(rows: Float[ndarray, "questions columns"], statistic: Statistic) -> float:

@@ -97,7 +97,13 @@ def admit_requests(
     for group in groups:
         start = time.perf_counter()
         rows = [row for row in range(session.batch) if row not in running][: len(group)]
-        state, first_tokens = _prefill_group(session, state, group, rows, overwrites=overwrites)
+        prompts, row_ids = [request.ids for request in group], [request.row_id for request in group]
+        if overwrites:  # the state is that of these requests alone
+            state = prefilled = pad_and_start(session, prompts, row_ids)[0]
+        else:
+            prefilled = pad_and_start(session, prompts, row_ids, session.side_buffers(len(group)))[0]
+            state = session.insert(state, prefilled, torch.tensor(rows, device=session.device.torch_device))
+        first_tokens = prefilled.rows.root.tolist()[: len(group)]  # rows beyond them are empty
         prefill_s = time.perf_counter() - start
         for row, first_token, request in zip(rows, first_tokens, group, strict=True):
             request.generation.ids, request.generation.prefill_s = [first_token], prefill_s
@@ -106,16 +112,3 @@ def admit_requests(
                 running[row] = request
     assert state is not None  # there is a request
     return state
-
-
-def _prefill_group(
-    session: Session, state: SessionState | None, requests: list[Request], rows: list[int], *, overwrites: bool
-) -> tuple[SessionState, list[int]]:
-    """Prefill requests in one pass; return the state, of these alone if it `overwrites`, and their first tokens."""
-    prompts, row_ids = [r.ids for r in requests], [r.row_id for r in requests]
-    if overwrites:
-        state = prefilled = pad_and_start(session, prompts, row_ids)[0]
-    else:
-        prefilled = pad_and_start(session, prompts, row_ids, session.side_buffers(len(prompts)))[0]
-        state = session.insert(state, prefilled, torch.tensor(rows, device=session.device.torch_device))
-    return state, prefilled.rows.root.tolist()[: len(requests)]  # rows beyond them are empty

@@ -34,10 +34,6 @@ def generate_answers(
         batch_limits = [limits[index] for index in indices]
         needed = max(map(add, map(len, batch_prompts), batch_limits))
         decoder = Decoder(target, sampling=sampling, slots=slots or needed, batch=batch_rows)
-        generations = decoder.decode(
-            batch_prompts,
-            row_ids=[row_ids[index] for index in indices] if row_ids else indices,
-            max_new_tokens=batch_limits,
-            eos_ids=target.eos_ids,
-        )
+        keys = [row_ids[index] for index in indices] if row_ids else indices
+        generations = decoder.decode(batch_prompts, row_ids=keys, max_new_tokens=batch_limits, eos_ids=target.eos_ids)
         yield from ((index, generation.ids) for index, generation in zip(indices, generations, strict=True))

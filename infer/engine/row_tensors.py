@@ -63,6 +63,12 @@ def repeat_row(row: Any, batch: int) -> Any:
     return tree_map(repeat, row)
 
 
+def list_tensors(state: Any) -> list[Tensor]:
+    """Return all tensors in nested dictionaries, lists and caches."""
+    parts = [leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf for leaf in tree_leaves(state)]
+    return [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor)]
+
+
 def tensor_bytes(state: Any) -> int:
     """Return the bytes of all tensors in nested dictionaries, lists and caches.
 
@@ -70,5 +76,4 @@ def tensor_bytes(state: Any) -> int:
     >>> tensor_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
     28
     """
-    parts = [leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf for leaf in tree_leaves(state)]
-    return sum(leaf.nbytes for leaf in tree_leaves(parts) if isinstance(leaf, Tensor))
+    return sum(tensor.nbytes for tensor in list_tensors(state))

@@ -35,13 +35,9 @@ def start_command(conf: CheckpointConf, prompts: str | None, *, prompts_key: str
                 f"parallel.tensor: must be 1 for a draft that adapts its target, got {conf.parallel.tensor} for "
                 f"{directory}; choose another draft",
             )
-    start_processes(
-        conf.parallel,
-        conf.device,
-        resolve_target(conf.target, directories),
-        is_sweep=is_sweep(),
-        # Another run may finish before the processes look for the newest.
-        overrides=[] if conf.checkpoint is not None else [f"checkpoint={quote(str(directories[0]))}"],
-    )
+    # Another run may finish before the processes look for the newest.
+    overrides = [] if conf.checkpoint is not None else [f"checkpoint={quote(str(directories[0]))}"]
+    target = resolve_target(conf.target, directories)
+    start_processes(conf.parallel, conf.device, target, is_sweep=is_sweep(), overrides=overrides)
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
     return directories

@@ -5,6 +5,7 @@ that tokens over shares is the throughput.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf
@@ -16,7 +17,7 @@ from infer.results.metrics import estimate_metric
 from infer.results.records import AUTOREGRESSIVE, Exactness, ModeResult, PromptResult
 from infer.results.schema import BatchFigures
 from models.targets.target import Target
-from models.trees.tree import NO_TREE, Tree
+from models.trees.tree import Tree
 
 NUM_PASSES = 2  # so that each of the two modes goes first once
 
@@ -26,19 +27,9 @@ def build_decoders(
 ) -> dict[str, Decoder]:
     """Return the decoders `autoregressive` and `tree` of `batch` rows."""
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
-    return {
-        name: Decoder(
-            candidate.adapted_target or target,
-            draft,
-            draft_tree,
-            sampling=conf.sampling,
-            slots=slots,
-            batch=batch,
-            layers=candidate.draft.needs.layers,
-            acceptance_rule=build_evaluation_rule(conf) if draft else None,
-        )
-        for name, draft, draft_tree in ((AUTOREGRESSIVE, None, NO_TREE), ("tree", candidate.draft, tree))
-    }
+    verifier, draft = candidate.adapted_target or target, candidate.draft
+    build = partial(Decoder, verifier, sampling=conf.sampling, slots=slots, batch=batch, layers=draft.needs.layers)
+    return {AUTOREGRESSIVE: build(), "tree": build(draft, tree, acceptance_rule=build_evaluation_rule(conf))}
 
 
 def warm_up_decoders(decoders: Iterable[Decoder], prompts: list[EvalPrompt], conf: EvaluationConf) -> None:

@@ -11,7 +11,6 @@ from infer.config import DEFAULT_NEW_TOKENS, DEMO_NEW_TOKENS, EvaluationConf
 from models.io.errors import require
 from models.targets.config import TargetConf
 from models.targets.pretrained import load_tokenizer, read_context_length, read_vocab_size
-from models.targets.target import Target
 
 
 def resolve_prompts(conf: EvaluationConf, directories: Sequence[Path], target: TargetConf) -> EvaluationConf:
@@ -60,11 +59,10 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
     return len(longest.ids)
 
 
-def check_context(target: Target, tokens: int, *, key: str = "evaluation.max_new_tokens") -> None:
-    """Check that the target has positions for that many tokens; raise UserError, with the `key` to lower, otherwise."""
-    context = getattr(target.config, "max_position_embeddings", None)
+def check_context(context: int | None, tokens: int, *, key: str = "evaluation.max_new_tokens") -> None:
+    """Raise UserError, with the `key` to lower, for more tokens than the target's `context`, if that is known."""
     require(
         context is None or tokens <= context,
-        f"{key}: prompt and answer must fit in the {context} positions of "
-        f"{target.name}, got {tokens}; lower it or shorten the prompts",
+        f"{key}: prompt and answer must fit in the {context} positions of the target, got {tokens}; lower it or "
+        "shorten the prompts",
     )

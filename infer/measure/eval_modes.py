@@ -11,7 +11,6 @@ from infer.engine.decode import Decoder, build_acceptance_rule
 from infer.measure.context_limits import check_context
 from infer.results.records import AUTOREGRESSIVE
 from infer.verify.base import AcceptanceRule
-from infer.verify.config import Verification
 from infer.verify.greedy_and_coupled import TypicalRule
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
@@ -66,29 +65,26 @@ def build_eval_modes(
 ) -> dict[str, EvalMode]:
     """Return all modes by name; raise UserError if prompts and answers exceed the context.
 
-    The autoregressive and n-gram modes always use a rule that keeps the target's own answers.
+    The autoregressive and n-gram modes always use the decoder's own rule, which keeps the target's own answers.
     """
     chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
-    check_context(target, slots)
+    check_context(getattr(target.config, "max_position_embeddings", None), slots)
     build_decoder = partial(Decoder, sampling=conf.sampling, slots=slots)
-    exact_rule = build_acceptance_rule(Verification.auto, conf.sampling)
     # Modes without a draft capture the fewest layers that any draft needs, so that they share the
     # graphs of that draft.
     fewest_layers = min((c.draft.needs.layers for c in candidates if c.adapted_target is None), key=len, default=[])
     modes = {
         AUTOREGRESSIVE: EvalMode(decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE),
         "ngram": EvalMode(
-            decoder=build_decoder(target, NgramDraft(), chain, layers=fewest_layers, acceptance_rule=exact_rule),
-            baseline=AUTOREGRESSIVE,
+            decoder=build_decoder(target, NgramDraft(), chain, layers=fewest_layers), baseline=AUTOREGRESSIVE
         ),
     }
     for candidate in candidates:
-        verifier = candidate.adapted_target or target
+        verifier, baseline = candidate.adapted_target or target, candidate.baseline
+        layers = candidate.draft.needs.layers
         if candidate.adapted_target:
-            modes[candidate.baseline] = EvalMode(
-                decoder=build_decoder(verifier, layers=candidate.draft.needs.layers), baseline=candidate.baseline
-            )
+            modes[baseline] = EvalMode(decoder=build_decoder(verifier, layers=layers), baseline=baseline)
         drafts: dict[str, tuple[Draft | str | None, Tree]] = {
             "untrained": (candidate.untrained, tree),
             "chain": (candidate.draft, chain),
@@ -99,17 +95,10 @@ def build_eval_modes(
         for name, (draft, draft_tree) in drafts.items():
             if isinstance(draft, str):
                 continue
-            modes[f"{candidate.name}/{name}"] = EvalMode(
-                decoder=build_decoder(
-                    verifier,
-                    draft,
-                    draft_tree,
-                    layers=candidate.draft.needs.layers,
-                    acceptance_rule=build_evaluation_rule(conf),
-                ),
-                baseline=candidate.baseline,
-                timed=name != "untrained",  # its rounds cost as much as the trained tree's
-            )
+            rule = build_evaluation_rule(conf)
+            decoder = build_decoder(verifier, draft, draft_tree, layers=layers, acceptance_rule=rule)
+            is_timed = name != "untrained"  # its rounds cost as much as the trained tree's
+            modes[f"{candidate.name}/{name}"] = EvalMode(decoder=decoder, baseline=baseline, timed=is_timed)
     return modes
 
 
@@ -132,9 +121,5 @@ def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:
 def warn_tree_depth(tree: Tree, draft: Draft, name: str) -> None:
     """Log a warning if a tree is deeper than its draft was trained for."""
     if tree.depth > draft.trained_depth:
-        log.warning(
-            "tree.depth: %d is deeper than the %d steps that %s was trained for; deep nodes are rarely accepted",
-            tree.depth,
-            draft.trained_depth,
-            name,
-        )
+        line = "tree.depth: %d is deeper than the %d steps that %s was trained for; deep nodes are rarely accepted"
+        log.warning(line, tree.depth, draft.trained_depth, name)

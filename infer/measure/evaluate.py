@@ -67,11 +67,8 @@ def _run_evaluation(target: Target, candidates: list[DraftUnderTest], tree: Tree
         with target.device.ledger.warming():
             tolerances = warm_up_modes(modes, prompts, conf)
         decoders = {name: mode.decoder for name, mode in modes.items()}
-        answers = decode_in_turns(
-            bind_decoders(decoders, max_new_tokens=conf.new_tokens),
-            [[prompt] for prompt in prompts],
-            "held-out prompts",
-        )
+        answer_in_modes = bind_decoders(decoders, max_new_tokens=conf.new_tokens)
+        answers = decode_in_turns(answer_in_modes, [[prompt] for prompt in prompts], "held-out prompts")
         checks = {name: partial(_check_answers, mode, modes, answers, tolerances) for name, mode in modes.items()}
         splits = measure_splits(modes, prompts, max_new_tokens=conf.new_tokens) if conf.phases else {}
         results = {
@@ -140,11 +137,8 @@ def plan_evaluation(
         batched = build_decoders(target, candidate, tree, prompts, conf, batch)
         decoders += [(decoder, False) for decoder in batched.values()]
     lengths = [len(prompt.ids) for prompt in prompts]
-    return (
-        prompts,
-        modes,
-        {graph for decoder, in_parts in decoders for graph in list_graphs(decoder.session, lengths, in_parts=in_parts)},
-    )
+    listed = (list_graphs(decoder.session, lengths, in_parts=in_parts) for decoder, in_parts in decoders)
+    return prompts, modes, {*itertools.chain.from_iterable(listed)}
 
 
 def compile_eval_graphs(target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf) -> None:
@@ -180,7 +174,10 @@ def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
         )
         texts = [ids for _, ids in sorted(answers)]
         turn_prompts = build_next_turns(target.tokenizer, unfinished, texts, target.eos_ids)
-        check_context(target, max((len(p.ids) for p in turn_prompts), default=0) + conf.new_tokens)
+        check_context(
+            getattr(target.config, "max_position_embeddings", None),
+            max((len(p.ids) for p in turn_prompts), default=0) + conf.new_tokens,
+        )
         prompts = prompts + turn_prompts
     return prompts
 
@@ -210,22 +207,17 @@ def _measure_draft(
     conf: EvaluationConf,
 ) -> DraftInfo:
     """Describe a draft, and measure what is no mode: its batches."""
-    adapted, directory = candidate.adapted_target, candidate.directory
+    adapted, directory, draft = candidate.adapted_target, candidate.directory, candidate.draft
     verifier, tree_mode = adapted or target, f"{candidate.name}/tree"
+    weights = tensor_bytes([*draft.parameters(), *draft.buffers()])
+    state = tensor_bytes(modes[tree_mode].decoder.session.buffers[1])
+    changed = _count_changed_answers(results[candidate.baseline], results[AUTOREGRESSIVE])
     return DraftInfo(
         name=candidate.name,
-        method=candidate.draft.method,
-        parameters=sum(p.numel() for p in candidate.draft.parameters()),
-        memory_bytes=DraftMemory(
-            weights=tensor_bytes([*candidate.draft.parameters(), *candidate.draft.buffers()]),
-            state=tensor_bytes(modes[tree_mode].decoder.session.buffers[1]),
-        ),
-        target=adapted
-        and AdaptedTarget(
-            name=adapted.name,
-            parameters=adapted.num_parameters,
-            changed_answers=_count_changed_answers(results[candidate.baseline], results[AUTOREGRESSIVE]),
-        ),
+        method=draft.method,
+        parameters=sum(p.numel() for p in draft.parameters()),
+        memory_bytes=DraftMemory(weights=weights, state=state),
+        target=adapted and AdaptedTarget(name=adapted.name, parameters=adapted.num_parameters, changed_answers=changed),
         tuned_tree=candidate.tuned and candidate.tuned.description,
         not_measured={"untrained": candidate.untrained} if isinstance(candidate.untrained, str) else {},
         longest_row=directory and read_longest_row(directory),

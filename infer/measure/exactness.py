@@ -38,14 +38,10 @@ def measure_tolerance(decoder: Decoder, prompts: Sequence[EvalPrompt], *, max_ne
     """
     target, largest_logit = decoder.target, 0.0
     differences = WidestDifferences(most=len(prompts) * MAX_MEASURED_TOKENS * target.vocab_size)
+    limit = min(MAX_MEASURED_TOKENS, max_new_tokens)
     for prompt in prompts:
         logits: list[Tensor] = []
-        (generation,) = decoder.decode(
-            [prompt.ids],
-            row_ids=[prompt.row_id],
-            max_new_tokens=min(MAX_MEASURED_TOKENS, max_new_tokens),
-            logits_out=logits,
-        )
+        (generation,) = decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=limit, logits_out=logits)
         reference = compute_reference_logits(target, prompt.ids, generation.ids, slots=decoder.slots)
         differences.add((torch.cat(logits).float() - reference).abs().flatten())
         largest_logit = max(largest_logit, float(reference.abs().max()))

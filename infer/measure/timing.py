@@ -37,16 +37,12 @@ def measure_splits(
 
 def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
     """Compile the phases of the modes' unfused rounds."""
+    tokens = min(WARMUP_TOKENS, max_new_tokens)
     for mode in track_progress(list(modes), "warming up unfused rounds"):
-        with mode.decoder.target.device.ledger.warming():
-            timer = PhaseTimer(synchronize=mode.decoder.target.device.synchronize)
-            decode_prompts(
-                mode.decoder,
-                [prompt],
-                max_new_tokens=min(WARMUP_TOKENS, max_new_tokens),
-                stops_at_eos=False,
-                phase_timer=timer,
-            )
+        decoder, device = mode.decoder, mode.decoder.target.device
+        with device.ledger.warming():
+            timer = PhaseTimer(synchronize=device.synchronize)
+            decode_prompts(decoder, [prompt], max_new_tokens=tokens, stops_at_eos=False, phase_timer=timer)
 
 
 def _build_split(timer: PhaseTimer, fused: list[PromptResult]) -> RoundSplit:

@@ -43,15 +43,9 @@ def render_markdown(report: Report) -> str:
     tables, setup = build_tables(report), report.setup
     for table in tables:
         parts += [f"## {table.title}", table.note, table.render_markdown(), *(f"- {line}" for line in table.footnotes)]
-    definitions = collect_definitions(tables).items()
-    return "\n\n".join(
-        [
-            *parts,
-            "## Definitions",
-            "\n".join(f"- **{word}**: {meaning}." for word, meaning in definitions),
-            f"`{setup.command}`, {setup.created}, prompts sha256 {setup.prompts.sha256[:12]}\n",
-        ]
-    )
+    definitions = [f"- **{word}**: {meaning}." for word, meaning in collect_definitions(tables).items()]
+    source = f"`{setup.command}`, {setup.created}, prompts sha256 {setup.prompts.sha256[:12]}\n"
+    return "\n\n".join([*parts, "## Definitions", "\n".join(definitions), source])
 
 
 def print_report(report: Report, output: Console = CONSOLE) -> None:

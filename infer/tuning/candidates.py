@@ -3,7 +3,7 @@
 A family is one kind of tree in increasing sizes; adjacent sizes are neighbors.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -91,10 +91,7 @@ def list_candidates(
     of that many n-gram tokens beside it. The last ones are the windows of n-gram lookup alone.
     """
     depth, ranks = acceptance.shape
-    candidates = [
-        _build_candidate("chain", TreeConf(kind=TreeKind.chain, depth=window), size=window)
-        for window in range(1, depth + 1)
-    ]
+    candidates = _build_windows("chain", range(1, depth + 1))
     for limit in [*(d for d in SHALLOW_DEPTHS if d < depth), depth]:
         suffix = f"-d{limit}" if limit < depth else ""
         for budget in sorted(set(node_budgets)):
@@ -106,10 +103,7 @@ def list_candidates(
         )
     if ngram_tokens:
         candidates += [add_copied_tokens(candidate, ngram_tokens) for candidate in candidates]
-    return candidates + [
-        _build_candidate(LOOKUP, TreeConf(kind=TreeKind.chain, depth=window), size=window)
-        for window in sorted(set(ngram_windows))
-    ]
+    return candidates + _build_windows(LOOKUP, sorted(set(ngram_windows)))
 
 
 def _tree_candidates(acceptance: Float[ndarray, "depth ranks"], budget: int, suffix: str) -> Iterator[TreeCandidate]:
@@ -129,6 +123,10 @@ def _tree_candidates(acceptance: Float[ndarray, "depth ranks"], budget: int, suf
         if fits and not (suffix and family == "product"):
             conf = TreeConf(depth=depth, nodes=budget, beam_width=width, children=children)
             yield _build_candidate(f"{family}{suffix}", conf, size=budget)
+
+
+def _build_windows(family: str, windows: Iterable[int]) -> list[TreeCandidate]:
+    return [_build_candidate(family, TreeConf(kind=TreeKind.chain, depth=size), size=size) for size in windows]
 
 
 def _build_candidate(family: str, conf: TreeConf, *, size: int) -> TreeCandidate:

@@ -5,7 +5,7 @@ from typing import Any
 
 from conf.typed_text import format_overrides
 from infer.config import DEMO_NEW_TOKENS, MISSING, CheckpointConf
-from models.io.errors import Rule, at_least, at_most, check_values, each_at_least, require
+from models.io.errors import LISTED, Rule, at_least, at_most, check_values, require
 from models.io.tracking import TrackerConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import MAX_CHAIN_LENGTH
@@ -56,9 +56,9 @@ class TuneConf(CheckpointConf):
             max_new_tokens=at_least(2),
             ngram_tokens=NOT_NEGATIVE,
             ngram_windows=NGRAM_WINDOWS,
-            batch=each_at_least(1),
-            nodes=each_at_least(1),
-            context=each_at_least(1),
+            batch=LISTED,
+            nodes=LISTED,
+            context=LISTED,
             num_prompts=at_least(1, "null = all"),
             ranks=at_least(1),
         )

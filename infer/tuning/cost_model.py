@@ -104,14 +104,10 @@ class CostBench:
         if name not in self.decoders:
             if self.target.device.compiles:
                 print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
+            draft, tree = (candidate.choose_draft(self.draft), candidate.tree) if candidate else (None, NO_TREE)
+            sampling, layers = self.conf.sampling, self.draft.needs.layers
             decoder = self.decoders[name] = Decoder(
-                self.target,
-                candidate and candidate.choose_draft(self.draft),
-                candidate.tree if candidate else NO_TREE,
-                sampling=self.conf.sampling,
-                slots=self.context,
-                batch=self.batch,
-                layers=self.draft.needs.layers,
+                self.target, draft, tree, sampling=sampling, slots=self.context, batch=self.batch, layers=layers
             )
             if self.conf.context is not None:  # of answers longer than these, whose rounds read all of the cache
                 decoder.session.reads_views = False
@@ -146,10 +142,7 @@ class CostBench:
         is the speed of a busy machine even while the last prompts leave rows idle. At batch size 1 the modes alternate
         prompt by prompt; a larger batch decodes all prompts in one turn.
         """
-        decoders = {
-            candidate.name if candidate else AUTOREGRESSIVE: self.decoder_for(candidate)
-            for candidate in [None, *candidates]
-        }
+        decoders = {AUTOREGRESSIVE: self.decoder_for(None)} | {c.name: self.decoder_for(c) for c in candidates}
         groups = [[prompt] for prompt in self.prompts] if self.batch == 1 else [self.prompts]
         turns = [group for group in groups for _ in range(self.conf.repeats)]
         modes = bind_decoders(decoders, max_new_tokens=self.conf.max_new_tokens)

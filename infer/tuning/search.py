@@ -94,9 +94,8 @@ def estimate_expected_tokens(
         accepted |= {c.name: _cut_lengths(copied_lengths, c.size) for c in lookups}
         copied_lengths = _cut_lengths(copied_lengths, conf.ngram_tokens)
         for candidate in without_copies if conf.ngram_tokens else ():
-            accepted[add_copied_tokens(candidate, conf.ngram_tokens).name] = list(
-                map(np.maximum, accepted[candidate.name], copied_lengths)
-            )
+            name = add_copied_tokens(candidate, conf.ngram_tokens).name
+            accepted[name] = list(map(np.maximum, accepted[candidate.name], copied_lengths))
     return {c.name: _count_expected_tokens(accepted[c.name], texts) for c in candidates}
 
 
@@ -125,8 +124,9 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[T
             if bench.has_time():
                 curve.add(candidate, bench.measure_steps(candidate))
     else:
-        curve, predicted = predict_best(bench, tuning)
-        neighbors = find_neighbors(predicted, tuning.candidates) if bench.has_time() else []
+        delivered = {name: tokens.delivered for name, tokens in tuning.expected_tokens.items()}
+        curve, predicted = choose_candidate(bench.measure_steps, candidates, delivered, has_time=bench.has_time)
+        neighbors = find_neighbors(predicted, candidates) if bench.has_time() else []
         for candidate in neighbors:
             curve.add(candidate, bench.measure_steps(candidate))
         measured = list(dict.fromkeys([predicted, *neighbors, *also_measured]))
@@ -144,12 +144,6 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[T
         speedups={c.name: estimate_speedup(tokens_seconds[c.name], baseline) for c in measured},
         best_over_each={c.name: estimate_speedup(tokens_seconds[best.name], tokens_seconds[c.name]) for c in measured},
     )
-
-
-def predict_best(bench: CostBench, tuning: DraftTuning) -> tuple[CostCurve, TreeCandidate]:
-    """Return what rounds cost, and the candidate that is predicted to be the fastest."""
-    delivered = {name: tokens.delivered for name, tokens in tuning.expected_tokens.items()}
-    return choose_candidate(bench.measure_steps, tuning.candidates, delivered, has_time=bench.has_time)
 
 
 def choose_simplest(measured: list[TreeCandidate], tokens_seconds: dict[str, ndarray]) -> TreeCandidate:

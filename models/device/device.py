@@ -68,21 +68,18 @@ class Device:
         """
         if not self.has_static_shapes:
             return function
-        return self.ledger.record_calls(
-            self._compile_function(function, frozen_names, kind) if self.compiles else function,
-            original=function,
-            unread=unread,
-            name=f"{function.__name__}{KIND_SEPARATOR}{kind}" if kind else function.__name__,
-            count_compiled=self.count_graphs if self.compiles else self.ledger.count_shapes,
-        )
+        compiled = self._compile_function(function, frozen_names, kind) if self.compiles else function
+        count = self.count_graphs if self.compiles else self.ledger.count_shapes
+        name = f"{function.__name__}{KIND_SEPARATOR}{kind}" if kind else function.__name__
+        return self.ledger.record_calls(compiled, original=function, unread=unread, name=name, count_compiled=count)
 
     def compile_part(self, function: Callable, *, frozen_names: tuple[str, ...] = ()) -> Callable:
         """Return a part of a step compiled; on a lazy device unchanged, as a step is one graph."""
-        return self.compile(function, frozen_names=frozen_names)
+        return function if self.lazy else self.compile(function, frozen_names=frozen_names)
 
     def compile_if_lazy(self, function: Callable) -> Callable:
         """Return small operations between graphs compiled on a lazy device, elsewhere unchanged."""
-        return function
+        return self.compile(function) if self.lazy else function
 
     @contextmanager
     def expect_graphs(self, needed: Iterable[Graph], print_line: Callable[[str], None]) -> Iterator[GraphBudget | None]:

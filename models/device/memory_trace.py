@@ -270,6 +270,12 @@ def trace_once(run_layer: Callable) -> Callable:
     return run
 
 
+def map_chunks(compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any]:
+    """Return the results of all chunks; where memory is traced, few of them are computed."""
+    tracer = _get_current_dispatch_mode()
+    return tracer.map_chunks(compute, chunks) if isinstance(tracer, MemoryTracer) else [*map(compute, chunks)]
+
+
 def count_layer_experts(model: Any) -> int:
     """Return the experts of a layer of a mixture, by the names of transformers' configurations; 0 for other models."""
     read_config = getattr(getattr(model, "config", None), "get_text_config", lambda: None)

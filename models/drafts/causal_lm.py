@@ -91,8 +91,7 @@ class CausalLMDraft(CachedDecoding, Draft):
     @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:
         """Return whether the checkpoint is a causal LM of transformers."""
-        architectures = config.get("architectures") or []
-        return any(name in architectures for name in modeling.CAUSAL_LM_CLASSES)
+        return not modeling.CAUSAL_LM_CLASSES.isdisjoint(config.get("architectures") or [])
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "CausalLMDraft":
@@ -127,12 +126,9 @@ class CausalLMDraft(CachedDecoding, Draft):
 
     def loss_terms(self, batch: Batch, target_output: TargetOutput) -> LossTerms:
         """Return the loss of every answer token, given all tokens before it."""
+        ids, mask = self._clamp_ids(batch.input_ids), batch.attention_mask()
         hidden = self.lm.forward_hidden(
-            self._clamp_ids(batch.input_ids),
-            positions=batch.positions,
-            mask=batch.attention_mask(),
-            layers=[],
-            recomputes=self.recomputes,
+            ids, positions=batch.positions, mask=mask, layers=[], recomputes=self.recomputes
         ).hidden
         weight, total_weight = token_weights(batch, conf=self.loss_conf)
         term = HeadTerm(
@@ -179,13 +175,9 @@ class CausalLMDraft(CachedDecoding, Draft):
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, cache_pass: CachePass
     ) -> Float[Tensor, "b t h"]:
+        ids, cache, write = self._clamp_ids(tokens), state["cache"], CacheWrite(slots=cache_pass.slots)
         return self.lm.forward_hidden(
-            self._clamp_ids(tokens),
-            positions=cache_pass.positions,
-            mask=cache_pass.mask,
-            layers=[],
-            cache=state["cache"],
-            write=CacheWrite(slots=cache_pass.slots),
+            ids, positions=cache_pass.positions, mask=cache_pass.mask, layers=[], cache=cache, write=write
         ).hidden
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:

@@ -246,13 +246,8 @@ class Eagle1Draft(EagleDraft):
         outputs = self.unroll_steps(batch, features if noise is None else features + noise, dropout_mask)
         head = full_tensor(self.head.weight)
         # In evaluations no autocast brings fp32 outputs to the dtype of the target's head.
-        terms = self.distill(
-            [output.to(head.dtype) for output in outputs],
-            batch,
-            target_output,
-            heads=[head],
-            scale=self.conf.token_loss_weight,
-        )
+        head_inputs = [output.to(head.dtype) for output in outputs]
+        terms = self.distill(head_inputs, batch, target_output, heads=[head], scale=self.conf.token_loss_weight)
         weights, _ = position_weights(batch, steps=self.trained_depth, conf=self.loss_conf)
         targets = [shift_left(features, 1 + i) for i in range(self.trained_depth)]
         errors = F.smooth_l1_loss(torch.stack(outputs), torch.stack(targets), reduction="none")

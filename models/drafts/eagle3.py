@@ -163,9 +163,5 @@ def default_layers(target: Target) -> list[int]:
     Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. A target of
     one or two layers has fewer than three.
     """
-    num_layers = target.num_layers
-    return (
-        [2, num_layers // 2, num_layers - 3]
-        if num_layers >= 7
-        else sorted({(num_layers - 1) // 3, num_layers // 2, num_layers - 1})
-    )
+    n = target.num_layers
+    return [2, n // 2, n - 3] if n >= 7 else sorted({(n - 1) // 3, n // 2, n - 1})

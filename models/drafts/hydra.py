@@ -189,12 +189,8 @@ class HydraDraft(CachedDecoding, HeadsDraft):
 
     def new_state(self, batch: int, slots: int) -> DraftState:
         """Return room for each row's hidden state and root, and the prefix layer's cache."""
-        weight = self.heads[0].weight
-        state = (
-            super().new_state(batch, slots)
-            if self.prefix_embeding_layer is None
-            else new_layer_state(self.config, weight, batch, slots)
-        )
+        weight, has_prefix = self.heads[0].weight, self.prefix_embeding_layer is not None
+        state = new_layer_state(self.config, weight, batch, slots) if has_prefix else super().new_state(batch, slots)
         return state | {"token": weight.new_zeros(batch, dtype=torch.int64)}  # the root
 
     def advance(self, state: DraftState, emitted: EmittedPath) -> DraftState:

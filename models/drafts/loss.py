@@ -43,17 +43,8 @@ def compute_loss(terms: LossTerms, evaluate: ChunkEvaluator = evaluate_chunk) ->
 
 def _compute_term(term: HeadTerm, evaluate: ChunkEvaluator) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, " 2"]]]:
     """Return the scaled term, and its metrics by name; the names of several steps end with the step's number."""
-    total, metrics = chunked_distillation_loss(
-        term.draft_hidden,
-        term.target_hidden_or_topk,
-        draft_heads=term.draft_heads,
-        target_head=term.target_head,
-        weight=term.weight,
-        labels=term.labels,
-        kept_ids=term.kept_ids,
-        conf=term.conf,
-        evaluate=evaluate,
-    )
+    inputs = {name: value for name, value in vars(term).items() if name not in ("scale", "prefix")}
+    total, metrics = chunked_distillation_loss(**inputs, evaluate=evaluate)
     named = {}
     for name, pairs in metrics.items():
         by_step = {"": pairs} if pairs.ndim == 1 else {f"_{i + 1}": pair for i, pair in enumerate(pairs)}

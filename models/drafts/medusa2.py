@@ -133,12 +133,9 @@ class Medusa2Draft(MedusaDraft):
     ) -> LossTerms:
         """Return the sum of both terms; without `term_weight_sums` the batch is the whole step."""
         assert self.lm is not None
+        ids, mask = batch.input_ids, batch.attention_mask()
         adapted = self.lm.forward_hidden(
-            batch.input_ids,
-            positions=batch.positions,
-            mask=batch.attention_mask(),
-            layers=[],
-            recomputes=self.recomputes,
+            ids, positions=batch.positions, mask=mask, layers=[], recomputes=self.recomputes
         )
         weight, total_weight = token_weights(batch, conf=self.loss_conf)
         keep = HeadTerm(
@@ -158,13 +155,10 @@ class Medusa2Draft(MedusaDraft):
         # if both are.
         keep_sum, heads_sum = self.term_weights(batch) if term_weight_sums is None else term_weight_sums
         ratio = torch.where(heads_sum > 0, keep_sum / heads_sum, 0.0)
-        terms = self.distill(
-            [block(adapted.hidden.to(self.dtype)) for block in self.blocks],
-            batch,
-            TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured),
-            heads=[head.weight for head in self.heads],
-            scale=self.conf.heads_weight * ramp * ratio,
-        )
+        outputs = [block(adapted.hidden.to(self.dtype)) for block in self.blocks]
+        seen = TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured)
+        heads = [head.weight for head in self.heads]
+        terms = self.distill(outputs, batch, seen, heads=heads, scale=self.conf.heads_weight * ramp * ratio)
         return LossTerms(weight=total_weight, heads=[keep, *terms.heads])
 
     def get_adapted_target(self, target: Target) -> Target | None:

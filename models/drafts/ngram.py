@@ -108,16 +108,12 @@ class MixedDraft(Draft):
         return {"draft": self.draft.new_state(batch, slots), "lookup": self.lookup.new_state(batch, slots)}
 
     def start(self, state: DraftState, prompts: ReadPrompts) -> DraftState:
-        return {
-            "draft": self.draft.start(state["draft"], prompts),
-            "lookup": self.lookup.start(state["lookup"], prompts),
-        }
+        draft, lookup = self.draft.start(state["draft"], prompts), self.lookup.start(state["lookup"], prompts)
+        return {"draft": draft, "lookup": lookup}
 
     def advance(self, state: DraftState, emitted: EmittedPath) -> DraftState:
-        return {
-            "draft": self.draft.advance(state["draft"], emitted),
-            "lookup": self.lookup.advance(state["lookup"], emitted),
-        }
+        draft, lookup = self.draft.advance(state["draft"], emitted), self.lookup.advance(state["lookup"], emitted)
+        return {"draft": draft, "lookup": lookup}
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         chain = Tree(kind=TreeKind.chain, depth=tree.ngram_tokens, nodes=tree.ngram_tokens)

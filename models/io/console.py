@@ -35,18 +35,12 @@ def build_aligned_table(
     columns: list[str], rows: list[list[str]], *, ruled: bool, label_columns: int = 1, no_wrap: bool = False
 ) -> Table:
     """Build a table of `label_columns` columns of text, then of numbers; `no_wrap` keeps each number on one line."""
-    table = Table(
-        box=box.SIMPLE_HEAD if ruled else None,
-        pad_edge=False,
-        show_edge=False,
-        collapse_padding=ruled,
-        show_header=any(columns),
-    )
+    rules = box.SIMPLE_HEAD if ruled else None
+    table = Table(box=rules, pad_edge=False, show_edge=False, collapse_padding=ruled, show_header=any(columns))
     for index, column in enumerate(columns):
         is_number = index >= label_columns
-        table.add_column(
-            column, justify="right" if is_number else "left", overflow="fold", no_wrap=no_wrap and is_number
-        )
+        justify = "right" if is_number else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=no_wrap and is_number)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

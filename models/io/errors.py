@@ -60,13 +60,7 @@ def at_most(maximum: int | float, remedy: str = "lower it") -> Rule:
     return Rule(f"must be at most {maximum}", lambda value: value <= maximum, remedy)
 
 
-def each_at_least(minimum: int | float, remedy: str = "list one, such as [8]") -> Rule:
-    """Return the rule that a list is not empty and that none of its numbers is below `minimum`."""
-    return Rule(
-        f"must list numbers of at least {minimum}", lambda values: bool(values) and min(values) >= minimum, remedy
-    )
-
-
+LISTED = Rule("must list numbers of at least 1", lambda numbers: min(numbers, default=0) >= 1, "list one, such as [8]")
 POSITIVE = Rule("must be positive", lambda value: 0 < value < math.inf, "set a number above 0")
 BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1, "choose one such as 0.1")
 SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48, "0 is the default")  # see derive_seed

@@ -22,12 +22,9 @@ def render_markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]],
 
 def render_html(template: Path, *, filters: dict[str, Callable[..., Any]] | None = None, **values: Any) -> str:
     """Return the page of a template; all text in it is escaped, and an unknown name is an error."""
+    loader = FileSystemLoader(template.parent)
     environment = Environment(
-        loader=FileSystemLoader(template.parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(filters or {})
     return environment.get_template(template.name).render(**values)

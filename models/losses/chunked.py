@@ -5,8 +5,7 @@ one chunk. `token_losses` defines the losses, `config` their options. Compiled, 
 `evaluate_chunk` is compiled once, however many chunks a batch has.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -17,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
+from models.device.memory_trace import map_chunks
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import (
     TargetDistribution,
@@ -31,7 +31,6 @@ Metrics = dict[str, Float[Tensor, "*steps 2"]]  # name -> (sum, count) of each s
 # Draft hidden states, target hidden states or top-k logits, weights, labels.
 Chunk = tuple[Tensor, Tensor | TopKLogits, Tensor, Tensor | None]
 ChunkEvaluator = Callable[["ChunkSettings", Chunk], tuple[Float[Tensor, ""], Metrics, Tensor]]
-ChunkMap = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +95,8 @@ def chunked_distillation_loss(
     # `conf.logits_chunk` counts the drafted tokens of all steps, which share the target's.
     chunk_size = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
     head_grads = [torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None for head in draft_heads]
-    settings = ChunkSettings(
-        draft_heads=tuple(_autocast(head.detach()) for head in draft_heads),
-        head_grads=tuple(head_grads),
-        target_head=target_head,
-        kept_ids=kept_ids,
-        conf=conf,
-    )
+    heads, grads = tuple(_autocast(head.detach()) for head in draft_heads), tuple(head_grads)
+    settings = ChunkSettings(draft_heads=heads, head_grads=grads, target_head=target_head, kept_ids=kept_ids, conf=conf)
     hidden, hidden_grad = draft_hidden.detach(), torch.empty_like(draft_hidden)
 
     def compute_chunk(start: int) -> tuple[Tensor, Metrics]:
@@ -122,7 +116,7 @@ def chunked_distillation_loss(
     num_tokens = weight.shape[-1]
     with torch.no_grad():
         starts = range(0, max(num_tokens, 1), chunk_size)  # a chunk at least, which gives the metrics' names
-        losses, sums = zip(*_chunk_maps[-1](compute_chunk, starts), strict=True)
+        losses, sums = zip(*map_chunks(compute_chunk, starts), strict=True)
         metrics = {name: torch.stack([s[name] for s in sums]).sum(0) for name in sums[0]}
     pairs = [(draft_hidden, hidden_grad), *zip(draft_heads, head_grads, strict=True)]
     learned = [(variable, grad) for variable, grad in pairs if variable.requires_grad]
@@ -204,20 +198,3 @@ def _autocast(head: Tensor) -> Tensor:
     """Return a head in the type of products, to which autocast would convert it for every chunk."""
     kind = head.device.type
     return head.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else head
-
-
-def _compute_all(compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any]:
-    return [compute(chunk) for chunk in chunks]
-
-
-_chunk_maps: list[ChunkMap] = [_compute_all]  # the last one is used
-
-
-@contextmanager
-def map_chunks_by(chunk_map: ChunkMap) -> Iterator[None]:
-    """Let `chunk_map` compute the chunks in the block, as a tracer does that skips equal ones."""
-    _chunk_maps.append(chunk_map)
-    try:
-        yield
-    finally:
-        _chunk_maps.pop()

@@ -92,13 +92,9 @@ def target_distribution(
     if kept_ids is None:
         log_probs = logits.log_softmax(-1)
         probs = log_probs.exp()
+        covered = torch.ones_like(top_token).bool()
         return TargetDistribution(
-            probs=probs,
-            soft=probs,
-            log_soft=log_probs,
-            top_token=top_token,
-            label=labels,
-            covered=torch.ones_like(top_token).bool(),
+            probs=probs, soft=probs, log_soft=log_probs, top_token=top_token, label=labels, covered=covered
         )
     draft_ids = _draft_id_lookup(kept_ids, logits.shape[-1])
     supervised_id = draft_ids[top_token if labels is None else labels]

@@ -172,13 +172,8 @@ def plan_shards(
         if style in allowed:
             shards[name] = LayerShard(style=allowed[style])
         else:  # a subclass of an embedding, which does more than look up rows, stays full
-            _check_support(
-                model,
-                ranks,
-                isinstance(layer, nn.Embedding),
-                "layers that are linear or an embedding",
-                f"{name} ({type(layer).__name__}, {style})",
-            )
+            rule, got = "layers that are linear or an embedding", f"{name} ({type(layer).__name__}, {style})"
+            _check_support(model, ranks, isinstance(layer, nn.Embedding), rule, got)
     for name, attention in model.named_modules():
         if hasattr(attention, "num_key_value_groups"):
             shards |= _plan_kv_heads(model, name, attention, shards, ranks)

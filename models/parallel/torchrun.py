@@ -34,11 +34,7 @@ def is_restart() -> bool:
 
 
 def check_launch() -> None:
-    """Raise UserError for half a launch, and if a restart of this one would hang."""
-    require(
-        get_world_size() == 1 or "RANK" in os.environ,
-        f"WORLD_SIZE: must come with RANK, as torchrun sets them, got {get_world_size()} alone; unset it",
-    )
+    """Raise UserError if a restart of this launch would hang."""
     several_nodes = _read_env_int("LOCAL_WORLD_SIZE", 1) < get_world_size()
     may_restart = several_nodes and _read_env_int("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     require(

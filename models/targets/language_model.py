@@ -119,12 +119,8 @@ class LanguageModel:
             # With a cache, the positions of the new tokens are recorded in it.
             keys = positions if cache is None or write is None else cache.record_positions(positions, write)
             in_window = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
+        masks = architectures.build_layer_masks(self.config, mask, in_window, self.head.weight.dtype)
         hidden, captured = self._run_layers(
-            input_ids,
-            positions=positions,
-            masks=architectures.build_layer_masks(self.config, mask, in_window, self.head.weight.dtype),
-            layers=layers,
-            cache_write=cache_write,
-            recomputes=recomputes,
+            input_ids, positions=positions, masks=masks, layers=layers, cache_write=cache_write, recomputes=recomputes
         )
         return TargetOutput(hidden=hidden, captured=torch.cat(captured, -1) if captured else None)

@@ -27,7 +27,7 @@ import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, Cache, LlamaConfig
+from transformers import AutoModelForCausalLM, Cache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
@@ -212,13 +212,8 @@ def build_thin_model(config: Any, *, trust_remote_code: bool = False) -> Any:
     with torch.device("meta"):
         # Fused experts multiply in no other precision on this device.
         return AutoModelForCausalLM.from_config(
-            cut_layers(config, 1), dtype=torch.bfloat16, trust_remote_code=trust_remote_code
+            keep_layers(config, range(1)), dtype=torch.bfloat16, trust_remote_code=trust_remote_code
         )
-
-
-def cut_layers(config: Any, layers: int) -> Any:
-    """Return the config of the model's first layers."""
-    return keep_layers(config, range(layers))
 
 
 def keep_layers(config: Any, layers: Sequence[int]) -> Any:
@@ -260,11 +255,6 @@ def is_plain_lookup(embeddings: nn.Module) -> bool:
     return not isinstance(embeddings, nn.Embedding) or type(embeddings).forward is nn.Embedding.forward
 
 
-def build_rotary(config: LlamaConfig) -> nn.Module:
-    """Build the module that returns the cosines and sines of positions, each `batch seq head`."""
-    return LlamaRotaryEmbedding(config)
-
-
-def build_mlp(config: LlamaConfig) -> nn.Module:
-    """Build the gated feed-forward block: down_proj(silu(gate_proj(x)) * up_proj(x))."""
-    return LlamaMLP(config)
+# Of a LlamaConfig, the module that returns the cosines and sines of positions, each `batch seq head`, and the gated
+# feed-forward block: down_proj(silu(gate_proj(x)) * up_proj(x)).
+build_rotary, build_mlp = LlamaRotaryEmbedding, LlamaMLP

@@ -13,8 +13,8 @@ from models.io.errors import UserError, require
 from models.targets import architectures
 from models.targets.config import ModelSource
 from models.targets.load_errors import CONFIG_FILE, TOKENIZER_FILE, check_hub, report_load_errors
-from models.targets.modeling import build_thin_model, check_modeling, cut_layers
-from models.targets.stored_weights import check_load_report, check_stored_weights, quiet_loading
+from models.targets.modeling import build_thin_model, check_modeling, keep_layers
+from models.targets.stored_weights import REPORTED, check_load_report, check_stored_weights, quiet_loading
 
 SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
 
@@ -74,7 +74,7 @@ def load_tables(source: ModelSource, dtype: torch.dtype) -> Any:
         f"{source.location_key}: must be a model in one piece with measure=false, got the files of several ranks in "
         f"{source.location!r}; give the model that they were made of",
     )
-    model, report = _load_weights(source, cut_layers(config, 0), dtype)
+    model, report = _load_weights(source, keep_layers(config, []), dtype)
     check_load_report(source, report | {"unexpected_keys": []})  # those of the layers
     model.config = config
     return model
@@ -83,18 +83,9 @@ def load_tables(source: ModelSource, dtype: torch.dtype) -> Any:
 def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype, **layout: Any) -> tuple[Any, dict[str, Any]]:
     """Load a model of this config, and transformers' report of the tensors that it missed or did not know."""
     check_pretrained(source)
+    options = REPORTED | architectures.dequantize_kwargs(config) | layout
     with quiet_loading(keeps_progress=True):
-        return _from_pretrained(
-            source,
-            AutoModelForCausalLM,
-            file="weights",
-            config=config,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            dtype=dtype,
-            **architectures.dequantize_kwargs(config),
-            **layout,
-        )
+        return _from_pretrained(source, AutoModelForCausalLM, file="weights", config=config, dtype=dtype, **options)
 
 
 def _find_rank_files(source: ModelSource) -> list[Path]:

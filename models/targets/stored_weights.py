@@ -23,6 +23,9 @@ from models.targets import architectures
 from models.targets.config import ModelSource
 from models.targets.load_errors import CONFIG_FILE, report_load_errors
 
+# Of from_pretrained, which then returns the model with a report of its missing, unknown and misshapen tensors.
+REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+
 
 def check_stored_weights(source: ModelSource, model: Any) -> None:
     """Raise UserError unless the stored tensors are those of `model`, which is on `meta`.
@@ -37,13 +40,7 @@ def check_stored_weights(source: ModelSource, model: Any) -> None:
     _check_types(source, stored)
     with report_load_errors(source, "weights"), quiet_loading():
         _, report = type(model).from_pretrained(
-            None,
-            config=model.config,
-            state_dict=stored,
-            device_map="meta",
-            dtype=model.dtype,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
+            None, config=model.config, state_dict=stored, device_map="meta", dtype=model.dtype, **REPORTED
         )
     check_load_report(source, report)
 

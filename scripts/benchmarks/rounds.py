@@ -48,25 +48,18 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of conf/train.yaml")
     args = parser.parse_intermixed_args()
     conf = compose("train", TrainConf, [f"target.name={args.target}", f"target.path={args.target}", *args.overrides])
-    device = build_device(conf.device, conf.target)
-    target = load_target(conf.target, device)
+    target = load_target(conf.target, build_device(conf.device, conf.target))
     prompt = target.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     modes: dict[str, Draft | None] = {"none": None, "n-gram": NgramDraft()}
     modes |= {str(folder): load_draft(folder, target) for folder in args.drafts}
     layers = next((draft.needs.layers for draft in modes.values() if draft and draft.needs.layers), [])
     print("| draft | ms a round | tokens a round |\n|---|---:|---:|")
-    with device.cpu_threads_for(target.num_parameters // target.num_layers), torch.no_grad():
+    with target.device.cpu_threads_for(target.num_parameters // target.num_layers), torch.no_grad():
         for name, draft in modes.items():
             depth = min(DRAFTED, draft.max_depth) if draft else 0
             tree = TreeConf(kind=TreeKind.chain, depth=depth).build() if draft else NO_TREE
-            decoder = Decoder(
-                target,
-                draft,
-                tree,
-                sampling=SamplingConf(),
-                slots=args.slots,
-                layers=(draft and draft.needs.layers) or layers,
-            )
+            captured = (draft and draft.needs.layers) or layers
+            decoder = Decoder(target, draft, tree, sampling=SamplingConf(), slots=args.slots, layers=captured)
             seconds, tau = time_rounds(decoder, prompt)
             print(f"| {name} | {1e3 * seconds:.1f} | {tau:.2f} |", flush=True)
 

@@ -52,19 +52,14 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
     common.append("device.compile=false")
     source = ["data=jsonl", f"data.path={folder}/documents.jsonl", f"output_dir={folder}/capture"]
     sizes = [f"dtype={dtype}", "batch=32", "shard_mb=4"]
-    target_pass_s, capture_s, store_folder = captured(
-        compose("capture", CaptureConf, [*common, *source, *sizes]), target
-    )
+    conf = compose("capture", CaptureConf, [*common, *source, *sizes])
+    target_pass_s, capture_s, store_folder = captured(conf, target)
     source = ["data=captured", f"data.path={store_folder}", f"output_dir={folder}/train"]
     sizes = [f"optim.steps={steps}", f"interval.log={LOGGED}", "held_out.selection=1", "held_out.report=1"]
     train = compose("train", TrainConf, [*common, *source, *sizes])
-    store = FeatureStore(
-        store_folder,
-        target_hash=target.fingerprint,
-        tokenizer_hash=target.tokenizer_fingerprint,
-        needs=build_draft(train.draft, target, loss=train.loss, seed=0).needs,
-        dtype=target.device.dtype,
-    )
+    hashes = {"target_hash": target.fingerprint, "tokenizer_hash": target.tokenizer_fingerprint}
+    needs = build_draft(train.draft, target, loss=train.loss, seed=0).needs
+    store = FeatureStore(store_folder, **hashes, needs=needs, dtype=target.device.dtype)
     rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
     read_s, spec = time_epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.spec
     trained, wait = learn(train, target)

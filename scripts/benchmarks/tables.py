@@ -2,9 +2,7 @@
 
 import os
 import platform
-import re
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +10,7 @@ from rich.text import Text
 
 from infer.report.number_format import Table, choose_console, to_rich_table
 from models.device.device import Device
+from models.device.packages import installed_version
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
@@ -52,11 +51,9 @@ def publish(name: str, *tables: Table, setting: str, page: Path = PAGE, should_w
 def machine(device: Device) -> str:
     """Describe the machine: enough to judge the figures, nothing that identifies it."""
     info = device.describe()
-    torch_version = re.match(r"\d+(\.\d+)*", version("torch"))
-    assert torch_version
     return (
         f"{info['name']} ({info['kind']}, {os.cpu_count()} cores, {info['threads']} threads), {info['dtype']}, "
         f"{'compiled' if device.compiles else 'eager'}, "
-        f"{platform.system()}, Python {platform.python_version()}, torch {torch_version[0]}, "
-        f"transformers {version('transformers')}, {date.today()}"
+        f"{platform.system()}, Python {platform.python_version()}, torch {installed_version('torch')}, "
+        f"transformers {installed_version('transformers')}, {date.today()}"
     )

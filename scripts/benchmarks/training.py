@@ -74,24 +74,22 @@ def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
 
 def learn(
     learner: Learner, draft: Draft, target: Target, batch: Batch, optimizers: list[torch.optim.Optimizer]
-) -> Tensor:
+) -> None:
     """Take one step like the training loop: target, loss, gradient, optimizer."""
     with torch.no_grad():
         target_output = learner.features or run_target(target, draft.needs.layers, batch)
     plain = patch.object(draft_loss, "chunked_distillation_loss", compute_at_once)
     with plain if learner.plain else nullcontext():
         loss = learner.loss(batch, target_output, {})
-        mean = loss.total / loss.weight
-        mean.backward()
+        (loss.total / loss.weight).backward()
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    return mean.detach()
 
 
-def compute_at_once(*hidden: Any, evaluate: ChunkEvaluator, **inputs: Any) -> tuple[Tensor, Metrics]:  # noqa: ARG001
+def compute_at_once(evaluate: ChunkEvaluator, **inputs: Any) -> tuple[Tensor, Metrics]:  # noqa: ARG001
     """Compute a loss without chunks, which nothing evaluates then."""
-    return distillation_loss(*hidden, **inputs)
+    return distillation_loss(**inputs)
 
 
 def _table(learners: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> Table:

@@ -5,6 +5,7 @@
 
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,16 +182,10 @@ def deepen_model(model: Any, shape: TargetShape, num_layers: int) -> Any:
     Training a shallow model first reaches most of its quality in a fraction of the time (stacking,
     Du et al., arXiv 2405.15319).
     """
-    deeper = build_model(shape, num_layers)
-    old, new = model.state_dict(), {}
-    old_layers = model.config.num_hidden_layers
-    for name in deeper.state_dict():
-        parts = name.split(".")
-        if "layers" in parts:
-            index = parts.index("layers") + 1
-            parts[index] = str(int(parts[index]) % old_layers)
-        new[name] = old[".".join(parts)]
-    deeper.load_state_dict(new)
+    deeper, old, old_layers = build_model(shape, num_layers), model.state_dict(), model.config.num_hidden_layers
+    layer = re.compile(r"(?<=layers\.)\d+")
+    origins = {name: layer.sub(lambda number: str(int(number[0]) % old_layers), name) for name in deeper.state_dict()}
+    deeper.load_state_dict({name: old[origin] for name, origin in origins.items()})
     return deeper.to(model.device)
 
 

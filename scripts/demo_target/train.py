@@ -7,7 +7,6 @@ model that a machine can reach in that time.
 """
 
 import argparse
-import csv
 import math
 import shutil
 import time
@@ -237,15 +236,11 @@ def log(
 ) -> None:
     tokens = step * args.workers * args.batch * args.length
     bits = unseen_loss / math.log(2) / bytes_per_token
-    file = Path(f"{args.out}.csv")
     is_new = step <= LOG_EVERY
-    with file.open("w" if is_new else "a", newline="") as out:
-        writer = csv.writer(out)
+    with Path(f"{args.out}.csv").open("w" if is_new else "a") as out:
         if is_new:
-            names = ["train_loss", "held_out_loss", "held_out_bits_per_byte"]
-            writer.writerow(["minutes", "tokens", *names])
-        row = f"{minutes:.2f} {tokens} {train_loss:.4f} {unseen_loss:.4f} {bits:.4f}"
-        writer.writerow(row.split())
+            out.write("minutes,tokens,train_loss,held_out_loss,held_out_bits_per_byte\n")
+        out.write(f"{minutes:.2f},{tokens},{train_loss:.4f},{unseen_loss:.4f},{bits:.4f}\n")
     print(
         f"{minutes:6.1f} min  step {step}  train {train_loss:.3f}  held-out {unseen_loss:.3f}"
         f"  {bits:.3f} bits/byte  {tokens / minutes / 60:.0f} tokens/s",

@@ -46,20 +46,14 @@ def answer_here(target: Target, prompts: list[list[int]], conf: AnswersConf) -> 
 
 def answer_by_generate(model: torch.nn.Module, prompts: list[list[int]], conf: AnswersConf, *, eos: list[int]) -> int:
     """Answer the prompts in batches of their order, padded on the left; return the tokens."""
+    settings = {"max_new_tokens": conf.max_new_tokens, "do_sample": False, "eos_token_id": eos, "pad_token_id": eos[0]}
     tokens = 0
     for first in range(0, len(prompts), conf.batch):
         batch = prompts[first : first + conf.batch]
         longest = max(map(len, batch))
         ids = torch.tensor([eos[:1] * (longest - len(row)) + row for row in batch])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in batch])
-        output = model.generate(  # pyright: ignore[reportCallIssue]
-            ids,
-            attention_mask=mask,
-            max_new_tokens=conf.max_new_tokens,
-            do_sample=False,
-            eos_token_id=eos,
-            pad_token_id=eos[0],
-        )
+        output = model.generate(ids, attention_mask=mask, **settings)  # pyright: ignore[reportCallIssue]
         ends = torch.isin(output[:, longest:], torch.tensor(eos)).int()
         # An answer counts up to its end, which `generate` repeats as padding.
         tokens += int(((ends.cumsum(1) - ends) == 0).sum())

@@ -45,6 +45,7 @@ DRAFTED = 4  # tokens per proposal of every chain
 MISSING = "vLLM: not here, `make test-engines` installs it"
 TURNS = 2  # of every contender on each prompt: in order and in reverse
 KILLED_WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # of util-linux; a stopped process would outlive a killed race
+COLUMNS = ["draft", "decoding", "proposed", "tokens/s", "ours / this", "our tree / this", "same answers", "graphs"]
 METHODS = {"eagle3": "eagle3", "eagle1": "eagle", "medusa": "medusa", "causal_lm": "draft_model"}
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -74,19 +75,10 @@ class Engine:
         openmp = environment() / "lib" / "libiomp5.so"  # several times faster than GNU's
         threading = {"LD_PRELOAD": str(openmp), "OMP_NUM_THREADS": str(torch.get_num_threads())}
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
-        self.process = subprocess.Popen(
-            [
-                *KILLED_WITH_US,
-                environment() / "bin" / "python",
-                Path(__file__).with_name("vllm_answers.py"),
-                *arguments,
-            ],
-            env=os.environ | SETTINGS | threading,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-        )
+        program = [environment() / "bin" / "python", Path(__file__).with_name("vllm_answers.py")]
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
+        variables = os.environ | SETTINGS | threading
+        self.process = subprocess.Popen([*KILLED_WITH_US, *program, *arguments], env=variables, text=True, **streams)
 
     def request(self, prompt: Prompt, count: int) -> dict:
         """Return the answer of `count` tokens."""
@@ -238,16 +230,7 @@ def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens:
         "from ids to ids; brackets: 95 % interval over prompts; ours: with the same draft, our "
         "chain, or our loop if there is no draft; same answers: as our loop gives; graphs: "
         f"compiled while measuring{f'; vLLM {version}' if version else ''}.",
-        columns=[
-            "draft",
-            "decoding",
-            "proposed",
-            "tokens/s",
-            "ours / this",
-            "our tree / this",
-            "same answers",
-            "graphs",
-        ],
+        columns=COLUMNS,
         rows=rows,
         label_columns=3,
     )

@@ -120,15 +120,9 @@ def decoding(
 
     The baseline captures three layers too, like every mode of an evaluation.
     """
-    n = target.num_layers
-    decoder = Decoder(
-        target,
-        draft,
-        tree,
-        sampling=SamplingConf(),
-        slots=slots_of(prompts, new_tokens),
-        layers=None if draft else sorted({2, n // 2, n - 3}),
-    )
+    n, slots = target.num_layers, slots_of(prompts, new_tokens)
+    layers = None if draft else sorted({2, n // 2, n - 3})
+    decoder = Decoder(target, draft, tree, sampling=SamplingConf(), slots=slots, layers=layers)
 
     def run(prompt: Prompt, count: int) -> list[int]:
         (generation,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=count)
@@ -219,11 +213,9 @@ def _compiles_here() -> Any:
 def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
     """Build contenders of prompt lookup by length of proposals; it supports only dynamic caches, not compiled."""
     return [
-        Contender(
-            settings=["prompt lookup", precision, str(count)], run=generate(model, prompt_lookup_num_tokens=count)
-        )
+        Contender(settings=["prompt lookup", precision, str(n)], run=generate(model, prompt_lookup_num_tokens=n))
         for precision, model in copies.items()
-        for count in LOOKUPS
+        for n in LOOKUPS
     ]
 
 
@@ -255,44 +247,25 @@ def autoregressive(
     target: Target, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int, wrapped: bool = False
 ) -> Table:
     """Compare our loop with an empty tree with `generate`."""
-    ours = decoding(
-        target,
-        prompts=prompts,
-        new_tokens=new_tokens,
-        settings=["ours", precision(target), "static", "yes" if target.device.compiles else "no"],
-    )
+    settings = ["ours", precision(target), "static", "yes" if target.device.compiles else "no"]
+    ours = decoding(target, prompts=prompts, new_tokens=new_tokens, settings=settings)
     others = generate_settings(copies, target.device, new_tokens=new_tokens, wrapped=wrapped)
     race([ours, *others], prompts, new_tokens=new_tokens)
-    return table(
-        ours,
-        others,
-        title="Autoregressive decoding beside transformers generate",
-        columns=["decoding", "precision", "cache", "compiled"],
-        new_tokens=new_tokens,
-    )
+    title = "Autoregressive decoding beside transformers generate"
+    columns = ["decoding", "precision", "cache", "compiled"]
+    return table(ours, others, title=title, columns=columns, new_tokens=new_tokens)
 
 
 def drafted(
     target: Target, draft: Draft, tree: Tree, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int
 ) -> Table:
     """Compare tree decoding with a trained draft with prompt lookup."""
-    ours = decoding(
-        target,
-        draft,
-        tree,
-        prompts=prompts,
-        new_tokens=new_tokens,
-        settings=[f"ours, {tree.kind.name} tree", precision(target), str(tree.size)],
-    )
+    settings = [f"ours, {tree.kind.name} tree", precision(target), str(tree.size)]
+    ours = decoding(target, draft, tree, prompts=prompts, new_tokens=new_tokens, settings=settings)
     others = lookup_settings(copies)
     race([ours, *others], prompts, new_tokens=new_tokens)
-    return table(
-        ours,
-        others,
-        title="Tree decoding beside transformers prompt lookup",
-        columns=["decoding", "precision", "proposed tokens"],
-        new_tokens=new_tokens,
-    )
+    title, columns = "Tree decoding beside transformers prompt lookup", ["decoding", "precision", "proposed tokens"]
+    return table(ours, others, title=title, columns=columns, new_tokens=new_tokens)
 
 
 def precision(target: Target) -> str:

@@ -89,21 +89,13 @@ def build_groups(
     name = precision(target)
     model = models(target.model.name_or_path, target.device)[name]
     chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
-    lookup = decoding(
-        target,
-        NgramDraft(),
-        chain,
-        prompts=prompts,
-        new_tokens=new_tokens,
-        settings=["n-gram", "ours, chain", str(DRAFTED)],
-    )
-    count = LOOKUPS[-1]  # transformers' default, and the fastest in docs/benchmarks.md
-    theirs = [
-        Contender(settings=["n-gram", "prompt lookup", str(count)], run=generate(model, prompt_lookup_num_tokens=count))
-    ]
+    settings = ["n-gram", "ours, chain", str(DRAFTED)]
+    lookup = decoding(target, NgramDraft(), chain, prompts=prompts, new_tokens=new_tokens, settings=settings)
+    n = LOOKUPS[-1]  # transformers' default, and the fastest in docs/benchmarks.md
+    theirs = Contender(settings=["n-gram", "prompt lookup", str(n)], run=generate(model, prompt_lookup_num_tokens=n))
     groups = [
         without_draft(target, model, prompts, new_tokens=new_tokens),
-        Group(draft="n-gram", ours=[lookup], others=theirs, serve=["--method=ngram"]),
+        Group(draft="n-gram", ours=[lookup], others=[theirs], serve=["--method=ngram"]),
     ]
     for folder, draft in drafts.items():
         groups.append(with_draft(target, model, folder, draft, conf.tree.build(), prompts, new_tokens=new_tokens))
@@ -326,26 +318,22 @@ def main() -> None:
         if args.results is None:
             parser.error("--results: must be a file, got none; a race writes a line to it after each prompt")
         args.results.parent.mkdir(parents=True, exist_ok=True)
-    target_keys = [f"target.name={args.target}", f"target.path={args.target}"]
-    conf = compose("train", TrainConf, [*target_keys, *args.overrides])
-    device = build_device(conf.device, conf.target)
-    target = load_target(conf.target, device)
+    conf = compose("train", TrainConf, [f"target.name={args.target}", f"target.path={args.target}", *args.overrides])
+    target = load_target(conf.target, build_device(conf.device, conf.target))
     prompts = load_eval_prompts(target.tokenizer, args.prompts, limit=args.limit)
     ids = [prompt.ids for prompt in prompts]
     drafts = load_drafts(target, args.drafts)
     if args.batch:
         runs = decode_in_batches(target, [*drafts.values()], conf.tree.build(), prompts, args.new_tokens, args.batch)
-        tables = [tau_table(runs, [*dict.fromkeys(run.contender for run in runs)])]
-        publish("groups", *tables, setting=machine(device), page=PAGE, should_write=args.write)
+        table = tau_table(runs, [*dict.fromkeys(run.contender for run in runs)])
+        publish("groups", table, setting=machine(target.device), page=PAGE, should_write=args.write)
         return
-    with (
-        torch._dynamo.config.patch(recompile_limit=64),
-        device.cpu_threads_for(target.num_parameters // target.num_layers),
-    ):
+    raised_limit = torch._dynamo.config.patch(recompile_limit=64)
+    with raised_limit, target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         groups = build_groups(target, drafts, conf, ids, args.new_tokens)
         hashes = [hash_tensors(draft.state_dict()) for draft in drafts.values()]
         hold_race(groups, target, prompts, args.results, args.new_tokens, hashes)
-        setting = machine(device)
+        setting = machine(target.device)
     runs = read_runs(args.results)
     lookup, *ours = [" | ".join(c.settings) for group in groups[1:] for c in group.ours]
     tables = [speed_table(runs), *([margin_table(runs, ours)] if ours else []), tau_table(runs, [lookup, *ours])]

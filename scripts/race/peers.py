@@ -117,17 +117,8 @@ def measure_all(stage: str, runs: list[Run], jobs: int) -> None:
 
 def do_stage(stage: str, run: Run) -> int:
     """Do a stage in a process of its own; return the exit code."""
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.race.stage",
-        str(run.race.output),
-        stage,
-        f"--side={run.side}",
-        f"--switch={run.switch}",
-        f"--rate={run.rate}",
-        f"--seed={run.seed}",
-    ]
+    options = [f"--{name}={value}" for name, value in run.settings.items()]
+    command = [sys.executable, "-m", "scripts.race.stage", str(run.race.output), stage, *options]
     code, _ = run_logged(command, run.file.with_suffix(f".{stage}.log"))
     return code
 

@@ -39,8 +39,9 @@ class Race:
         return TargetConf(name=name_target(self.target), path=self.target).location
 
     def list_figures(self) -> list[dict[str, Any]]:
-        """Return the figures of every run that has trained."""
-        return [json.loads(file.read_text()) for file in sorted(self.output.glob("*-seed*.json"))]
+        """Return the figures of every run that has trained, by seed."""
+        figures = [json.loads(file.read_text()) for file in sorted(self.output.glob("*-seed*.json"))]
+        return sorted(figures, key=lambda run: run["seed"])
 
     def documents(self, seed: int) -> Path:
         """Return the folder of the documents that the runs of a seed train on."""
@@ -90,6 +91,11 @@ class Run:
     switch: str  # an override that this run tries, "" for none
     rate: float
     seed: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what tells this run from the others of its race."""
+        return {name: value for name, value in vars(self).items() if name != "race"}
 
     @property
     def folder(self) -> Path:

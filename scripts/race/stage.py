@@ -40,10 +40,10 @@ def main() -> None:
     parser.add_argument("--switch", default="")
     parser.add_argument("--rate", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    settings = vars(parser.parse_args())
     torch.set_num_threads(1)
-    race = Race.load(args.output)
-    STAGES[args.stage](Run(race=race, side=args.side, switch=args.switch, rate=args.rate, seed=args.seed))
+    do_stage, race = STAGES[settings.pop("stage")], Race.load(settings.pop("output"))
+    do_stage(Run(race=race, **settings))
 
 
 def export_documents(run: Run) -> None:

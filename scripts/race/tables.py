@@ -34,8 +34,7 @@ def select_chosen(figures: list[Figures], side: str) -> list[Figures]:
     if not calibrated_lengths(figures, side):
         return []
     setting = choose_setting(figures, side)
-    runs = [run for run in figures if run["side"] == side and (run["switch"], run["rate"]) == setting]
-    return sorted(runs, key=lambda run: run["seed"])
+    return [run for run in figures if run["side"] == side and (run["switch"], run["rate"]) == setting]
 
 
 def pair_counts(figures: list[Figures], depth: int) -> dict[str, list[ndarray]]:
@@ -119,9 +118,7 @@ def name_setting(setting: Setting) -> str:
 
 def build_cost_table(figures: list[Figures]) -> Table:
     """Return the speed and the peak memory of short training runs, by seed."""
-    by_side = {
-        side: sorted((run for run in figures if run["side"] == side), key=lambda run: run["seed"]) for side in SIDES
-    }
+    by_side = {side: [run for run in figures if run["side"] == side] for side in SIDES}
     rows = [
         [
             NAMES[side],

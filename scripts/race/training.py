@@ -21,15 +21,10 @@ ROOT = Path(__file__).parents[2]
 OUR_SETTING = SETTINGS["ours"]  # what does best in scripts/studies/eagle3.py
 MASKS = {PEER: ANSWERS, MATCHED: ALL}  # what the documents let a side learn
 MATCHED_SETTING = ["--ttt-steps=4"]  # ours
-PEER_SETTING = [
-    "--speculator-type=eagle3",
-    "--hidden-states-dtype=float32",
-    "--num-workers=0",
-    "--draft-attn-impl=sdpa",
-    "--loss-implementation=eager",
-    "--on-missing=raise",
-    "--log-freq=1",
-]
+PEER_SETTING = """
+    --speculator-type=eagle3 --hidden-states-dtype=float32 --num-workers=0 --draft-attn-impl=sdpa
+    --loss-implementation=eager --on-missing=raise --log-freq=1
+""".split()  # noqa: SIM905 - a list would take a line for each word
 StepCost = tuple[int, float, float]  # a step, and the tokens and seconds of it, or of the steps since the last cost
 
 
@@ -40,16 +35,9 @@ def train_run(run: Run) -> int:
     command = ours if run.side == OURS else peer_command(run)
     code, peak_bytes = run_logged(command, run.file.with_suffix(".log"))
     if code == 0:
-        read_cost = read_our_cost if run.side == OURS else read_peer_cost
-        run.add_figures(
-            side=run.side,
-            switch=run.switch,
-            rate=run.rate,
-            seed=run.seed,
-            steps=run.race.steps,
-            peak_bytes=peak_bytes,
-            **sum_costs(read_cost(run.folder), run.race.steps),
-        )
+        read_cost, steps = read_our_cost if run.side == OURS else read_peer_cost, run.race.steps
+        costs = sum_costs(read_cost(run.folder), steps)
+        run.add_figures(**run.settings, steps=steps, peak_bytes=peak_bytes, **costs)
     return code
 
 
@@ -64,23 +52,17 @@ def peer_command(run: Run) -> list[str]:
     """Return the command that trains a side of the peer; it holds out the last document."""
     summary, epochs, documents = run.read_summary(), run.count_epochs(), run.race.documents(run.seed)
     count = len(summary["lengths"])
-    vocabulary = [f"--{name}-path={file}" for name in VOCABULARY if (file := documents / f"{name}.npy").exists()]
+    options = {"verifier-name-or-path": run.race.target_path, "data-path": documents / MASKS[run.side]}
+    options |= {f"{name}-path": file for name in VOCABULARY if (file := documents / f"{name}.npy").exists()}
+    options |= {"save-path": run.folder, "seed": run.seed, "lr": run.rate, "total-seq-len": summary["step_tokens"]}
+    options |= {"max-steps": run.race.steps, "epochs": epochs, "checkpoint-freq": epochs}
+    options |= {"train-data-ratio": (count - 0.5) / count}
     return [
         str(find_peer() / "bin" / "python"),
         str(Path(__file__).with_name("train_speculators.py")),
         *PEER_SETTING,
         *(MATCHED_SETTING if run.side == MATCHED else []),
-        f"--total-seq-len={summary['step_tokens']}",
-        f"--verifier-name-or-path={run.race.target_path}",
-        f"--data-path={documents / MASKS[run.side]}",
-        *vocabulary,
-        f"--save-path={run.folder}",
-        f"--seed={run.seed}",
-        f"--lr={run.rate}",
-        f"--max-steps={run.race.steps}",
-        f"--epochs={epochs}",
-        f"--checkpoint-freq={epochs}",
-        f"--train-data-ratio={(count - 0.5) / count}",
+        *(f"--{name}={value}" for name, value in options.items()),
         "--target-layer-ids",
         *map(str, summary["layers"]),
         *filter(None, [run.switch]),

@@ -47,40 +47,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
 DEPTH = 4  # of the chain
 SEEDS = [0, 1, 2]  # whose prompts the study does not measure, so that all of its runs have the same ones
 WITHOUT_NORMS = ["draft.norm_before_residual=false", "draft.norm_before_fc=false"]
-BASE = [
-    "optim=demo-medusa",
-    "loss=lk_hybrid",
-    "draft.train_head=true",
-    *WITHOUT_NORMS,
-    "draft.vocab_size=null",
-    "optim.rows_per_step=8",
-    "optim.micro_batch_size=8",
-    "data.demo.for_any_target=true",
-    "data.demo.num_prompts=2048",
-    "data.demo.max_new_tokens=80",
-    "tree=chain",
-    f"tree.depth={DEPTH}",
-    "log=console",
-    "device=cpu",
-    "device.compile=false",
-    "device.threads=1",
-    "held_out.selection=1",
-    "evaluation.prompts_per_category=1",
-    "evaluation.max_new_tokens=2",
-    "evaluation.batch_sizes=[]",
-]
+BASE = f"""
+    optim=demo-medusa loss=lk_hybrid draft.train_head=true {" ".join(WITHOUT_NORMS)} draft.vocab_size=null
+    optim.rows_per_step=8 optim.micro_batch_size=8
+    data.demo.for_any_target=true data.demo.num_prompts=2048 data.demo.max_new_tokens=80
+    tree=chain tree.depth={DEPTH} log=console device=cpu device.compile=false device.threads=1
+    held_out.selection=1 evaluation.prompts_per_category=1 evaluation.max_new_tokens=2 evaluation.batch_sizes=[]
+""".split()
 NEURON_NORMS = ["draft.norm_before_residual=true", "draft.norm_before_fc=true"]
 THREE_NORMS = [*NEURON_NORMS, "draft.norm_output=true"]
 # The optimizer of speculators 0.9: Muon scaled like AdamW, weight decay, linear decay.
-PEER_OPTIMIZER = [
-    "optim.lr=1e-2",
-    "optim.muon_lr=1e-2",
-    "optim.muon_scaling=match_rms_adamw",
-    "optim.weight_decay=0.1",
-    "optim.schedule=wsd",
-    "optim.warmup_ratio=0.01",
-    "optim.decay_ratio=0.99",
-]
+PEER_OPTIMIZER = """
+    optim.lr=1e-2 optim.muon_lr=1e-2 optim.muon_scaling=match_rms_adamw optim.weight_decay=0.1
+    optim.schedule=wsd optim.warmup_ratio=0.01 optim.decay_ratio=0.99
+""".split()  # noqa: SIM905 - a list would take a line for each word
 PEER_LOSS = ["loss=forward_kl", "loss.step_decay=1.0", "loss.reduction=token"]
 PEER_DRAFT = ["draft.train_head=false", "draft.ttt_steps=3", "draft.intermediate_size=256"]
 # The same without `norm_output`, with the target's own width of the MLP.
@@ -148,15 +128,8 @@ def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
 
 def build_overrides(folder: Path, *, seed: int, steps: int, target: str | None) -> list[str]:
     """Return the overrides that every run has, whatever its setting."""
-    overrides = [
-        *BASE,
-        f"optim.steps={steps}",
-        f"interval.eval={steps}",
-        f"seed={seed}",
-        f"data.seed={seed}",
-        f"output_dir={folder.parent}",
-        f"run_name={folder.name}",
-    ]
+    overrides = [*BASE, f"optim.steps={steps}", f"interval.eval={steps}", f"seed={seed}", f"data.seed={seed}"]
+    overrides += [f"output_dir={folder.parent}", f"run_name={folder.name}"]
     if target is not None:
         overrides += [f"target.path={target}", f"target.name={name_target(target)}"]
     return overrides

@@ -48,19 +48,9 @@ def main() -> None:
 def tune(name: str, checkpoint: Path, batch: int, *, args: argparse.Namespace) -> int:
     """Run one tuning process with its output in a log; return its exit code."""
     run = f"{name.replace('/', '-')}-b{batch:02}"
-    command = [
-        sys.executable,
-        "-m",
-        "infer.tune",
-        f"checkpoint={checkpoint}",
-        f"batch=[{batch}]",
-        "sweep=true",
-        f"num_prompts={args.prompts}",
-        "device.threads=1",
-        f"output_dir={args.output}",
-        f"run_name={run}",
-    ]
-    code, _ = run_logged(command, args.output / f"{run}.log")
+    place = [f"output_dir={args.output}", f"run_name={run}", "device.threads=1"]
+    sweep = [f"checkpoint={checkpoint}", f"batch=[{batch}]", "sweep=true", f"num_prompts={args.prompts}"]
+    code, _ = run_logged([sys.executable, "-m", "infer.tune", *sweep, *place], args.output / f"{run}.log")
     return code
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from data.config import DataConf
+from models.checkpoints.saved_states import find_newest_state
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.registry import build_draft
 from models.io.errors import UserError
@@ -30,7 +31,6 @@ from tests.support.runs.toy_run import (
     weights,
 )
 from train.config.optim import OptimName
-from train.run.state import RunState
 
 UNCLIPPED = {"max_grad_norm": 1e3}  # a clipped gradient has the same norm at every scale
 
@@ -218,5 +218,5 @@ def test_what_is_not_finite_ends_the_run_and_spoils_no_state(tmp_path, monkeypat
     monkeypatch.setattr(ToyDraft, "loss_terms", spoil)
     with pytest.raises(UserError, match=rf"optim\.lr: the {expected} must stay finite, got nan at step 10"):
         toy_run(tmp_path, toy_conf())
-    assert RunState(tmp_path, {}).newest_state().name == "00000008"
+    assert find_newest_state(tmp_path).name == "00000008"
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())

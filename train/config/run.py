@@ -157,8 +157,8 @@ class TrainConf:
         self._check_overlap()
         require(
             self.device.is_native or self.optim.name is OptimName.adamw,
-            "optim.name: must be adamw with device=xla, whose graphs cannot hold Muon's products (scaled addmm), got "
-            "muon; use optim=adamw",
+            f"optim.name: must be adamw with device={self.device.name.value}, whose graphs cannot hold Muon's products "
+            "(scaled addmm), got muon; use optim=adamw",
         )
         on_policy = self.data.on_policy
         require(

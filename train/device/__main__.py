@@ -31,7 +31,7 @@ def main(conf: DeviceCheckConf) -> None:
         outcomes = run_stages(conf, Path(folder) / "outcomes.jsonl")
     page = write_page(outcomes, route, Path(conf.output_dir))
     print_line(f"{count_results(outcomes)}: {page}")
-    if any(outcome.result == Result.FAIL.value for outcome in outcomes):
+    if any(outcome.result == Result.FAIL for outcome in outcomes):
         sys.exit(1)
 
 

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from models.io.console import print_line
 MAX_DETAIL = 300  # characters of an error
 
 
-class Result(Enum):
+class Result(StrEnum):
     """The result of a check."""
 
     PASS = "PASS"
@@ -133,23 +133,14 @@ def format_outcome(outcome: Outcome) -> str:
 def run_checks(stage: str, checks: Iterable[Check], outcomes: OutcomeFile, *, deadline: float = float("inf")) -> None:
     """Run the checks that have no outcome yet; after the deadline, record that they were not begun."""
     ended = {outcome.name for outcome in outcomes.read_outcomes() if outcome.stage == stage}
-    for check in checks:
-        if check.name in ended:
-            continue
-        if time.time() > deadline:
-            outcomes.end(
-                Outcome(
-                    stage=stage,
-                    name=check.name,
-                    result=Result.SKIP.value,
-                    seconds=0.0,
-                    detail="the stage's time was over",
-                    remedy=f"give it more: stages=[{stage}] minutes=60",
-                )
-            )
-            continue
-        outcomes.begin(stage, check)
-        outcomes.end(run_check(stage, check))
+    for check in (check for check in checks if check.name not in ended):
+        if time.time() <= deadline:
+            outcomes.begin(stage, check)
+            outcome = run_check(stage, check)
+        else:
+            over, remedy = "the stage's time was over", f"give it more: stages=[{stage}] minutes=60"
+            outcome = Outcome(stage=stage, name=check.name, result=Result.SKIP, seconds=0.0, detail=over, remedy=remedy)
+        outcomes.end(outcome)
 
 
 def run_check(stage: str, check: Check) -> Outcome:
@@ -162,14 +153,8 @@ def run_check(stage: str, check: Check) -> Outcome:
     except Exception as error:  # noqa: BLE001 - a device may raise anything
         result = Result.FAIL if check.is_needed else Result.ABSENT
         detail = shorten_error(error)
-    return Outcome(
-        stage=stage,
-        name=check.name,
-        result=result.value,
-        seconds=round(time.perf_counter() - start, 2),
-        detail=detail,
-        remedy=check.remedy if result is Result.FAIL else "",
-    )
+    seconds, remedy = round(time.perf_counter() - start, 2), check.remedy if result is Result.FAIL else ""
+    return Outcome(stage=stage, name=check.name, result=result, seconds=seconds, detail=detail, remedy=remedy)
 
 
 def shorten_error(error: BaseException) -> str:

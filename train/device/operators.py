@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from models.device.device import Device
 from models.operators import DROPPED_SCORE, drop_tail, gather_mask, mark_tokens, stable_topk, topk_rows
@@ -58,7 +59,7 @@ def compare_with_cpu(device: Device, function: Callable[..., Any], inputs: tuple
 
 def _compute(function: Callable[..., Any], arguments: list[Any]) -> list[Tensor]:
     """Return the results of a function, the tensors among its arguments, and gradients."""
-    results = list_tensors(function(*arguments))
+    results = tree_leaves(function(*arguments))
     leaves = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
     if leaves:
         results += torch.autograd.grad(results[0].square().sum(), leaves)  # of size 1, unlike a mean's
@@ -93,10 +94,6 @@ def compare_results(actual: list[Tensor], expected: list[Tensor], *, is_exact: b
         if right.numel() and right.isfinite().all():
             worst = max(worst, float((got - right).abs().max()))
     return f"differs by up to {worst:.1g}" if worst else "equal"
-
-
-def list_tensors(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [part for item in value for part in list_tensors(item)]
 
 
 def list_needed(check: Callable[..., Check]) -> Iterator[Check]:

@@ -34,7 +34,7 @@ def render_page(outcomes: list[Outcome], name: str) -> str:
     for stage in dict.fromkeys(outcome.stage for outcome in outcomes):
         of_stage = [outcome for outcome in outcomes if outcome.stage == stage]
         rows = [[o.name, o.result, f"{o.seconds:.1f}", o.detail] for o in of_stage]
-        remedies = [f"* {o.name}: {o.remedy}" for o in of_stage if o.result == Result.FAIL.value]
+        remedies = [f"* {o.name}: {o.remedy}" for o in of_stage if o.result == Result.FAIL]
         table = render_markdown_table(COLUMNS, rows, label_columns=2)
         parts += [f"## {stage.capitalize()}", table, *(["\n".join(remedies)] if remedies else [])]
     return "\n\n".join([*parts, MEANING]) + "\n"
@@ -47,4 +47,4 @@ def count_results(outcomes: list[Outcome]) -> str:
     '1 PASS'
     """
     counts = Counter(outcome.result for outcome in outcomes)
-    return ", ".join(f"{counts[result.value]} {result.value}" for result in Result if counts[result.value])
+    return ", ".join(f"{counts[result]} {result}" for result in Result if counts[result])

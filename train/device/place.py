@@ -30,11 +30,7 @@ def list_checks(context: CheckContext) -> Iterator[Check]:
         ("hardware", describe_hardware, "read the driver's own tool: nvidia-smi or neuron-ls"),
         ("compiler", find_compiler, "put the environment's bin folder on PATH, or set it up"),
         ("cache of graphs", check_cache, "set device.cache_dir to a folder on a disk that survives, with 10 GiB free"),
-        (
-            "memory figures",
-            check_memory_figures,
-            "plans cannot be compared with the device; set device.memory_gib by hand",
-        ),
+        ("memory figures", check_peak, "plans cannot be compared with the device; set device.memory_gib by hand"),
     ):
         yield Check(name=name, run=partial(run, device), remedy=remedy)
 
@@ -90,7 +86,7 @@ def check_cache(device: Device) -> str:
     return confirm(free >= MIN_FREE_BYTES, f"{folder}, {free / 2**30:.1f} GiB free")
 
 
-def check_memory_figures(device: Device) -> str:
+def check_peak(device: Device) -> str:
     """Check that the device's own figure of its peak contains a tensor of known size."""
     watch = MemoryWatch(device)
     tensor = torch.ones(ALLOCATED_BYTES // 4, device=device.torch_device)

@@ -6,13 +6,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
+
+from accelerate.utils import patch_environment
 
 from data.chat.processes import exit_with_parent
 from train.device.checks import CheckFailedError, shorten_error
@@ -40,16 +41,16 @@ class ProcessGroup:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        # A daemon ends with its parent's exit.
-        workers = [
-            multiprocessing.get_context("spawn").Process(
-                target=run_worker, args=(self.folder / str(rank), self.work, self.arguments), daemon=True
-            )
-            for rank in range(self.processes)
-        ]
-        for rank, worker in enumerate(workers):
-            with launch_variables(rank, self.processes, port):  # before the process imports PyTorch
+        size, workers = self.processes, []
+        launch = {"master_addr": "127.0.0.1", "master_port": port, "world_size": size, "local_world_size": size}
+        launch["omp_num_threads"] = os.environ.get("OMP_NUM_THREADS", 1)
+        for rank in range(size):
+            arguments = (self.folder / str(rank), self.work, self.arguments)
+            # A daemon ends with its parent's exit.
+            worker = multiprocessing.get_context("spawn").Process(target=run_worker, args=arguments, daemon=True)
+            with patch_environment(rank=rank, local_rank=rank, **launch):  # as torchrun, before PyTorch is imported
                 worker.start()
+            workers.append(worker)
         return workers
 
     def read_result(self, name: str) -> str:
@@ -106,18 +107,6 @@ def combine_reports(reports: list[dict[str, str]]) -> str:
     if len(set(details)) > 1:
         raise CheckFailedError(f"the processes differ: {'; '.join(details)}")
     return details[0]
-
-
-@contextmanager
-def launch_variables(rank: int, processes: int, port: int) -> Iterator[None]:
-    """Set the environment of a process on one node, as torchrun does."""
-    before = dict(os.environ)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    yield
-    os.environ.clear()
-    os.environ |= before
 
 
 def run_worker(path: Path, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:

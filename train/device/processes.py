@@ -20,7 +20,7 @@ from models.device.device import Device
 from models.parallel.dtensor import full_params, full_tensor
 from models.parallel.tensor_parallel import MIN_TORCH
 from train.config.run import ParallelConf, Weights
-from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError
+from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError, confirm
 from train.device.process_group import TIMEOUT_S, ProcessGroup, Report
 from train.distributed.build import build_parallel
 from train.distributed.parallel import Parallel
@@ -99,9 +99,8 @@ def read_result(context: CheckContext, group: ProcessGroup, name: str) -> str:
 
 
 def connect(member: Member) -> str:
-    if member.processes != dist.get_world_size():
-        raise CheckFailedError(f"Accelerate sees {member.processes} processes, PyTorch {dist.get_world_size()}")
-    return f"backends {dist.get_backend_config()}"
+    counts = f"Accelerate sees {member.processes} processes, PyTorch {dist.get_world_size()}"
+    return confirm(member.processes == dist.get_world_size(), f"{counts}; backends {dist.get_backend_config()}")
 
 
 def reduce_on_device(dtype: torch.dtype, member: Member) -> str:
@@ -123,11 +122,9 @@ def reduce_on_host(member: Member) -> str:
 
 
 def compare_sums(total: Tensor, values: Tensor, processes: int) -> str:
-    """Raise CheckFailedError unless `total` is the sum of the values times 1, 2, ... up to the number of processes."""
+    """Confirm that `total` is the sum of the values times 1, 2, ... up to the number of processes."""
     wrong = int((total != values * (processes * (processes + 1) // 2)).sum())
-    if wrong:
-        raise CheckFailedError(f"{wrong} of {len(values)} sums are wrong")
-    return f"{len(values)} sums"
+    return confirm(not wrong, f"{wrong} of {len(values)} sums are wrong")
 
 
 def build_module(seed: int) -> nn.Module:
@@ -192,9 +189,7 @@ def save_and_load(member: Member) -> str:
     ]
     pairs = [pair for pair in pairs if isinstance(pair[0], Tensor)]  # the others are options of AdamW
     wrong = sum(not torch.equal(full_tensor(before), full_tensor(after)) for before, after in pairs)
-    if wrong:
-        raise CheckFailedError(f"{wrong} of {len(pairs)} tensors differ after they were saved and loaded")
-    return f"{len(pairs)} tensors"
+    return confirm(not wrong, f"{wrong} of {len(pairs)} tensors differ after they were saved and loaded")
 
 
 def wait_for_all(member: Member) -> str:
@@ -213,9 +208,7 @@ def gather_numbers(member: Member) -> str:
     # An odd number above 2^24, where fp32 has none.
     numbers = member.replicated.gather((1 << 25) + 2 * member.rank + 1)
     expected = [(1 << 25) + 2.0 * rank + 1 for rank in range(member.processes)]
-    if numbers != expected:
-        raise CheckFailedError(f"gathered {numbers}, not {expected}")
-    return f"{len(numbers)} numbers"
+    return confirm(numbers == expected, f"gathered {numbers}, expected {expected}")
 
 
 WRONG_SUMS = "its collectives cannot be used: update driver and runtime, or train with a single process"

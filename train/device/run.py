@@ -35,13 +35,11 @@ def run_stage(conf: DeviceCheckConf, stage: str, file: Path, *, package: str = "
         is_hanging = process.is_alive()
         process.kill()
         process.join()
-        unfinished = outcomes.find_unfinished() or (stage, CLOSING, SEE_TEXT)  # it failed between or after its checks
-        reason = "did not end in time" if is_hanging else f"ended the process with exit code {process.exitcode}"
-        _, name, remedy = unfinished
+        # It failed in a check, or between or after its checks.
+        _, name, remedy = outcomes.find_unfinished() or (stage, CLOSING, SEE_TEXT)
+        why = "did not end in time" if is_hanging else f"ended the process with exit code {process.exitcode}"
         seconds = round(time.perf_counter() - start, 2)
-        outcomes.end(
-            Outcome(stage=stage, name=name, result=Result.FAIL.value, seconds=seconds, detail=reason, remedy=remedy)
-        )
+        outcomes.end(Outcome(stage=stage, name=name, result=Result.FAIL, seconds=seconds, detail=why, remedy=remedy))
         if name in (OPENING, CLOSING):
             return
 

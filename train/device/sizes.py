@@ -72,14 +72,11 @@ def check_size(context: CheckContext, name: str, shape: dict[str, Any], layers: 
     figures = measure_size(context, name, shape, layers)
     with _figures_file(context, name).open("a") as file:
         file.write(json.dumps(figures) + "\n")
-    return ", ".join(
-        [
-            f"first use takes {figures['compile_s']:.1f} s more",
-            f"prompt {figures['prompt_ms']:.1f} ms, step {figures['step_ms']:.2f} ms",
-            f"round {figures['round_ms']:.2f} ms",
-            f"memory {_format_size(figures['peak_bytes'])}, planned {_format_size(figures['planned_bytes'])}",
-            f"compiled files {_format_size(figures['cache_bytes'])}",
-        ]
+    peak, planned, cached = (_format_size(figures[name]) for name in ("peak_bytes", "planned_bytes", "cache_bytes"))
+    return (
+        f"first use takes {figures['compile_s']:.1f} s more, prompt {figures['prompt_ms']:.1f} ms, step "
+        f"{figures['step_ms']:.2f} ms, round {figures['round_ms']:.2f} ms, memory {peak}, planned {planned}, "
+        f"compiled files {cached}"
     )
 
 

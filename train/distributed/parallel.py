@@ -125,14 +125,9 @@ class Parallel:
         """Build the target, with all weights or this process's part of them."""
         if not self.is_target_split:
             return load_target(conf.target, self.device)
-        is_sharded = self.conf.target is Weights.sharded
-        return load_split_target(
-            conf.target,
-            self.device,
-            tensor=self.conf.tensor_size,
-            replicas=1 if is_sharded else self.num_data_ranks,
-            shards=self.num_data_ranks if is_sharded else 1,
-        )
+        tensor, ranks = self.conf.tensor_size, self.num_data_ranks
+        replicas, shards = (1, ranks) if self.conf.target is Weights.sharded else (ranks, 1)
+        return load_split_target(conf.target, self.device, tensor=tensor, replicas=replicas, shards=shards)
 
     # --- the draft ----------------------------------------------------------------------------
 

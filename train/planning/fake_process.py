@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.drafts.base import Draft
 from models.drafts.loss import LossModule
-from models.losses.chunked import map_chunks_by
 from models.meta_model import MetaTarget, collect_models
 from models.parallel.dtensor import is_sharded
 from train.config.run import TrainConf
@@ -141,7 +140,6 @@ def fake_process(
             units = shard_target(target, stack.enter_context(fake_mesh(layout.data)))
         models = [target.model, *collect_models(draft)]
         tracer = stack.enter_context(fake_model(models, vocab=widths, scores_in_memory=scores_in_memory))
-        stack.enter_context(map_chunks_by(tracer.map_chunks))
         process = FakeProcess(
             conf=conf, layout=layout, tracer=tracer, target=target, draft=draft, loss_module=loss_module
         )

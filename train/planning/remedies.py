@@ -89,15 +89,13 @@ def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
     conf = plan.conf
     if not conf.measure or conf.data.on_policy.share:
         return
-    change = {"data": "captured", "measure": False} | {
-        key: value
-        for key, value, is_changed in (
-            ("data.keep_features", False, conf.data.keep_features),
-            ("parallel.tensor", 1, conf.parallel.tensor_size > 1),
-            ("parallel.target", "replicated", conf.parallel.target is Weights.sharded),
-        )
-        if is_changed
-    }
+    change: dict[str, Any] = {"data": "captured", "measure": False}
+    if conf.data.keep_features:
+        change["data.keep_features"] = False
+    if conf.parallel.tensor_size > 1:
+        change["parallel.tensor"] = 1
+    if conf.parallel.target is Weights.sharded:
+        change["parallel.target"] = "replicated"
     unread = list_unread_defaults(DataSource.captured) | ({"split": "train"} if "[" in conf.data.split else {})
     change |= {f"data.{name}": value for name, value in unread.items() if getattr(conf.data, name) != value}
     data = replace(conf.data, source=DataSource.captured, path=None, keep_features=False, **unread)

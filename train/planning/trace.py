@@ -112,17 +112,10 @@ def _trace_micro_batch(
 
 def fake_stored_output(schema: FeatureSchema, needs: Needs, shape: torch.Size, dtype: torch.dtype) -> TargetOutput:
     """Build all-zero features in the shapes that data/features/reader.py returns."""
-    hidden_size, k = schema.hidden_size, schema.top_k
-    topk = (
-        TopKLogits(
-            ids=torch.zeros(*shape, k, dtype=torch.int64),
-            log_probs=torch.zeros(*shape, k),
-            rest=torch.zeros(shape),
-            vocab_size=schema.vocab_size,
-        )
-        if schema.teacher is TeacherKind.topk
-        else None
-    )
+    hidden_size, topk = schema.hidden_size, None
+    if schema.teacher is TeacherKind.topk:
+        log_probs, rest = torch.zeros(*shape, schema.top_k), torch.zeros(shape)
+        topk = TopKLogits(ids=log_probs.long(), log_probs=log_probs, rest=rest, vocab_size=schema.vocab_size)
     hidden_width = hidden_size if needs.hidden or topk is None else 1
     captured_width = len(needs.layers) * hidden_size
     return TargetOutput(
@@ -136,14 +129,8 @@ def _evaluate(process: FakeProcess, conf: TrainConf, *, prompt_tokens: int) -> N
     """Do what train/quick_eval.py does: the prefill of as many prompts as are decoded at a time, the loss of a text."""
     target, draft = process.target, process.draft
     rows, slots = conf.held_out.largest_batch, prompt_tokens + conf.evaluation.quick_tokens
-    decoder = Decoder(
-        draft.get_verifying_target(target),
-        draft,
-        conf.tree.build(),
-        sampling=conf.evaluation.sampling,
-        slots=slots,
-        batch=rows,
-    )
+    verifier, sampling = draft.get_verifying_target(target), conf.evaluation.sampling
+    decoder = Decoder(verifier, draft, conf.tree.build(), sampling=sampling, slots=slots, batch=rows)
     cache, _ = decoder.session.buffers
     process.tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
     decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)

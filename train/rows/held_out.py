@@ -42,11 +42,6 @@ def hold_out(conf: TrainConf, target: Target, documents: Documents) -> tuple[Hel
     return split, HeldOutPrompts(selection=rows_from_documents(documents, split.selection, data_name), final=final)
 
 
-def has_external_prompts(conf: TrainConf) -> bool:
-    """Return whether the report's prompts are known without the run's data."""
-    return conf.evaluation.prompts is not None or conf.data.source is DataSource.demo
-
-
 def resolve_evaluation(conf: TrainConf, folder: Path) -> EvaluationConf:
     """Return the evaluation at the end of a run in this folder, with its prompts resolved."""
     evaluation = conf.evaluation

@@ -56,15 +56,9 @@ def load_training_rows(conf: TrainConf, target: Target, draft: Draft, parallel: 
             documents = store.documents.head(conf.data.limit)
         elif conf.data.source is DataSource.demo:
             by_target = conf.data.demo.source is DemoAnswerSource.target
-            answer_prompts = partial(_answer_with_target, conf, target, parallel)
-            documents = Documents.from_documents(
-                iter_demo_documents(
-                    conf.data.demo,
-                    target.tokenizer,
-                    seed=conf.seed,
-                    answer_prompts=answer_prompts if by_target else None,
-                )
-            )
+            answer_prompts = partial(_answer_with_target, conf, target, parallel) if by_target else None
+            demo = iter_demo_documents(conf.data.demo, target.tokenizer, seed=conf.seed, answer_prompts=answer_prompts)
+            documents = Documents.from_documents(demo)
         else:
             documents = read_cached_documents(conf.data, target.tokenizer, target.vocab_size, conf.output_dir)
         split, held_out = hold_out(conf, target, documents)
@@ -91,14 +85,9 @@ def _answer_with_target(
         log.info("data: %d answers by the target, from %s", len(prompts), path)
         return json.loads(path.read_text())
     log.info("data: the target answers %d prompts, kept in %s", len(prompts), path.parent)
-    generated = track_progress(
-        generate_answers(
-            target.eager(), prompts, max_new_tokens=demo.max_new_tokens, sampling=sampling, batch=demo.batch
-        ),
-        "answers",
-        total=len(prompts),
-    )
-    answers = [ids for _, ids in sorted(generated)]
+    limit, model = demo.max_new_tokens, target.eager()
+    generated = generate_answers(model, prompts, max_new_tokens=limit, sampling=sampling, batch=demo.batch)
+    answers = [ids for _, ids in sorted(track_progress(generated, "answers", total=len(prompts)))]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Runs of other names may write the same file at the same time.

@@ -54,11 +54,8 @@ def choose_vocabulary(draft: Draft, target: Target, rows: Packed, folder: Path |
 
     `folder`: where the table is also written; None in processes that print and write nothing.
     """
-    counts = count_answer_tokens(
-        (rows.documents[number] for number in rows.document_numbers.tolist()),
-        target.vocab_size,
-        None if draft.kept_ids is None else target.tokenizer,
-    )
+    documents = (rows.documents[number] for number in rows.document_numbers.tolist())
+    counts = count_answer_tokens(documents, target.vocab_size, None if draft.kept_ids is None else target.tokenizer)
     required_ids = required_token_ids(target.tokenizer)
     if (size := draft.chosen_vocab_size) is not None:
         kept_ids = choose_kept_ids(counts.total, size, required_ids)

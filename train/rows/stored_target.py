@@ -24,9 +24,6 @@ def build_run_target(conf: TrainConf, parallel: Parallel) -> Target:
     target = load_target_tables(conf.target, parallel.device, fingerprint=manifest.target_sha256)
     manifest.check_tables(folder, target.tables_fingerprint)
     if target.name != manifest.target:
-        log.warning(
-            "measure=false: the store is of %s; whether %s has the same layers is not checked",
-            manifest.target,
-            target.name,
-        )
+        line = "measure=false: the store is of %s; whether %s has the same layers is not checked"
+        log.warning(line, manifest.target, target.name)
     return target

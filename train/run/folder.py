@@ -47,7 +47,10 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     writes config.yaml. Raise UserError if the folder cannot be used, or if the run cannot continue with this config.
     """
     folder = Path(conf.output_dir) / conf.run_name
-    create_run_dir(folder)
+    with report_disk_errors(folder, remedy="choose another"), report_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
     if parallel.is_main:  # before any file of a run in progress is read or removed
         acquire_lock(folder, timeout_s=LEASE_S if is_restart() else 0.0)
     # Each node's launcher counts its own restarts, and restarts when another node's worker dies.
@@ -101,14 +104,6 @@ def check_steps(state: RunState, optim: OptimConf) -> None:
     if steps != progress.steps:
         log.info("optim: the run goes on to step %d instead of %d", steps, progress.steps)
     progress.steps = steps
-
-
-def create_run_dir(folder: Path) -> None:
-    """Create the run folder; raise UserError if it is not writable."""
-    with report_disk_errors(folder, remedy="choose another"), report_full_disk(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(4096))
 
 
 def reset_run_dir(folder: Path) -> None:

@@ -57,15 +57,8 @@ class ProgressBar(Progress):
     """The progress of training: a bar on a terminal, otherwise a log line per report."""
 
     def __init__(self, *, steps_done: int, steps: int):
-        super().__init__(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=CONSOLE,
-            disable=not SHOWS_BARS,
-        )
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        super().__init__(*columns, TextColumn("{task.description}"), console=CONSOLE, disable=not SHOWS_BARS)
         self.steps = steps
         self.bar = self.add_task("", total=steps, completed=steps_done)
 

@@ -133,7 +133,8 @@ def render_training_table(conf: TrainConf, run_folder: Path) -> str:
     """Return what the draft was trained on and how, as Markdown."""
     lines = map(json.loads, (run_folder / "metrics.jsonl").read_text().splitlines())
     seen = [line for line in lines if "train/tokens" in line]
-    best_step = read_best_step(run_folder) or seen[-1]["step"]
+    state = find_newest_state(run_folder)
+    best_step = (state and read_progress_file(state)["progress"]["best_step"]) or seen[-1]["step"]
     # The checkpoint is of that step, whatever the run learned later.
     last = [line for line in seen if line["step"] <= best_step][-1]
     facts = {
@@ -149,12 +150,6 @@ def render_training_table(conf: TrainConf, run_folder: Path) -> str:
         "software": f"torch {version('torch')}, transformers {version('transformers')}",
     }
     return render_markdown_table(["fact", "value"], [*facts.items()], label_columns=2)
-
-
-def read_best_step(run_folder: Path) -> int | None:
-    """Return the step whose draft is the checkpoint, or None without a state that tells."""
-    state = find_newest_state(run_folder)
-    return read_progress_file(state)["progress"]["best_step"] if state else None
 
 
 def describe_license(conf: TrainConf) -> str:

@@ -133,13 +133,9 @@ class RunState:
         self.saved_config = config  # of the run that this one continues
         self.progress = RunProgress()
 
-    def newest_state(self) -> Path | None:
-        """Return the complete state of the latest step, or None."""
-        return find_newest_state(self.folder)
-
     def load_progress(self) -> None:
         """Load the progress of the newest state, if any; raise UserError if it was started with another config."""
-        newest = self.newest_state()
+        newest = find_newest_state(self.folder)
         if newest is None:
             return
         saved = read_progress_file(newest)
@@ -178,7 +174,7 @@ class RunState:
 
     def remove_old_states(self) -> None:
         """Remove all states but the newest."""
-        newest = self.newest_state()
+        newest = find_newest_state(self.folder)
         for path in self.states_dir.glob("*"):
             if path != newest:
                 remove_state(path)
@@ -203,7 +199,7 @@ class RunState:
 
     def load(self, training_state: TrainingState, parallel: Parallel) -> None:
         """Load the newest state, if there is one, into the prepared modules and optimizers."""
-        newest = self.newest_state()
+        newest = find_newest_state(self.folder)
         if newest is not None:
             state = training_state.state_dict()
             with _silence_dcp_warning():

@@ -47,12 +47,6 @@ class XlaDevice(Device):
 
         return call
 
-    def compile_part(self, function: Callable, **_: Any) -> Callable:
-        return function
-
-    def compile_if_lazy(self, function: Callable) -> Callable:
-        return self.compile(function)
-
     def eager(self) -> Device:
         """Return a copy whose graphs count in no run's budget; it compiles too: XLA always does."""
         return replace(self, ledger=GraphLedger())

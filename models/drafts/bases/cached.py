@@ -108,14 +108,8 @@ class CachedDecoding:
             used += tokens.shape[1]
             return self.logits(hidden)
 
-        return grow(
-            tree,
-            sampler,
-            self.logits(hidden)[:, 0],
-            expand,
-            kept_ids=cast(Draft, self).kept_ids,
-            vocab_size=self.target_vocab,
-        )
+        first, kept_ids = self.logits(hidden)[:, 0], cast(Draft, self).kept_ids
+        return grow(tree, sampler, first, expand, kept_ids=kept_ids, vocab_size=self.target_vocab)
 
 
 def new_layer_state(config: Any, weight: Tensor, batch: int, slots: int) -> DraftState:

@@ -20,6 +20,7 @@ from conf.entry import exit_with_error
 from data.config import DataConf
 from data.packing.documents import Packed
 from models.batch import Batch
+from models.checkpoints.saved_states import find_newest_state
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
@@ -205,7 +206,7 @@ def load_saved_tensors(state: Path, part: str = "weights") -> dict[str, Tensor]:
 
 def weights(folder: Path) -> dict[str, Tensor]:
     """Load the weights of the newest state."""
-    newest = RunState(folder, {}).newest_state()
+    newest = find_newest_state(folder)
     assert newest is not None
     return load_saved_tensors(newest)
 

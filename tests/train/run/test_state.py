@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data.config import DataConf, DataSource, OnPolicyConf
-from models.checkpoints.saved_states import PROGRESS_FILE
+from models.checkpoints.saved_states import PROGRESS_FILE, find_newest_state
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
 from models.trees.sampling_config import SamplingConf
@@ -79,7 +79,7 @@ def test_a_state_from_before_a_key_goes_on(tmp_path):
     conf = toy_conf()
     run_toy_until(tmp_path, conf, stop=8)
     state = RunState(tmp_path, flatten_config(conf))
-    progress = state.newest_state() / PROGRESS_FILE
+    progress = find_newest_state(tmp_path) / PROGRESS_FILE
     saved = json.loads(progress.read_text())
     for key in ("measure", "device.cuda_graphs", "optim.recompute"):
         del saved["config"][key]
