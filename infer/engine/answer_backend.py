@@ -6,6 +6,7 @@ The processes of a split target decode in step: the main one has the requests, a
 import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 from data.answers.dialogue import Answer
@@ -23,6 +24,12 @@ SESSION_DIVISOR = 2  # a session takes the shorter half of what waits, and more 
 NO_REQUESTS: list[tuple[list[int], int]] = []
 NO_SESSION: tuple[int, int] | None = None  # longest prompt and rows
 T = TypeVar("T")
+
+
+def _take_error(task: asyncio.Task[None]) -> None:
+    """Keep asyncio from printing the error of a task that nobody awaits: an interrupt ends the event loop first."""
+    with suppress(asyncio.CancelledError):
+        task.exception()
 
 
 class TargetAnswerBackend:
@@ -43,8 +50,7 @@ class TargetAnswerBackend:
         self.waiting.append(request)
         if self.serve_task is None or self.serve_task.done():
             self.serve_task = asyncio.create_task(self._serve())
-            # An interrupt ends the event loop before anyone awaits the task, and is no error of it.
-            self.serve_task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self.serve_task.add_done_callback(_take_error)
         serve_task = self.serve_task
         await asyncio.wait((future, serve_task), return_when=asyncio.FIRST_COMPLETED)
         if not future.done():

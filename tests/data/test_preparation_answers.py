@@ -139,7 +139,7 @@ def test_the_answers_are_those_of_a_named_target_and_not_for_another_tokenizer(p
     words = content["model"]["vocab"]
     words["7"], words["9"] = words["9"], words["7"]
     (other / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=rf"^data.path: must have token ids of the target's .* {folder / 'target'} ans"):
+    with pytest.raises(UserError, match=rf"^data.path: must have token ids of the target's .* {folder / 'target'}"):
         preview_data(conf, TargetConf(path=str(other)))
 
 
