@@ -4,13 +4,13 @@ torch.optim.Muon orthogonalizes in bf16 on every device. A CPU without matrix un
 most of a training step there.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.optim._muon import _adjust_lr
 
 from train.config.optim import MuonScaling
 
@@ -42,8 +42,14 @@ class Muon(torch.optim.Muon):
         update = orthogonalize(
             nesterov.to(self.dtype), group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
         )
+        rows, columns = weight.shape
+        scale = (
+            0.2 * math.sqrt(max(rows, columns))
+            if group["adjust_lr_fn"] == MuonScaling.match_rms_adamw.value
+            else math.sqrt(max(1, rows / columns))
+        )
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.add_(update, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], weight.shape))
+        weight.add_(update, alpha=-group["lr"] * scale)
 
 
 def orthogonalize(

@@ -276,9 +276,9 @@ def test_nothing_makes_the_start_of_a_run_smaller(folder):
 
 
 def test_no_override_is_named_that_training_refuses(folder):
-    """On the XLA route Muon needs full matrices, which ZeRO-1 would shard."""
     assert "parallel.draft=sharded" in suggest_for_memory(folder, "parallel=replicated", gib_per_core=0.05)
-    assert suggest_for_memory(folder, "device=xla", gib_per_core=0.05) == []
+    with pytest.raises(UserError, match=r"^optim\.name: must be adamw with device=xla, whose graphs"):
+        build_plan_conf(folder, "device=xla", "optim=muon").check_settings()
     with pytest.raises(UserError, match=r"^parallel\.target: must be replicated with device=xla"):
         plan_run(build_plan_conf(folder, "device=xla", "parallel=sharded"))
 
