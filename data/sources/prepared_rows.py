@@ -21,7 +21,6 @@ from data.sources.row_formats import truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, PlainText, document_from_spans
 from data.sources.splits import list_split_names
 from data.sources.text_hashes import hash_first_question
-from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.io.errors import require
 from models.io.files import atomic_path
 
@@ -173,6 +172,8 @@ def read_answering_target(folder: Path, split: str, tokenizer: Any) -> str:
 
     Raise UserError if their token ids are of another tokenizer.
     """
+    from models.checkpoints.fingerprints import tokenizer_fingerprint  # deferred: imports PyTorch
+
     authors = {}
     for file in chain.from_iterable(list_prepared_files(folder, split).values()):
         metadata = read_prepared_metadata(file)

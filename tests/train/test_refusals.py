@@ -159,7 +159,7 @@ def test_wandb_without_a_key_that_works_is_refused_first(command, key, words, pr
     ("overrides", "message"),
     [
         (["draft=demo-medusa"], "optim.recompute: must be false for medusa, which runs no decoder layers, got true"),
-        (["device=xla", "optim=adamw"], "optim.recompute: must be false with device=xla, whose compiler undoes it, got"),
+        (["device=xla", "optim=adamw"], "optim.recompute: must be false with device=xla, whose compiler undoes it"),
     ],
 )
 def test_layers_run_again_only_where_that_saves_memory(overrides, message):
