@@ -237,8 +237,16 @@ def test_the_adapted_target_is_saved_as_a_plain_model(target, tmp_path):
     assert row.ids == expected[0, 3:].tolist()
 
 
-@pytest.mark.parametrize("name", ["keep_weight", "heads_weight", "heads_warmup", "heads_lr_scale", "rank"])
+REFUSED = {
+    "keep_weight": {"keep_weight": -1.0},
+    "heads_weight": {"heads_weight": -0.1},
+    "heads_warmup": {"heads_warmup": -3},
+    "heads_lr_scale": {"heads_lr_scale": 0.0},
+    "lora.rank": {"lora": LoraConf(rank=0)},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
 def test_a_weight_below_zero_and_a_rank_of_zero_are_refused_by_name(name):
-    conf = {"lora": LoraConf(rank=0)} if name == "rank" else {name: -1}
-    with pytest.raises(UserError, match=rf"^draft\.(lora\.)?{name}: must be "):
-        Medusa2Conf(**conf)
+    with pytest.raises(UserError, match=rf"^draft\.{name}: must be "):
+        Medusa2Conf(**REFUSED[name])
