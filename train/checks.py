@@ -12,7 +12,6 @@ from models.targets.pretrained import check_pretrained
 from train.config.run import TrainConf
 from train.distributed.build import build_parallel, check_parallel
 from train.distributed.parallel import Parallel
-from train.optim import check_optimizer
 
 
 def check_inputs(conf: TrainConf, *, reads_data: bool = True) -> Preview | None:
@@ -39,5 +38,4 @@ def build_run_parallel(conf: TrainConf, *, trackers: list[str]) -> Parallel:
 
 def check_run_device(conf: TrainConf, device: Device) -> None:
     """Raise UserError, before a model is loaded, if the device cannot do what the run needs."""
-    check_optimizer(conf.optim, device)
     conf.data.check_row_length(device.length_multiple, on=device.instance_type)

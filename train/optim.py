@@ -12,20 +12,9 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from models.device.device import Device
 from models.device.opening import matmul_dtype
-from models.io.errors import require
 from train.config.optim import DEFAULT_STEPS, OptimConf, OptimName
 from train.muon import Muon
-
-
-def check_optimizer(conf: OptimConf, device: Device) -> None:
-    """Raise UserError if the device lacks the optimizer's operations. No model is needed."""
-    require(
-        device.has_scaled_addmm or conf.name is OptimName.adamw,
-        f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
-        "Muon's products (scaled addmm), got muon; use optim=adamw",
-    )
 
 
 def build_optimizers(

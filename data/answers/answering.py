@@ -88,6 +88,7 @@ class AnswersReport:
 
     def merge_dict(self, counts: dict[str, Any]) -> None:
         """Add the fields of another report, such as those in the footer of a worker's file."""
+        self.target, self.tokenizer = (counts.get(key) or getattr(self, key) for key in ("target", "tokenizer"))
         self.rows += counts["rows"]
         self.tokens += counts["tokens"]
         self.retokenized += counts["retokenized"]

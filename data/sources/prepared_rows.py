@@ -174,17 +174,15 @@ def read_answering_target(folder: Path, split: str, tokenizer: Any) -> str:
     """
     from models.checkpoints.fingerprints import tokenizer_fingerprint  # deferred: imports PyTorch
 
-    authors = {}
-    for file in chain.from_iterable(list_prepared_files(folder, split).values()):
-        metadata = read_prepared_metadata(file)
-        if author := metadata.get("target"):
-            authors[author] = file
-            require(
-                metadata["tokenizer"] == tokenizer_fingerprint(tokenizer),
-                f"data.path: must have token ids of the target's own tokenizer, got {folder}, which {author} answered; "
-                "let the target answer, by data.prepare answers=target",
-            )
-    return ", ".join(authors) or "the target"
+    files = chain.from_iterable(list_prepared_files(folder, split).values())
+    answered = [metadata for metadata in map(read_prepared_metadata, files) if metadata.get("target")]
+    authors = ", ".join(dict.fromkeys(metadata["target"] for metadata in answered))
+    require(
+        {metadata["tokenizer"] for metadata in answered} <= {tokenizer_fingerprint(tokenizer)},
+        f"data.path: must have token ids of the target's own tokenizer, got {folder}, which {authors} answered; let "
+        "the target answer, by data.prepare answers=target",
+    )
+    return authors or "the target"
 
 
 def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedRow]:

@@ -35,18 +35,18 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     """Load a draft with its target, and answer the prompt or the prompts of the file."""
     target_conf = resolve_target(conf.target, [directory])
     prompts = load_prompts(target_conf, conf)
-    if conf.answers_file is not None and IS_MAIN_PROCESS:
-        with open_output_file(conf.answers_file) as file, file.open("a"), add_partial_suffix(file).open("w"):
-            pass  # Both can be written, which is known before anything is decoded.
     longest, batch = max(len(prompt.ids) for prompt in prompts), min(conf.batch, len(prompts))
     size = DecodingSize(
         batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens, set_batch=lambda batch: f"batch={batch}"
     )
+    slots = longest + conf.max_new_tokens
+    check_context(read_context_length(target_conf), slots, key="max_new_tokens")
+    if conf.answers_file is not None and IS_MAIN_PROCESS:
+        with open_output_file(conf.answers_file) as file, file.open("a"), add_partial_suffix(file).open("w"):
+            pass  # Both can be written, which is known before anything is decoded.
     target = load_checkpoint_target(target_conf, conf, [directory], size)
     draft = load_draft(directory, target)
     verifying_target = draft.get_verifying_target(target)
-    slots = longest + conf.max_new_tokens
-    check_context(read_context_length(target_conf), slots, key="max_new_tokens")
     decoder = Decoder(verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots, batch=batch)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         if target.device.has_static_shapes:

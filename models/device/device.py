@@ -39,7 +39,6 @@ class Device:
     ledger: GraphLedger = field(default_factory=GraphLedger, compare=False, repr=False)
     # No fields, as they follow from the class.
     lazy = False  # operations are recorded, and computed as one graph at the next sync
-    has_scaled_addmm = True  # an operation of Muon
 
     @property
     def has_static_shapes(self) -> bool:

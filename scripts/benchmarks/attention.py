@@ -1,30 +1,28 @@
 """Compare time and memory of the unrolled attention with the form that keeps all scores.
 
     python -m scripts.benchmarks.attention --write       the table of docs/benchmarks.md and docs/img/attention.svg
-    python -m scripts.benchmarks.attention kernel 1024   one form and row length, in this process, as JSON
 
-A row of an 8B's widths goes through the seven steps of EAGLE-3's training-time test, forward and back. Each
-measurement has a fresh process, so that the peak memory is only that of its form.
+A row of an 8B's widths goes through the seven steps of EAGLE-3's training-time test, forward and back.
 """
 
 import argparse
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 
 import matplotlib.pyplot as plt
 import psutil
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from infer.report.number_format import Table
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
 from models.targets.attention import without_kernel
 from models.unrolled_attention import attend_unrolled, score_own_keys, spread_heads
-from scripts.benchmarks.loss import measure_alone, peak_mib
 from scripts.benchmarks.tables import PAGE, machine, publish
 
 HEADS, KV_HEADS, HEAD_SIZE, STEPS = 32, 8, 128, 7
@@ -47,8 +45,7 @@ FORMS: dict[str, Attend] = {"plain": attend_plainly, "kernel": attend_unrolled, 
 
 
 def measure(form: str, length: int) -> dict[str, float]:
-    """Measure the second of two forward and backward passes on one thread, and the peak memory above the inputs."""
-    torch.set_num_threads(1)
+    """Measure the most that PyTorch's allocator holds above the inputs, and the seconds of a second pass."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(heads: int) -> Tensor:
@@ -57,15 +54,20 @@ def measure(form: str, length: int) -> dict[str, float]:
     queries = [normal(HEADS) for _ in range(STEPS)]
     keys, values = ([normal(KV_HEADS) for _ in range(STEPS)] for _ in range(2))
     mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
-    variables = [*queries, *keys, *values]
-    before_mib, seconds = peak_mib(), 0.0
+
+    def run() -> None:
+        outs = [FORMS[form](query, keys[: n + 1], values[: n + 1], mask) for n, query in enumerate(queries)]
+        torch.autograd.grad(outs, [*queries, *keys, *values], [torch.ones(()).expand_as(out) for out in outs])
+
     with without_kernel() if form == "chunks" else nullcontext():
-        for _ in range(2):
-            began = time.process_time()  # of this process: other work on the machine does not count
-            outs = [FORMS[form](query, keys[: n + 1], values[: n + 1], mask) for n, query in enumerate(queries)]
-            torch.autograd.grad(outs, variables, [torch.ones(()).expand_as(out) for out in outs])
-            seconds = time.process_time() - began
-    return {"seconds": seconds, "peak_mib": peak_mib() - before_mib}
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            run()
+        began = time.process_time()  # of this process: other work on the machine does not count
+        run()
+        seconds = time.process_time() - began
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return {"seconds": seconds, "peak_mib": max(held) / 2**20}
 
 
 def is_feasible(form: str, length: int) -> bool:
@@ -78,7 +80,7 @@ def compare(lengths: Sequence[int], *, repeats: int) -> dict[str, dict[int, dict
     costs: dict[str, dict[int, dict[str, float]]] = defaultdict(dict)
     for length in lengths:
         for form in [form for form in FORMS if is_feasible(form, length)] * repeats:
-            cost = measure_alone("scripts.benchmarks.attention", form, str(length))
+            cost = measure(form, length)
             costs[form][length] = {key: min(value, costs[form].get(length, cost)[key]) for key, value in cost.items()}
     return costs
 
@@ -97,9 +99,9 @@ def build_table(costs: dict[str, dict[int, dict[str, float]]]) -> Table:
     return Table(
         title="Attention of the training-time test",
         note=f"A row of {HEADS} heads and {KV_HEADS} key-value heads of {HEAD_SIZE}, {STEPS} steps, forward and "
-        "backward, float32. Memory: peak of a fresh process above the inputs. Growth: from a row of half the length. "
-        "kernel: PyTorch's, on CPUs; chunks: what other devices run; plain: a softmax over all scores, which it keeps. "
-        "Seconds: of one thread, the least of all repeats.",
+        "backward, float32. Memory: the most that PyTorch's allocator holds above the inputs. Growth: from half the "
+        "length. kernel: PyTorch's, on CPUs; chunks: what other devices run; plain: a softmax over all scores, which "
+        "it keeps. Seconds: of one thread, the least of all repeats.",
         columns=["form", "tokens", "peak MiB", "growth", "seconds", "growth", "/ plain"],
         rows=rows,
     )
@@ -120,14 +122,10 @@ def draw(costs: dict[str, dict[int, dict[str, float]]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare time and memory of the unrolled attention with plain scores.")
-    parser.add_argument("form", nargs="?", choices=FORMS)
-    parser.add_argument("length", nargs="?", type=int)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md and its picture")
     args = parser.parse_args()
-    if args.form:
-        print(json.dumps(measure(args.form, args.length)))
-        return
+    torch.set_num_threads(1)
     costs = compare(LENGTHS, repeats=args.repeats)
     setting = machine(open_device(DeviceConf(name=DeviceName.cpu, compile=False)))
     publish("attention", build_table(costs), setting=setting, should_write=args.write)

@@ -115,18 +115,14 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
-def measure_alone(module: str, *words: str) -> dict[str, float]:
-    """Run a module in a fresh process and return the JSON that it prints."""
-    command = [sys.executable, "-m", module, *words]
-    return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-
-
 def compare(size: Size, *, threads: int, order: tuple[str, ...] = ORDER) -> Table:
     """Build the table: seconds and peak memory of both forms, and ratios to the plain form."""
     costs: dict[str, list[dict[str, float]]] = {form: [] for form in FORMS}
     options = [f"--{name}={value}" for name, value in (asdict(size) | {"threads": threads}).items()]
     for form in order:
-        costs[form].append(measure_alone("scripts.benchmarks.loss", form, *options))
+        command = [sys.executable, "-m", "scripts.benchmarks.loss", form, *options]
+        process = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        costs[form].append(json.loads(process.stdout))
     seconds = {form: sum(cost["seconds"] for cost in costs[form]) / len(costs[form]) for form in FORMS}
     peak = {form: max(cost["peak_mib"] for cost in costs[form]) for form in FORMS}
     rows = [

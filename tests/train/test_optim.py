@@ -10,12 +10,10 @@ from torch._subclasses import FakeTensorMode
 from torch.optim import AdamW, Muon
 
 from conf.entry import compose
-from models.device.xla.device import XlaDevice
 from models.io.errors import UserError
-from tests.support.models.tiny import CPU
 from train.config.optim import OptimConf, OptimName, Schedule
 from train.config.run import TrainConf
-from train.optim import allocate_optimizer_states, build_optimizers, check_optimizer
+from train.optim import allocate_optimizer_states, build_optimizers
 
 
 class Small(nn.Module):
@@ -137,14 +135,6 @@ def test_the_schedule_is_a_function_of_the_step_alone():
 def test_wrong_settings_are_refused_by_key(wrong, message):
     with pytest.raises(UserError, match=message):
         OptimConf(**wrong)
-
-
-def test_muon_is_refused_where_operations_are_recorded():
-    recording = XlaDevice(**vars(CPU) | {"name": "xla"})
-    check_optimizer(OptimConf(name=OptimName.adamw), recording)
-    check_optimizer(OptimConf(name=OptimName.muon), CPU)
-    with pytest.raises(UserError, match=r"optim.name: must be adamw .* got muon; use optim=adamw"):
-        check_optimizer(OptimConf(name=OptimName.muon), recording)
 
 
 @pytest.mark.parametrize(

@@ -187,16 +187,16 @@ def test_a_draft_of_another_tokenizer_is_refused(folder):
 @pytest.mark.parametrize(
     ("command", "overrides"),
     [
-        (infer.eval.main, "evaluation.prompts=prompts.jsonl"),
-        (infer.tune.main, "prompts=prompts.jsonl"),
-        (infer.generate.main, "prompt=1 2"),
+        (infer.eval.main, ["evaluation.prompts=prompts.jsonl"]),
+        (infer.tune.main, ["prompts=prompts.jsonl"]),
+        (infer.generate.main, ["prompt=1 2", "max_new_tokens=8"]),
     ],
     ids=["eval", "tune", "generate"],
 )
 def test_the_target_of_a_draft_with_another_tokenizer_is_not_loaded(refused, folder, command, overrides):
     shutil.copytree(folder / "target", folder / "other", dirs_exist_ok=True)
     tiny_tokenizer(words=60).save_pretrained(folder / "other")
-    line, loaded = refused(command, "checkpoint=draft", "target.path=other", overrides)
+    line, loaded = refused(command, "checkpoint=draft", "target.path=other", *overrides)
     assert line.startswith("checkpoint: must be distilled for this tokenizer (")
     assert not loaded
 

@@ -33,7 +33,6 @@ class XlaDevice(Device):
     """A lazy device: a whole step is one graph, whose results are still computed as it returns."""
 
     lazy = True
-    has_scaled_addmm = False
 
     def _compile_function(self, function: Callable, frozen_names: tuple[str, ...], kind: str) -> Callable:  # noqa: ARG002
         """Return the function with a sync before and after it, so that each call is one graph."""
