@@ -308,7 +308,7 @@ class Trainer:
         do not decode.
         """
         values: dict[str, float] = {}
-        with full_params(self.draft):
+        with full_params(self.draft, dtype=self.target.device.dtype):  # as checkpoints and engines have them
             if self.parallel.decodes:
                 values = self.evaluate(self.draft)
                 self._save_if_best(*next(iter(values.items())))

@@ -79,10 +79,12 @@ class TracedPhase:
     flops_by_dtype: Counter[torch.dtype] = field(default_factory=Counter)  # of matrix products
     bytes_moved: int = 0  # by matrix products; other operations are fused with them
     bytes_read: Counter[str] = field(default_factory=Counter)  # by matrix products, by part
+    bytes_exchanged: int = 0  # with other processes, by functional collectives
 
     def add_region(self, region: "TracedPhase", live_bytes: Counter[str], *, count: int = 1) -> None:
         """Count a region `count` times, which begins with `live_bytes` and whose peak is what it adds to them."""
         self.bytes_moved += count * region.bytes_moved
+        self.bytes_exchanged += count * region.bytes_exchanged
         for name in ("flops_by_dtype", "bytes_read"):
             getattr(self, name).update({key: count * value for key, value in getattr(region, name).items()})
         peak = live_bytes.copy()
@@ -201,6 +203,9 @@ class MemoryTracer(TorchDispatchMode):
                 storage_key = tensor.untyped_storage()._cdata
                 part, _ = self._storages.get(storage_key, (ACTIVATIONS, 0))
                 self._phase.bytes_read[part] += size
+        if func.namespace == "_c10d_functional" and "wait" not in func.__name__:
+            # What a process sends and what it receives have one size, but for its own part.
+            self._phase.bytes_exchanged += max(tensor.nbytes for tensor in (args[0], *outputs))
         for tensor in outputs:
             self._record_tensor(tensor, None)
         return result

@@ -141,6 +141,10 @@ class Draft(nn.Module):
             parameter.data = parameter.data.to(target.head.weight.dtype)
         return self
 
+    def list_loss_heads(self) -> list[nn.Linear]:
+        """Return the vocabulary heads that learn and whose weights only the loss reads in training."""
+        return []
+
     def list_saved_weights(self) -> list[Tensor]:
         """Return the weights that a checkpoint holds, of which some may be the target's."""
         return [*self.parameters()]

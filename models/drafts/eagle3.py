@@ -142,6 +142,9 @@ class Eagle3Draft(EagleDraft):
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         return self.lm_head(self.head_inputs(hidden))
 
+    def list_loss_heads(self) -> list[nn.Linear]:
+        return [self.lm_head] if self.conf.train_head else []
+
     def loss_terms(
         self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t inputs"] | None = None
     ) -> LossTerms:

@@ -49,6 +49,11 @@ class DraftConf:
         return True
 
     @property
+    def trains_heads(self) -> bool:
+        """Return whether vocabulary heads learn, of which `parallel.split_heads` gives each process rows."""
+        return False
+
+    @property
     def pretrained(self) -> ModelSource | None:
         """Return the pretrained model that the draft starts from, or None if there is none."""
         return None
@@ -201,6 +206,10 @@ class Eagle3Conf(EagleConf):
             "and high",
         )
 
+    @property
+    def trains_heads(self) -> bool:
+        return self.train_head
+
     def describe_engine_limits(self) -> str | None:
         """Return which engines read `norm_output`, if it is on."""
         if not self.norm_output:
@@ -220,6 +229,10 @@ class HeadsConf(DraftConf):
 
     def __post_init__(self) -> None:
         check_values(self, "draft", heads=at_least(1), num_layers=at_least(1))
+
+    @property
+    def trains_heads(self) -> bool:
+        return self.separate_lm_heads
 
 
 @dataclass(kw_only=True)

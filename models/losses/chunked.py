@@ -5,7 +5,7 @@ one chunk. `token_losses` defines the losses, `config` their options. Compiled, 
 `evaluate_chunk` is compiled once, however many chunks a batch has.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,6 +24,7 @@ from models.losses.distributions import (
     target_distribution,
     target_distribution_from_topk,
 )
+from models.losses.heads import Heads, SplitHeads, average_grads, build_heads
 from models.losses.token_losses import score_with_grad
 
 TargetHead = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
@@ -37,9 +38,7 @@ ChunkEvaluator = Callable[["ChunkSettings", Chunk], tuple[Float[Tensor, ""], Met
 class ChunkSettings:
     """The heads and options that all chunks of a loss read."""
 
-    draft_heads: tuple[Tensor, ...]
-    # The gradients of the heads are added to these, in place; a frozen head has None.
-    head_grads: tuple[Tensor | None, ...]
+    draft_heads: Heads
     target_head: TargetHead
     kept_ids: Tensor | None
     conf: LossConf
@@ -48,18 +47,14 @@ class ChunkSettings:
 def evaluate_chunk(settings: ChunkSettings, chunk: Chunk) -> tuple[Float[Tensor, ""], Metrics, Tensor]:
     """Return the loss of a chunk, its metrics and its gradient for the draft's hidden states.
 
-    The gradients of the heads are added to `settings.head_grads`, in place.
+    The gradients of the heads are added to those that `settings.draft_heads` holds, in place.
     """
     hidden, target_hidden_or_topk, weight, labels = chunk
     heads, kept_ids, conf = settings.draft_heads, settings.kept_ids, settings.conf
     target = build_target_distribution(settings.target_head, target_hidden_or_topk, labels, kept_ids, conf)
-    scores, grad = score_with_grad(apply_heads(heads, hidden), target, kept_ids, conf, weight)
-    grad = grad.to(hidden.dtype)
-    pairs = [(grad, hidden)] if len(heads) == 1 else zip(grad, hidden, strict=True)
-    for head_grad, (logit_grad, head_input) in zip(settings.head_grads, pairs, strict=True):
-        if head_grad is not None:
-            head_grad += logit_grad.flatten(0, -2).T @ head_input.flatten(0, -2)
-    hidden_grad = apply_heads([head.T for head in heads], grad)
+    logits, inputs = heads.compute_logits(hidden)
+    scores, grad = score_with_grad(logits, target, kept_ids, conf, weight)
+    hidden_grad = heads.backpropagate(grad.to(hidden.dtype), inputs)
     return (scores["loss"] * weight).sum(), sum_metrics(scores, weight), hidden_grad
 
 
@@ -80,11 +75,13 @@ def chunked_distillation_loss(
     Token t of every step is compared with the target's distribution t, which all steps share. The
     step axis is optional. The gradients of a chunk are computed along with its logits.
     `target_hidden_or_topk`: hidden states for the target's head, or the likeliest tokens.
-    `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
+    `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them; whole, or DTensors of rows.
     `labels`: the text's token (a target id) that the target's distribution t predicts.
     `evaluate`: `evaluate_chunk` or what a compiler made of it.
     """
-    if weight.device.type == "cpu" and not getattr(target_head, "joins_ranks", False):
+    heads = build_heads(draft_heads)
+    joins_ranks = isinstance(heads, SplitHeads) or getattr(target_head, "joins_ranks", False)
+    if weight.device.type == "cpu" and not joins_ranks:
         # Prompts and padding weigh 0. On other devices dropping them would make the device wait for
         # the host; ranks that join their heads need as many chunks as the others.
         counted = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
@@ -94,9 +91,7 @@ def chunked_distillation_loss(
         labels = None if labels is None else labels[counted]
     # `conf.logits_chunk` counts the drafted tokens of all steps, which share the target's.
     chunk_size = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
-    head_grads = [torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None for head in draft_heads]
-    heads, grads = tuple(_autocast(head.detach()) for head in draft_heads), tuple(head_grads)
-    settings = ChunkSettings(draft_heads=heads, head_grads=grads, target_head=target_head, kept_ids=kept_ids, conf=conf)
+    settings = ChunkSettings(draft_heads=heads, target_head=target_head, kept_ids=kept_ids, conf=conf)
     hidden, hidden_grad = draft_hidden.detach(), torch.empty_like(draft_hidden)
 
     def compute_chunk(start: int) -> tuple[Tensor, Metrics]:
@@ -118,8 +113,8 @@ def chunked_distillation_loss(
         starts = range(0, max(num_tokens, 1), chunk_size)  # a chunk at least, which gives the metrics' names
         losses, sums = zip(*map_chunks(compute_chunk, starts), strict=True)
         metrics = {name: torch.stack([s[name] for s in sums]).sum(0) for name in sums[0]}
-    pairs = [(draft_hidden, hidden_grad), *zip(draft_heads, head_grads, strict=True)]
-    learned = [(variable, grad) for variable, grad in pairs if variable.requires_grad]
+    pairs = [(draft_hidden, hidden_grad), *zip(draft_heads, average_grads(heads, draft_heads), strict=True)]
+    learned = [(variable, grad) for variable, grad in pairs if variable.requires_grad and grad is not None]
     total: Tensor = _GivenGradients.apply(torch.stack(losses).sum(), *chain(*learned))
     return total, metrics
 
@@ -143,13 +138,6 @@ def build_target_distribution(
     return target_distribution(
         apply_head(target_hidden_or_topk).detach(), labels=labels, kept_ids=kept_ids, temperature=conf.temperature
     )
-
-
-def apply_heads(heads: Sequence[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:
-    """Return the product of all steps with a shared head, or of each step with its own head."""
-    if len(heads) == 1:
-        return linear(hidden, heads[0])
-    return torch.stack([linear(step, head) for step, head in zip(hidden, heads, strict=True)])
 
 
 def sum_metrics(scores: dict[str, Tensor], weight: Float[Tensor, "*steps tokens"]) -> Metrics:
@@ -192,9 +180,3 @@ class _GivenGradients(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = (grads[0] * grad.to(dtype) for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
         return None, *chain.from_iterable((grad, None) for grad in scaled)
-
-
-def _autocast(head: Tensor) -> Tensor:
-    """Return a head in the type of products, to which autocast would convert it for every chunk."""
-    kind = head.device.type
-    return head.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else head

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 
@@ -38,8 +39,8 @@ def copy_full(parameter: Tensor, full: Tensor) -> None:
 
 
 @contextmanager
-def full_params(module: nn.Module) -> Iterator[None]:
-    """Replace the module's sharded parameters by full, plain ones while the block runs.
+def full_params(module: nn.Module, *, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Replace the module's sharded parameters by full, plain ones, of another type if given, while the block runs.
 
     Collective: enter the block on every rank that holds a shard. The module's forward hooks stay as
     they are: call its submodules, not the module itself.
@@ -50,7 +51,7 @@ def full_params(module: nn.Module) -> Iterator[None]:
         for name, parameter in owner.named_parameters(recurse=False)
         if is_sharded(parameter)
     ]
-    full = {id(p): nn.Parameter(full_tensor(p.detach()), p.requires_grad) for _, _, p in sharded}
+    full = {id(p): nn.Parameter(full_tensor(p.detach().to(dtype)), p.requires_grad) for _, _, p in sharded}
     try:
         for owner, name, parameter in sharded:
             setattr(owner, name, full[id(parameter)])

@@ -20,15 +20,10 @@ import torch
 from torch import Tensor
 
 from infer.report.tables import Table
-from models.losses.chunked import (
-    Metrics,
-    apply_heads,
-    build_target_distribution,
-    chunked_distillation_loss,
-    sum_metrics,
-)
+from models.losses.chunked import Metrics, build_target_distribution, chunked_distillation_loss, sum_metrics
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import draft_distribution
+from models.losses.heads import apply_heads
 from models.losses.token_losses import score_tokens
 
 

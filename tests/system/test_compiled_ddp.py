@@ -29,6 +29,8 @@ def folder(tmp_path_factory):
         ("eagle3, compiled", "eagle3"),
         ("eagle3, small buckets", "eagle3"),
         ("eagle3, split target", "eagle3"),
+        ("eagle3, split heads", "eagle3"),
+        ("medusa, split heads", "medusa"),
         ("draft model, compiled", "draft model"),
     ],
 )
@@ -51,5 +53,6 @@ def test_the_loss_is_compiled_and_cut_where_buckets_end(folder):
         parts = json.loads(file.read_text())
         for draft in ("eagle3", "draft model"):
             assert (parts[f"{draft}, eager"], parts[f"{draft}, compiled"]) == (0, 3)
-        assert parts["eagle3, split target"] == 3  # the target, the draft, a chunk of the loss
+        for run in ("eagle3, split target", "eagle3, split heads", "medusa, split heads"):
+            assert parts[run] == 3  # the target, the draft, a chunk of the loss
         assert parts["eagle3, small buckets"] > 6

@@ -22,7 +22,14 @@ ROOT = Path(__file__).parents[2]
 SPLIT = {"tensor": 2}
 DRAFT_SHARDED = {"draft": "sharded"}
 ALL_SHARDED = {"target": "sharded", "draft": "sharded"}
-LAYOUTS = {"tensor": SPLIT, "sharded": ALL_SHARDED, "tensor and sharded": SPLIT | ALL_SHARDED}
+SPLIT_HEADS = DRAFT_SHARDED | {"split_heads": True}
+LAYOUTS = {
+    "tensor": SPLIT,
+    "sharded": ALL_SHARDED,
+    "tensor and sharded": SPLIT | ALL_SHARDED,
+    "tensor and split heads": SPLIT | SPLIT_HEADS,
+    "sharded and split heads": ALL_SHARDED | SPLIT_HEADS,
+}
 OTHERS = ("eagle1", "medusa", "hydra", "pruned")
 
 
@@ -117,6 +124,7 @@ def test_a_state_of_four_processes_is_resumed_by_two_and_by_a_single_one(folder)
         (4, {}, 6, True, r"optim\.rows_per_step: .* multiple of the 4 data-parallel .*, got 6; "),
         (4, {"tensor": 2}, 8, True, r"parallel: must split no weights for a draft that adapts"),
         (4, {"draft": Weights.sharded}, 8, True, r"parallel: must split no weights for a draft that adapts"),
+        (4, {"split_heads": True}, 8, False, r"parallel\.split_heads: must be false unless parallel\.draft=sharded"),
     ],
 )
 def test_impossible_layouts_are_refused_before_a_model_is_loaded(

@@ -38,6 +38,8 @@ class ParallelConf:
     tensor: int | str = AUTO  # processes that share each of the target's layers
     target: Weights = Weights.auto  # over the data ranks
     draft: Weights = Weights.auto  # over all processes
+    # A sharded draft's vocabulary heads that learn stay split by rows, which the plan may turn on.
+    split_heads: bool = False
 
     def __post_init__(self) -> None:
         check_values(self, "parallel", tensor=AUTO_OR_PROCESSES)
@@ -50,7 +52,7 @@ class ParallelConf:
     def settle(self) -> "ParallelConf":
         """Return the placement with one process and replicated for auto."""
         target, draft = (Weights.replicated if way is Weights.auto else way for way in (self.target, self.draft))
-        return ParallelConf(tensor=self.tensor_size, target=target, draft=draft)
+        return replace(self, tensor=self.tensor_size, target=target, draft=draft)
 
     @property
     def is_open(self) -> bool:

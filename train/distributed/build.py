@@ -56,6 +56,11 @@ def check_layout(conf: TrainConf) -> None:
         "parallel: must split no weights for a draft that adapts its target, got "
         f"tensor={parallel.tensor}, target={parallel.target.name}, draft={parallel.draft.name}; choose another draft",
     )
+    require(
+        not parallel.split_heads or (parallel.draft is Weights.sharded and conf.draft.trains_heads),
+        "parallel.split_heads: must be false unless parallel.draft=sharded and a head of the draft learns, got true; "
+        "heads of their own are draft.separate_lm_heads=true or draft.train_head=true",
+    )
     if conf.device.name is DeviceName.xla:
         check_xla_layout(parallel)
         require(

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
 from models.device.device import Device
+from models.drafts.loss import LossModule
 from models.io.errors import UserError
 from models.targets.loading import load_split_target, load_target
 from models.targets.target import Target
@@ -141,7 +142,8 @@ class Parallel:
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
-        shard_in_units(loss_module.to(self.accelerator.device), mesh, dtype=self.device.dtype)
+        heads = cast(LossModule, loss_module).draft.list_loss_heads() if self.conf.split_heads else []
+        shard_in_units(loss_module.to(self.accelerator.device), mesh, dtype=self.device.dtype, split_heads=heads)
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
 
     def average_gradients(self, weights: list[nn.Parameter]) -> None:

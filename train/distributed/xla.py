@@ -149,6 +149,7 @@ def check_xla_layout(conf: ParallelConf) -> None:
         conf.target is not Weights.sharded,
         "parallel.target: must be replicated with device=xla, got sharded; split its layers by parallel.tensor",
     )
+    require(not conf.split_heads, "parallel.split_heads: must be false with device=xla, got true; leave it out")
 
 
 def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:

@@ -18,7 +18,10 @@ from train.planning.remedies import apply_overrides, find_overrides
 from train.planning.run_plan import MachinePlan, build_models, plan_layouts, read_store
 
 # What the plan of a run may choose beside parallel.tensor: it changes how the run computes, not what it learns.
-CHOSEN_KEYS = ("parallel.target", "parallel.draft", "optim.recompute", "loss.logits_chunk", "held_out.batch")
+CHOSEN_KEYS = (
+    *("parallel.target", "parallel.draft", "parallel.split_heads"),
+    *("optim.recompute", "loss.logits_chunk", "held_out.batch"),
+)
 
 
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
@@ -42,7 +45,7 @@ def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype,
 
     Layouts use all cores, and come in the order of what they cost: first whole drafts, then gathered ones, each with
     few cores that share the target before many, at most `most_sharing`; then those whose layers run again in the
-    backward pass, then a sharded target, which no graph holds. Last, less is computed at once.
+    backward pass, those with split heads, and a sharded target, which no graph holds. Last, less is computed at once.
     """
     target, _ = build_models(conf, dtype)
 
@@ -78,6 +81,8 @@ def _list_candidates(conf: TrainPlanConf) -> Iterator[TrainPlanConf]:
         placements.append(replace(placements[0], draft=Weights.sharded))
     recomputes = sorted({conf.optim.recompute, conf.draft.has_layers})
     ways = [(placement, recompute) for recompute in recomputes for placement in placements]
+    if placements[-1].draft is Weights.sharded and conf.draft.trains_heads:
+        ways += [(replace(placements[-1], split_heads=True), recompute) for recompute in recomputes]
     if conf.parallel.target is Weights.auto and whole.tensor == 1 and can_shard and conf.measure:
         sharded = replace(placements[-1], tensor=1, target=Weights.sharded)
         ways += [(sharded, recompute) for recompute in recomputes]

@@ -112,7 +112,8 @@ def keep_choices(conf: TrainConf, saved: dict[str, Any], *, with_layout: bool) -
     left_open = [key for key in ("optim.micro_batch_size", *placement) if attrgetter(key)(conf) in (AUTO, Weights.auto)]
     kept = {key: saved[key] for key in left_open}
     if with_layout:
-        kept["optim.recompute"] = conf.optim.recompute or saved["optim.recompute"]
+        switches = ["optim.recompute", *(["parallel.split_heads"] if "parallel.draft" in kept else [])]
+        kept |= {key: attrgetter(key)(conf) or saved[key] for key in switches}
         kept |= {key: min(attrgetter(key)(conf), saved[key]) for key in ("loss.logits_chunk", "held_out.batch")}
     return apply_overrides(conf, kept)
 

@@ -30,9 +30,10 @@ from train.optim import allocate_optimizer_states, build_optimizers, trained_par
 from train.planning.layout import ProcessLayout
 
 TARGET, FROZEN, TRAINED, GATHERED = "target", "draft, frozen", "draft, trained", "draft, gathered"
+SPLIT_HEADS = "draft, split heads"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 START = "start"
-PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
+PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, SPLIT_HEADS, OPTIMIZER)
 _numbers = count()  # of fake meshes
 
 
@@ -52,6 +53,11 @@ class FakeProcess:
     @cached_property
     def trained(self) -> list[nn.Parameter]:
         return trained_parameters(self.draft)
+
+    @property
+    def split_heads(self) -> list[nn.Linear]:
+        """Return the heads of the draft that are never gathered."""
+        return self.draft.list_loss_heads() if self.layout.split_heads else []
 
     @cached_property
     def optimizers(self) -> list[Optimizer]:
@@ -104,6 +110,7 @@ class FakeProcess:
         self.tracer.label_tensors(TARGET, [*self.target.model.parameters(), *self.target.model.buffers()])
         self.tracer.label_tensors(FROZEN, [*self.draft.parameters(), *self.draft.buffers()])
         self.tracer.label_tensors(TRAINED, trained_parameters(self.draft))
+        self.tracer.label_tensors(SPLIT_HEADS, [head.weight for head in self.split_heads if is_sharded(head.weight)])
 
     def watch_pass(self) -> None:
         """Label what a pass of the draft gathers, and its gradients when they come to be."""
@@ -135,7 +142,8 @@ def fake_process(
         units = []
         if layout.gathers_draft:
             mesh = stack.enter_context(fake_mesh(layout.processes))
-            shard_in_units(loss_module, mesh, dtype=target.device.dtype)
+            heads = draft.list_loss_heads() if layout.split_heads else []
+            shard_in_units(loss_module, mesh, dtype=target.device.dtype, split_heads=heads)
         if layout.shards_target:
             units = shard_target(target, stack.enter_context(fake_mesh(layout.data)))
         models = [target.model, *collect_models(draft)]
@@ -198,10 +206,12 @@ def fake_mesh(processes: int) -> Iterator[DeviceMesh]:
 
 def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft, layout: ProcessLayout) -> Counter[str]:
     """Return the bytes by part that every training step holds, whatever its rows; nothing is traced, so it is fast."""
-    gathered = count_gathered_bytes(draft, target.device.dtype) if layout.gathers_draft else {}
+    heads = draft.list_loss_heads() if layout.split_heads else []
+    gathered = count_gathered_bytes(draft, target.device.dtype, heads) if layout.gathers_draft else {}
     gathered_gradients = sum(gathered[weight] for weight in trained_parameters(draft) if gathered)
     with fake_process(conf, target, draft, layout) as process, process.tracer.trace_phase("every step") as phase:
         held = Counter({part: phase.peak_bytes[part] for part in PERSISTENT_PARTS})
     held[GATHERED] = sum(gathered.values())
     held[GRADIENTS] = gathered_gradients or sum(weight.nbytes for weight in process.trained)
+    held[GRADIENTS] += held[SPLIT_HEADS]  # in fp32, as the heads are
     return held

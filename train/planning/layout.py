@@ -24,6 +24,7 @@ class ProcessLayout:
     blocks: int  # layers of the target
     target: Weights = Weights.replicated  # over the groups
     draft: Weights = Weights.replicated  # over all processes
+    split_heads: bool = False  # each process keeps rows of the draft's heads, which nobody gathers
     is_native: bool = True  # as `DeviceConf.is_native`
 
     @property
@@ -108,5 +109,6 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
         blocks=blocks,
         target=placement.target,
         draft=placement.draft,
+        split_heads=placement.split_heads and tensor * data > 1,
         is_native=conf.device.is_native,
     )

@@ -11,7 +11,7 @@ from models.device.memory_trace import LOGITS
 from models.io.errors import UserError
 from train.config.run import ParallelConf, TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
-from train.planning.fake_process import GATHERED, GRADIENTS, PERSISTENT_PARTS, START, TRAINED
+from train.planning.fake_process import GATHERED, GRADIENTS, PERSISTENT_PARTS, SPLIT_HEADS, START, TRAINED
 from train.planning.layout import build_layout
 from train.planning.run_plan import LayoutOption, MachinePlan, build_option
 from train.planning.trace import DRAFT_PASS, EVALUATION
@@ -64,15 +64,18 @@ def _list_candidates(plan: MachinePlan) -> Iterator[Candidate]:
     for option in plan.options:
         is_changed = option.layout.tensor != conf.parallel.tensor_size
         yield conf, option, {"parallel.tensor": option.layout.tensor} if is_changed else {}
-    is_shared = Weights.sharded in (conf.parallel.target, conf.parallel.draft)
-    if is_shared or conf.draft.trains_target or plan.machine.total_cores == 1:
+    if conf.draft.trains_target or plan.machine.total_cores == 1:
         return
     parallel = replace(conf.parallel, draft=Weights.sharded)
-    for option in plan.options:
-        change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
-        sharded = replace(option.layout, draft=Weights.sharded)
-        yield replace(conf, parallel=parallel), build_option(conf, plan.dtype, sharded), change
-    if conf.parallel.tensor_size > 1:
+    for candidate in (parallel, replace(parallel, split_heads=True)):
+        if candidate == conf.parallel:
+            continue
+        for option in plan.options:
+            change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
+            change |= {"parallel.split_heads": True} if candidate.split_heads else {}
+            sharded = replace(option.layout, draft=Weights.sharded, split_heads=candidate.split_heads)
+            yield replace(conf, parallel=candidate), build_option(conf, plan.dtype, sharded), change
+    if conf.parallel.tensor_size > 1 or Weights.sharded in (conf.parallel.target, conf.parallel.draft):
         return
     rows = max(conf.optim.rows_per_step, plan.machine.total_cores)
     change = {"parallel": "sharded", "optim.micro_batch_size": 1}
@@ -169,7 +172,8 @@ def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:
     """Return the bytes of a phase as (fixed, growing with its sizes)."""
     held = sum(parts[part] for part in (*PERSISTENT_PARTS, GATHERED, GRADIENTS))
     # At the end of a training step, every trained weight has a gradient.
-    missing = 0 if phase in (START, EVALUATION) else max(0, max(parts[TRAINED], parts[GATHERED]) - parts[GRADIENTS])
+    learned = max(parts[TRAINED], parts[GATHERED]) + parts[SPLIT_HEADS]
+    missing = 0 if phase in (START, EVALUATION) else max(0, learned - parts[GRADIENTS])
     return held + missing, parts.total() - held
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from models.device.config import MachineConf
 from models.device.machine_specs import core_flops
 from models.device.memory_trace import TracedPhase
-from train.planning.fake_process import GATHERED, OPTIMIZER, TRAINED
+from train.planning.fake_process import GATHERED, OPTIMIZER, SPLIT_HEADS, TRAINED
 from train.planning.layout import ProcessLayout
 from train.planning.trace import DRAFT_PASS, TARGET_PASS
 
@@ -37,11 +37,11 @@ def estimate_step_time(
         for dtype, flops in traced[name].flops_by_dtype.items()
     )
     moved = sum(count * traced[name].bytes_moved for name, count in passes.items())
-    stepped = WEIGHT_PASSES * held[TRAINED] + MOMENT_PASSES * held[OPTIMIZER]
+    stepped = WEIGHT_PASSES * (held[TRAINED] + held[SPLIT_HEADS]) + MOMENT_PASSES * held[OPTIMIZER]
     # A ring passes all of a sum but this core's own part, and each layer has two sums.
     summed = 2 * layout.blocks * layout.rows * row_bytes * (layout.tensor - 1) // layout.tensor
     received = passes.get(TARGET_PASS, 0) * (2 * summed + target_bytes * layout.shards_target)
-    received += _count_draft_bytes(held, layout)
+    received += _count_draft_bytes(held, layout) + layout.micros * traced[DRAFT_PASS].bytes_exchanged
     return {
         "arithmetic": arithmetic,
         "bandwidth": (moved + stepped) / machine.core_bandwidth,

@@ -65,7 +65,8 @@ def trace_run(
         phases.append(optimizer_phase)
         if not layout.has_buckets:
             draft.zero_grad()
-        with tracer.trace_phase(EVALUATION) as phase, torch.no_grad(), full_params(draft):
+        weights = full_params(draft, dtype=target.device.dtype)
+        with tracer.trace_phase(EVALUATION) as phase, torch.no_grad(), weights:
             process.label_weights()
             if conf.measure:
                 _evaluate(process, conf, prompt_tokens=prompt_tokens)

@@ -178,6 +178,9 @@ class HeadsDraft(FeatureDraft):
         """Return the vocabulary heads: a shared one, or one for each depth."""
         raise NotImplementedError
 
+    def list_loss_heads(self) -> list[nn.Linear]:
+        return self.heads if self.conf.separate_lm_heads else []
+
     def head_of(self, level: int) -> nn.Linear:
         """Return the vocabulary head of a level of the tree, counted from 0."""
         return self.heads[min(level, len(self.heads) - 1)]

@@ -44,6 +44,7 @@ KINDS = {
     "eagle1": ["draft=demo-eagle1"],
     "eagle3": ["draft=demo", "draft.layers=[1,2,3]"],
     "medusa": ["draft=demo-medusa"],
+    "medusa of own heads": ["draft=demo-medusa", "draft.separate_lm_heads=true"],
     "hydra": ["draft=demo-hydra"],
     "draft model": ["draft=demo-lm", "draft.layers=[0,3]"],
 }
@@ -114,6 +115,7 @@ def count_local_bytes(tensor: Tensor) -> int:
 LAYOUTS = {
     "replicated": ["parallel.tensor=1", "parallel.draft=replicated"],
     "sharded": ["parallel.tensor=1", "parallel.draft=sharded"],
+    "split heads": ["parallel.tensor=1", "parallel.draft=sharded", "parallel.split_heads=true"],
     "split": ["parallel.tensor={processes}", "parallel.draft=replicated"],
     "all sharded": ["parallel=sharded"],
     "tied sharded": ["parallel=sharded"],

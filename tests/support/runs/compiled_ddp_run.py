@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch._dynamo
 import torch.distributed
@@ -19,25 +20,26 @@ from torch._dynamo.backends.debugging import aot_eager
 
 from data.config import DataConf
 from models.device.graph_budget import GraphLedger
-from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom
+from models.drafts.options import CausalLMConf, Eagle3Conf, InitFrom, MedusaConf
 from models.parallel.processes import leave_processes
 from models.targets.config import TargetConf
 from models.targets.loading import load_split_target
 from tests.support.models.tiny import CPU
 from tests.support.runs.layout_run import build_layout_target
 from tests.support.runs.toy_run import toy_conf, toy_run
-from train.config.run import ParallelConf
+from train.config.run import ParallelConf, Weights
 from train.distributed import build
 
 DRAFTS = {
     "eagle3": Eagle3Conf(layers=[0, 1, 2], ttt_steps=2),
     "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0]),
+    "medusa": MedusaConf(heads=2),
 }
 SMALL_BUCKET_MB = 0.004  # about the size of a weight of the draft
 parts: Counter[str] = Counter()
 
 
-def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25, tensor: int = 1) -> None:
+def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25, tensor: int = 1, **layout: Any) -> None:
     """Train three steps of two micro-batches a process, which share a split target or have one each."""
 
     @torch._dynamo.register_backend(name=f"counted_{len(parts)}")
@@ -52,7 +54,7 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25, tenso
     conf = toy_conf(
         draft=DRAFTS[name], data=DataConf(seed=1), optim={"steps": 3, "rows_per_step": 8, "micro_batch_size": 2}
     )
-    conf.interval.log, conf.parallel = 1, ParallelConf(tensor=tensor)
+    conf.interval.log, conf.parallel = 1, ParallelConf(tensor=tensor, **layout)
     target = build_layout_target(device)
     if tensor > 1:
         target = load_split_target(TargetConf(path=str(folder.with_name("target"))), device, tensor=tensor)
@@ -66,6 +68,8 @@ if __name__ == "__main__":
         run(folder / f"{name}, eager", name, compiled=False)
         run(folder / f"{name}, compiled", name, compiled=True)
     run(folder / "eagle3, split target", "eagle3", compiled=True, tensor=2)
+    for name in ("eagle3", "medusa"):
+        run(folder / f"{name}, split heads", name, compiled=True, draft=Weights.sharded, split_heads=True)
     # PyTorch refuses buckets smaller than the first, which has 1 MB.
     torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = int(SMALL_BUCKET_MB * 2**20)
     run(folder / "eagle3, small buckets", "eagle3", compiled=True, bucket_mb=SMALL_BUCKET_MB)

@@ -94,7 +94,7 @@ def run(
     torch.set_num_threads(1)
     if "name" in optim:
         optim["name"] = OptimName(optim["name"])
-    layout = {k: Weights(v) if k != "tensor" else v for k, v in parallel.items()}
+    layout = {k: Weights(v) if isinstance(v, str) else v for k, v in parallel.items()}
     conf = toy_conf(
         target=TargetConf(path=str(target)),
         draft=DRAFTS[draft],

@@ -68,6 +68,26 @@ def test_the_layout_that_costs_least_is_taken(tmp_path, gib_per_core, tensor, dr
 
 
 @pytest.mark.parametrize(
+    ("words", "is_split"),
+    [
+        ("draft.separate_lm_heads=true", True),
+        ("draft.separate_lm_heads=false", False),
+        ("parallel.draft=sharded", True),
+    ],
+)
+def test_heads_of_their_own_are_split_where_no_process_could_gather_them(tmp_path, words, is_split):
+    config().save_pretrained(tmp_path)
+    run = (
+        "draft=demo-medusa draft.separate_lm_heads=true optim.rows_per_step=8 data.row_length=256 loss.logits_chunk=64"
+    )
+    rest = f"tree=chain tree.depth=3 held_out.batch=1 device=cpu target.path={tmp_path}"
+    conf = compose("train_plan", TrainPlanConf, [*run.split(), *words.split(), *rest.split()])
+    plan = plan_run(replace(conf, machine=eight_cores(0.021)))
+    assert plan.fits(plan.best)
+    assert plan.conf.parallel.split_heads is is_split
+
+
+@pytest.mark.parametrize(
     ("gib_per_core", "words", "chosen"),
     [
         (0.06, "parallel.tensor=2", {"tensor": 2}),
@@ -159,7 +179,7 @@ def test_processes_train_in_the_layout_that_the_plan_names(target, tmp_path, pro
         return plan_run(replace(conf, machine=machine)).best.peak_bytes / (1 - conf.memory_margin) / 2**30
 
     layouts: list[str] = []
-    replicated = {"tensor": 1, "target": "replicated", "draft": "replicated"}
+    replicated = {"tensor": 1, "target": "replicated", "draft": "replicated", "split_heads": False}
     sharing = ("parallel.tensor=1", "parallel.target=replicated", "parallel.draft=sharded")
     between = (plan_gib("parallel=replicated") + plan_gib(*sharing)) / 2
     assert train(1.0)["parallel"] == replicated

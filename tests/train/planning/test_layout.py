@@ -20,6 +20,7 @@ from train.planning.fake_process import (
     GATHERED,
     GRADIENTS,
     OPTIMIZER,
+    SPLIT_HEADS,
     START,
     TARGET,
     TRAINED,
@@ -36,6 +37,9 @@ CASES = (
     "eagle3,sharded,bf16,2",
     "medusa,sharded,bf16,1",
     "draft model,sharded,bf16,2",
+    "eagle3,split heads,fp32,1",
+    "medusa of own heads,split heads,fp32,2",
+    "medusa of own heads,split heads,bf16,1",
     "eagle3,split,fp32,1",
     "eagle3,split,bf16,2",
     "medusa,split,fp32,1",
@@ -108,11 +112,25 @@ def test_on_the_xla_route_processes_share_masters_and_moments_and_hold_weights_i
     assert start[OPTIMIZER] == pytest.approx(8 * weights, rel=1e-3)
 
 
-def count_held_bytes(kind: str, processes: int, target: Path) -> Counter[str]:
-    conf, layout = build_sharded_run(kind, processes, target)
+def test_no_process_gathers_a_head_that_is_split(tmp_path):
+    save(build_target(CPU), tmp_path)
+    kind = "medusa of own heads"
+    gathering, fours, many = (
+        count_held_bytes(kind, n, tmp_path, *words)
+        for n, words in {4: (), 8: ("parallel.split_heads=true",), 64: ("parallel.split_heads=true",)}.items()
+    )
+    heads = 64 * many[SPLIT_HEADS]
+    assert 8 * fours[SPLIT_HEADS] == pytest.approx(heads, rel=0.02)  # 64 processes hold equal numbers of rows
+    assert gathering[GATHERED] - fours[GATHERED] == pytest.approx(heads, rel=0.02)
+    assert fours[GRADIENTS] - many[GRADIENTS] == pytest.approx(heads / 8 - heads / 64, rel=0.02)
+
+
+def count_held_bytes(kind: str, processes: int, target: Path, *words: str) -> Counter[str]:
+    conf, layout = build_sharded_run(kind, processes, target, *words)
     return persistent_memory(conf, *build_models(conf, CPU.dtype), layout)
 
 
-def build_sharded_run(kind: str, processes: int, target: Path) -> tuple[TrainConf, ProcessLayout]:
-    conf = build_conf(*KINDS[kind], "parallel=sharded", f"target.path={target}", f"optim.rows_per_step={processes}")
+def build_sharded_run(kind: str, processes: int, target: Path, *words: str) -> tuple[TrainConf, ProcessLayout]:
+    rows = f"optim.rows_per_step={processes}"
+    conf = build_conf(*KINDS[kind], "parallel=sharded", f"target.path={target}", rows, *words)
     return conf, build_layout(conf, replace(GENEROUS, chips=1, cores=processes), 4, 1)

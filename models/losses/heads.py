@@ -1,0 +1,115 @@
+"""The vocabulary heads of a loss: whole, or the rows of them that each process holds.
+
+    hidden states of all processes x own rows of the heads  ->  exchange  ->  whole logits of own hidden states
+
+Gradients go back the same way, so that no process gathers a head or reduces its gradient. All processes must pass
+equal numbers of chunks, of one shape.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from models.parallel.dtensor import is_sharded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """One head for all steps, or one for each of them, and their gradients so far in fp32; a frozen head has None."""
+
+    weights: tuple[Float[Tensor, "vocab width"], ...]
+    grads: tuple[Float[Tensor, "vocab width"] | None, ...]
+
+    def compute_logits(self, hidden: Float[Tensor, "*steps tokens width"]) -> tuple[Tensor, Tensor]:
+        """Return the logits [*steps, tokens, vocab], and what `backpropagate` takes."""
+        return apply_heads(self.weights, hidden), hidden
+
+    def backpropagate(self, grad: Float[Tensor, "*steps tokens vocab"], inputs: Tensor) -> Tensor:
+        """Add the gradients of the heads to `grads`, in place; return that of the hidden states."""
+        pairs = [(grad, inputs)] if len(self.weights) == 1 else zip(grad, inputs, strict=True)
+        for head_grad, (logit_grad, head_input) in zip(self.grads, pairs, strict=True):
+            if head_grad is not None:
+                head_grad += logit_grad.flatten(0, -2).T @ head_input.flatten(0, -2)
+        return apply_heads([head.T for head in self.weights], grad)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitHeads(Heads):
+    """Heads of which each process holds as many rows, the last ones perhaps fewer; `group` is that of all of them."""
+
+    group: Any
+    ranks: int
+    vocab: int
+
+    @property
+    def part(self) -> int:
+        """Return the number of rows of a process."""
+        return -(-self.vocab // self.ranks)  # rounded up
+
+    def compute_logits(self, hidden: Float[Tensor, "*steps tokens width"]) -> tuple[Tensor, Tensor]:
+        gathered = collectives.all_gather_single(hidden.contiguous(), 0, self.group)
+        logits, inputs = super().compute_logits(torch.cat(gathered.chunk(self.ranks), -2))
+        padded = pad(logits, (0, self.part - logits.shape[-1]))
+        return self._exchange(padded, -2, -1)[..., : self.vocab], inputs
+
+    def backpropagate(self, grad: Float[Tensor, "*steps tokens vocab"], inputs: Tensor) -> Tensor:
+        padded = pad(grad, (0, self.part * self.ranks - self.vocab))
+        own = self._exchange(padded, -1, -2)[..., : len(self.weights[0])]
+        partial = super().backpropagate(own, inputs)
+        by_process = torch.cat(partial.chunk(self.ranks, -2))
+        return collectives.reduce_scatter_single(by_process, "sum", 0, self.group)
+
+    def _exchange(self, values: Tensor, split: int, join: int) -> Tensor:
+        """Send each process its part along the axis `split`; return the parts of all along the axis `join`."""
+        sent = torch.cat(values.chunk(self.ranks, split))
+        received = collectives.all_to_all_single(sent, None, None, self.group)
+        return torch.cat(received.chunk(self.ranks), join)
+
+
+def build_heads(weights: Sequence[Any]) -> Heads:
+    """Build the heads of a loss, without gradients so far; those that are DTensors must be split by rows."""
+    own, learns = [weight.to_local() if is_sharded(weight) else weight for weight in weights], torch.is_grad_enabled()
+    grads = [torch.zeros_like(w, dtype=torch.float32) if learns and w.requires_grad else None for w in own]
+    parts: dict[str, Any] = {"weights": tuple(_autocast(weight.detach()) for weight in own), "grads": tuple(grads)}
+    if not is_sharded(weights[0]):
+        return Heads(**parts)
+    mesh = weights[0].device_mesh
+    return SplitHeads(**parts, group=mesh.get_group().group_name, ranks=mesh.size(), vocab=len(weights[0]))
+
+
+def average_grads(heads: Heads, weights: Sequence[Any]) -> list[Tensor | None]:
+    """Return the gradients of the heads, each as its weight is; those of rows are means over the processes' sums.
+
+    FSDP2 gives all other weights means, too.
+    """
+    if not isinstance(heads, SplitHeads):
+        return [*heads.grads]
+    return [
+        grad if grad is None else _place_like(weight, grad / heads.ranks)
+        for weight, grad in zip(weights, heads.grads, strict=True)
+    ]
+
+
+def apply_heads(heads: Sequence[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:
+    """Return the product of all steps with a shared head, or of each step with its own head."""
+    if len(heads) == 1:
+        return linear(hidden, heads[0])
+    return torch.stack([linear(step, head) for step, head in zip(hidden, heads, strict=True)])
+
+
+def _place_like(weight: Any, own: Tensor) -> Tensor:
+    """Return this process's part of a tensor as a DTensor that is split as `weight` is."""
+    shape = {"shape": weight.shape, "stride": weight.stride()}
+    return weight.from_local(own, weight.device_mesh, weight.placements, **shape)
+
+
+def _autocast(head: Tensor) -> Tensor:
+    """Return a head in the type of products, to which autocast would convert it for every chunk."""
+    kind = head.device.type
+    return head.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else head
