@@ -14,7 +14,7 @@ from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
 from train.planning.layout import ProcessLayout, list_layouts
-from train.planning.remedies import apply_overrides, find_overrides
+from train.planning.remedies import apply_overrides, can_train, find_overrides
 from train.planning.run_plan import MachinePlan, build_models, plan_layouts, read_store
 
 # What the plan of a run may choose beside parallel.tensor: it changes how the run computes, not what it learns.
@@ -34,7 +34,7 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     store = read_store(conf, target, draft)
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.spec.tokens))
-    if conf.parallel.is_open and conf.device.is_native and machine.total_cores > 1:
+    if conf.parallel.is_open and machine.total_cores > 1:
         plan = choose_layout(conf, machine, dtype, most_sharing=machine.total_cores)
         return record_choice(plan, conf) if plan.fits(plan.best) else plan
     return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
@@ -56,7 +56,7 @@ def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype,
             if layout.processes == machine.total_cores and layout.tensor <= most_sharing
         ]
 
-    for candidate in _list_candidates(conf):
+    for candidate in filter(can_train, _list_candidates(conf)):
         if layouts := list_candidate_layouts(candidate):
             plan = plan_layouts(candidate, machine, dtype, layouts)
             if plan.fits(plan.best):
@@ -79,7 +79,7 @@ def _list_candidates(conf: TrainPlanConf) -> Iterator[TrainPlanConf]:
     placements = [replace(whole, tensor=conf.parallel.tensor)]
     if conf.parallel.draft is Weights.auto and can_shard:
         placements.append(replace(placements[0], draft=Weights.sharded))
-    recomputes = sorted({conf.optim.recompute, conf.draft.has_layers})
+    recomputes = sorted({conf.optim.recompute, conf.draft.has_layers and conf.device.is_native})
     ways = [(placement, recompute) for recompute in recomputes for placement in placements]
     if placements[-1].draft is Weights.sharded and conf.draft.trains_heads:
         ways += [(replace(placements[-1], split_heads=True), recompute) for recompute in recomputes]

@@ -39,7 +39,7 @@ def find_overrides(plan: MachinePlan) -> dict[str, Any]:
 def _find_change(plan: MachinePlan, candidates: Iterable[Candidate]) -> dict[str, Any]:
     longest: dict[str, Any] = {}
     for conf, option, layout_overrides in candidates:
-        if not _can_train(conf):
+        if not can_train(conf):
             continue
         overrides = _fit_layout(plan, conf, option, longer_than=longest.get(ROW_LENGTH, 0))
         if overrides is not None:
@@ -49,7 +49,8 @@ def _find_change(plan: MachinePlan, candidates: Iterable[Candidate]) -> dict[str
     return longest
 
 
-def _can_train(conf: TrainPlanConf) -> bool:
+def can_train(conf: TrainPlanConf) -> bool:
+    """Return whether the draft and the device's route can train in the layout."""
     try:
         check_layout(conf)
         conf.check_measure()

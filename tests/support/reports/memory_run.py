@@ -44,7 +44,6 @@ KINDS = {
     "eagle1": ["draft=demo-eagle1"],
     "eagle3": ["draft=demo", "draft.layers=[1,2,3]"],
     "medusa": ["draft=demo-medusa"],
-    "medusa of own heads": ["draft=demo-medusa", "draft.separate_lm_heads=true"],
     "hydra": ["draft=demo-hydra"],
     "draft model": ["draft=demo-lm", "draft.layers=[0,3]"],
 }
