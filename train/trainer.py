@@ -119,7 +119,8 @@ class Trainer:
 
     @cached_property
     def metric_buffer(self) -> MetricBuffer:
-        return MetricBuffer(steps=self.conf.interval.log)
+        interval = self.conf.interval
+        return MetricBuffer(steps=min(interval.log, interval.eval, self.steps))  # read at each of these
 
     @cached_property
     def _run_train_step(self) -> Callable[[dict[int, MicroBatch]], None]:

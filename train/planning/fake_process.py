@@ -54,11 +54,6 @@ class FakeProcess:
     def trained(self) -> list[nn.Parameter]:
         return trained_parameters(self.draft)
 
-    @property
-    def split_heads(self) -> list[nn.Linear]:
-        """Return the heads of the draft that are never gathered."""
-        return self.draft.list_loss_heads() if self.layout.split_heads else []
-
     @cached_property
     def optimizers(self) -> list[Optimizer]:
         """Return the optimizers with their states."""
@@ -110,7 +105,8 @@ class FakeProcess:
         self.tracer.label_tensors(TARGET, [*self.target.model.parameters(), *self.target.model.buffers()])
         self.tracer.label_tensors(FROZEN, [*self.draft.parameters(), *self.draft.buffers()])
         self.tracer.label_tensors(TRAINED, trained_parameters(self.draft))
-        self.tracer.label_tensors(SPLIT_HEADS, [head.weight for head in self.split_heads if is_sharded(head.weight)])
+        heads = list_split_heads(self.draft, self.layout)
+        self.tracer.label_tensors(SPLIT_HEADS, [head.weight for head in heads if is_sharded(head.weight)])
 
     def watch_pass(self) -> None:
         """Label what a pass of the draft gathers, and its gradients when they come to be."""
@@ -142,7 +138,7 @@ def fake_process(
         units = []
         if layout.gathers_draft:
             mesh = stack.enter_context(fake_mesh(layout.processes))
-            heads = draft.list_loss_heads() if layout.split_heads else []
+            heads = list_split_heads(draft, layout)
             shard_in_units(loss_module, mesh, dtype=target.device.dtype, split_heads=heads)
         if layout.shards_target:
             units = shard_target(target, stack.enter_context(fake_mesh(layout.data)))
@@ -160,6 +156,11 @@ def fake_process(
             with torch.no_grad():
                 target.model(input_ids=torch.zeros(1, 2, dtype=torch.int64))  # as loading does
         yield process
+
+
+def list_split_heads(draft: Draft, layout: ProcessLayout) -> list[nn.Linear]:
+    """Return the heads of a draft that the layout never gathers."""
+    return draft.list_loss_heads() if layout.split_heads else []
 
 
 def shard_target(target: MetaTarget, mesh: DeviceMesh) -> list[nn.Module]:
@@ -206,8 +207,8 @@ def fake_mesh(processes: int) -> Iterator[DeviceMesh]:
 
 def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft, layout: ProcessLayout) -> Counter[str]:
     """Return the bytes by part that every training step holds, whatever its rows; nothing is traced, so it is fast."""
-    heads = draft.list_loss_heads() if layout.split_heads else []
-    gathered = count_gathered_bytes(draft, target.device.dtype, heads) if layout.gathers_draft else {}
+    dtype, heads = target.device.dtype, list_split_heads(draft, layout)
+    gathered = count_gathered_bytes(draft, dtype, heads) if layout.gathers_draft else {}
     gathered_gradients = sum(gathered[weight] for weight in trained_parameters(draft) if gathered)
     with fake_process(conf, target, draft, layout) as process, process.tracer.trace_phase("every step") as phase:
         held = Counter({part: phase.peak_bytes[part] for part in PERSISTENT_PARTS})

@@ -8,7 +8,16 @@ from models.io.console import CONSOLE, print_line
 from train.config.run import Weights
 from train.distributed.units import count_largest_bytes
 from train.optim import trained_parameters
-from train.planning.fake_process import FROZEN, GATHERED, GRADIENTS, OPTIMIZER, SPLIT_HEADS, TARGET, TRAINED
+from train.planning.fake_process import (
+    FROZEN,
+    GATHERED,
+    GRADIENTS,
+    OPTIMIZER,
+    SPLIT_HEADS,
+    TARGET,
+    TRAINED,
+    list_split_heads,
+)
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE
 from train.run.folder import disk_bytes_needed
@@ -59,8 +68,8 @@ def size_table(plan: MachinePlan) -> Table:
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
     fast = f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
     layers = ", ".join(map(str, draft.needs.layers))
-    layout, heads = plan.best.layout, draft.list_loss_heads() if plan.best.layout.split_heads else []
-    largest = count_largest_bytes(draft, plan.dtype, heads) if layout.gathers_draft else 0
+    layout = plan.best.layout
+    largest = count_largest_bytes(draft, plan.dtype, list_split_heads(draft, layout)) if layout.gathers_draft else 0
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
     return Table(
         title=f"{plan.conf.run_name} on {machine.name}: {cores}, {fast} TFLOP/s "
