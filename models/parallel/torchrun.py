@@ -45,12 +45,18 @@ def check_launch() -> None:
 
 
 def rendezvous_url() -> str | None:
-    """Return the URL of the rendezvous, or None to leave it to PyTorch.
+    """Return the URL of the rendezvous, or None to leave it to PyTorch; raise UserError for processes of no launcher.
 
     torchrun keeps one store for all attempts, in which a later attempt would find the addresses of
     dead processes. So the handler, which is registered here, prefixes keys with the number of the
     attempt. Each node counts its own attempts, so this works on one node only.
     """
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    require(
+        not missing,
+        f"WORLD_SIZE: must come from a launcher, got {get_world_size()} without {', '.join(missing)}; unset it, or "
+        "start the command by torchrun",
+    )
     if not _is_store_shared():
         return None
     _register_rendezvous()
