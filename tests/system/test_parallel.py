@@ -31,16 +31,18 @@ LAYOUTS = {
     "sharded and split heads": ALL_SHARDED | SPLIT_HEADS,
 }
 OTHERS = ("eagle1", "medusa", "hydra", "pruned")
+STOPPED = ("tensor", "tensor and split heads")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Run four processes and a single one; `state` stops at step 2, and `resumed` goes on from there."""
+    """Run four processes and a single one; a `state` stops at step 2, and `resumed` goes on from there."""
     folder = tmp_path_factory.mktemp("parallel")
     save_target(folder / "target")
     runs = [{"folder": str(folder / name), "parallel": way} for name, way in LAYOUTS.items()]
-    state = {"folder": str(folder / "state"), "parallel": SPLIT, "stop": 2}
-    runs += [state, state | {"folder": str(folder / "resumed"), "after": state["folder"], "stop": 4}]
+    for name in STOPPED:
+        state = {"folder": str(folder / f"state, {name}"), "parallel": LAYOUTS[name], "stop": 2}
+        runs += [state, state | {"folder": str(folder / f"resumed, {name}"), "after": state["folder"], "stop": 4}]
     launch_script("parallel_run.py", folder / "target", json.dumps(runs), processes=4)
     run(folder / "target", folder=str(folder / "single"), parallel={})
     return folder
@@ -89,12 +91,20 @@ def test_no_process_holds_more_than_its_part(folder):
         assert rank["target_held"] <= 0.51 * alone["target_held"]
 
 
-def test_a_resumed_run_of_four_processes_ends_as_an_unbroken_one_bit_for_bit(folder):
-    assert read_ranks(folder / "resumed")[0]["draft"] == read_ranks(folder / "tensor")[0]["draft"]
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_resumed_run_of_four_processes_ends_as_an_unbroken_one_bit_for_bit(folder, name):
+    assert read_ranks(folder / f"resumed, {name}")[0]["draft"] == read_ranks(folder / name)[0]["draft"]
 
 
-def test_a_state_of_four_processes_is_resumed_by_two_and_by_a_single_one(folder):
-    after = str(folder / "state")
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_state_of_four_processes_is_resumed_by_a_single_one(folder, name):
+    alone = folder / f"{name}, on a single one"
+    run(folder / "target", folder=str(alone), parallel={}, after=str(folder / f"state, {name}"))
+    assert read_losses(alone) == pytest.approx(read_losses(folder / "single"), rel=1e-5)
+
+
+def test_a_state_of_four_processes_is_resumed_by_two(folder):
+    after = str(folder / "state, tensor")
     runs = [
         {"folder": str(folder / "on two processes"), "parallel": DRAFT_SHARDED, "after": after},
         *(
@@ -103,11 +113,9 @@ def test_a_state_of_four_processes_is_resumed_by_two_and_by_a_single_one(folder)
         ),
     ]
     launch_script("parallel_run.py", folder / "target", json.dumps(runs), processes=2)
-    run(folder / "target", folder=str(folder / "on a single one"), parallel={}, after=after)
     expected = read_losses(folder / "single")
-    assert read_losses(folder / "state") == pytest.approx(expected[:2], rel=1e-5)
-    for name in ("on two processes", "on a single one"):
-        assert read_losses(folder / name) == pytest.approx(expected, rel=1e-5)
+    assert read_losses(folder / "state, tensor") == pytest.approx(expected[:2], rel=1e-5)
+    assert read_losses(folder / "on two processes") == pytest.approx(expected, rel=1e-5)
     for name in OTHERS:  # every method reads a target that is split, and is sharded itself
         alone = f"{name} alone"
         run(folder / "target", folder=str(folder / alone), parallel={}, draft=name, steps=1)
