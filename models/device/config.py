@@ -67,8 +67,6 @@ class MachineConf:
     bandwidth_gb_s: float = 0.0
     tflops: dict[str, float] = field(default_factory=dict)  # by number type
     link_gb_s: float = 0.0  # to other chips
-    vcpus: int = 0
-    host_memory_gib: float = 0.0
     length_multiple: int = 1  # of a row, on the machine's route
     # Whether optimizers hold a copy of all weights and attention runs in chunks, unlike on a CPU.
     is_accelerator: bool = True

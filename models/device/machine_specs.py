@@ -77,7 +77,6 @@ def measure_machine(device: Device) -> MachineConf:
         device.name != "xla",
         "machine: must be named with device=xla, whose memory nobody can read, got here; choose the instance's",
     )
-    memory = psutil.virtual_memory()
     torch_device, size, chips = device.torch_device, read_host_bytes(Host()), 1
     if torch_device.type != "cpu":
         size = read_total_bytes(torch_device)
@@ -99,8 +98,6 @@ def measure_machine(device: Device) -> MachineConf:
             str(dtype).removeprefix("torch."): _round_figure(_measure_flops(device, dtype) / 1e12)
             for dtype in {torch.float32, device.dtype}
         },
-        vcpus=os.cpu_count() or 1,
-        host_memory_gib=round(memory.total / 2**30, 1),
     )
 
 
