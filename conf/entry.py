@@ -38,7 +38,13 @@ from omegaconf.errors import (
 )
 
 from conf.drafts import is_draft_entry, list_options
-from conf.error_lines import reword_message, unknown_key_message, unknown_option_message, unreadable_message
+from conf.error_lines import (
+    complete_keys,
+    reword_message,
+    unknown_key_message,
+    unknown_option_message,
+    unreadable_message,
+)
 from conf.sequences import WRITERS, check_experiments, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote_typed_text
 from models.device.packages import guard_torch_autoload, limit_spinning
@@ -153,7 +159,10 @@ def validate_config(cfg: DictConfig) -> Any:
     Raise UserError for a key that the dataclass does not have, and for a run outside its folder.
     """
     _expand_homes(cfg)
-    conf: Any = OmegaConf.to_object(cfg)
+    try:
+        conf: Any = OmegaConf.to_object(cfg)
+    except UserError as error:
+        raise UserError(complete_keys(str(error), OmegaConf.get_type(cfg))) from None
     if hasattr(conf, "run_name"):
         check_values(conf, run_name=FOLDER_NAME)
     for key, parent in _find_unknown_keys(conf):

@@ -59,6 +59,22 @@ def unknown_key_message(key: str, schema: type | None) -> str:
     return f"{key}: no such key; {remedy}"
 
 
+def complete_keys(message: str, schema: Any) -> str:
+    """Return the line with whole paths for keys of sections that commands have in different places.
+
+    >>> from infer.config import EvalConf
+    >>> complete_keys("sampling.top_k: must be at least 0, got -3", EvalConf)
+    'evaluation.sampling.top_k: must be at least 0, got -3'
+    """
+    paths = [path for path, _ in _list_keys(schema)]
+
+    def complete(match: re.Match[str]) -> str:
+        longer = [path for path in paths if path.endswith(f".{match[0]}")]
+        return longer[0] if match[0] not in paths and len(longer) == 1 else match[0]
+
+    return re.sub(r"(?<![\w.])\w+(\.\w+)+(?=: must)", complete, message)
+
+
 def unknown_option_message(group: str, name: str, options: list[str]) -> str:
     """Return the line for an option that a group does not have, with the most similar one it has."""
     matches = difflib.get_close_matches(name, options, n=1)

@@ -63,7 +63,7 @@ MISTAKES = {
     """'draft.layers="[1"'""",
     "seed=-1": "seed: must be in 0..2^48 - 1, got -1; 0 is the default",
     "data.seed=-2": "data.seed: must be in 0..2^48 - 1, got -2; 0 is the default",
-    "evaluation.sampling.seed=281474976710656": "sampling.seed: must be in 0..2^48 - 1, "
+    "evaluation.sampling.seed=281474976710656": "evaluation.sampling.seed: must be in 0..2^48 - 1, "
     "got 281474976710656; 0 is the default",
     "run_name=": "run_name: must not be empty, got ''; if the text comes from a shell variable, "
     "set it, else leave the key out",
