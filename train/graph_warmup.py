@@ -43,7 +43,8 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         log.info("graphs: none to compile, because compiling is off on this device")
         return
     target = build_run_target(conf, parallel)
-    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    on_host = parallel.builds_draft_on_host
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed, on_host=on_host)
     has_prompts = conf.evaluation.prompts is not None or conf.data.source is DataSource.demo
     if conf.data.source is not DataSource.captured and has_prompts:
         rows = draw_rows(conf.optim.rows_per_step, conf.data.row_length, target.vocab_size, overlap=conf.data.overlap)
@@ -65,14 +66,17 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         metric_logger=MetricLogger(TrackerConf(), state, parallel.accelerator),
         evaluate=lambda _: {},
     ).warmup()
-    with full_params(draft):
-        if parallel.decodes and conf.measure:
-            # Saved and loaded as at the end of a run: some methods merge their adapters into the
-            # target when they are saved, and graphs depend on the modules.
+    if not conf.measure:
+        return
+    # Saved and loaded as at the end of a run: some methods merge their adapters into the
+    # target when they are saved, and graphs depend on the modules.
+    with full_params(draft, dtype=target.device.dtype):
+        if parallel.decodes:
             draft.save(folder / "checkpoint", target)
-            draft_under_test = load_draft_under_test(folder / "checkpoint", target)
-            evaluation = resolve_evaluation(conf, folder)
-            compile_eval_graphs(target, [draft_under_test], tree=conf.tree, conf=evaluation)
+    if parallel.decodes:
+        draft_under_test = load_draft_under_test(folder / "checkpoint", target)
+        evaluation = resolve_evaluation(conf, folder)
+        compile_eval_graphs(target, [draft_under_test], tree=conf.tree, conf=evaluation)
 
 
 def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:

@@ -111,7 +111,7 @@ class Draft(nn.Module):
 
     @classmethod
     def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "Draft":
-        """Build a new draft for this target; raise UserError if the two do not fit."""
+        """Build a new draft for this target, on the host; raise UserError if the two do not fit."""
         raise NotImplementedError
 
     @classmethod
@@ -133,13 +133,13 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def convert_weights(self, target: Target) -> Any:  # of the same class
-        """Convert the weights to the target's dtype, in which checkpoints are and engines compute.
+        """Move the draft to the target's device, with weights in the target's dtype, as checkpoints have them.
 
-        Buffers keep theirs: the frequencies of rotary embeddings are fp32 in every engine.
+        Buffers keep their dtype: the frequencies of rotary embeddings are fp32 in every engine.
         """
         for parameter in self.parameters():
             parameter.data = parameter.data.to(target.head.weight.dtype)
-        return self
+        return self.to(target.head.weight.device)
 
     def list_loss_heads(self) -> list[nn.Linear]:
         """Return the vocabulary heads that learn and whose weights only the loss reads in training."""

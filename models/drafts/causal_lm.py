@@ -86,7 +86,7 @@ class CausalLMDraft(CachedDecoding, Draft):
         draft = cls(conf, model, target)
         require_no_bias(draft.lm.head, conf.method)
         draft.loss_conf, draft.seed = loss, seed
-        return draft.to(target.head.weight.device)
+        return draft
 
     @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:

@@ -58,7 +58,7 @@ class Medusa2Draft(MedusaDraft):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             draft.add_adapters(target)
-        return draft.to(target.head.weight.device)
+        return draft
 
     @classmethod
     def build_heads(cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":

@@ -16,9 +16,10 @@ def find_draft_class(conf: DraftConf | type[DraftConf]) -> type[Draft]:
     return resolve_name(conf.draft_class)
 
 
-def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int) -> Draft:
-    """Build a new draft for this target; raise UserError if the two do not fit."""
-    return find_draft_class(conf).build(conf, target, loss=loss, seed=seed)
+def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int, on_host: bool = False) -> Draft:
+    """Build a new draft for this target, on its device or `on_host`; raise UserError if the two do not fit."""
+    draft = find_draft_class(conf).build(conf, target, loss=loss, seed=seed)
+    return draft.to("cpu" if on_host else target.head.weight.device)
 
 
 def load_draft(directory: Path, target: Target) -> Draft:

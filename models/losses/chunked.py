@@ -24,7 +24,7 @@ from models.losses.distributions import (
     target_distribution,
     target_distribution_from_topk,
 )
-from models.losses.heads import Heads, SplitHeads, average_grads, build_heads
+from models.losses.heads import Heads, SplitHeads, allocate_grads, build_heads
 from models.losses.token_losses import score_with_grad
 
 TargetHead = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
@@ -79,7 +79,8 @@ def chunked_distillation_loss(
     `labels`: the text's token (a target id) that the target's distribution t predicts.
     `evaluate`: `evaluate_chunk` or what a compiler made of it.
     """
-    heads = build_heads(draft_heads)
+    head_grads = allocate_grads(draft_heads)
+    heads = build_heads(draft_heads, head_grads)
     joins_ranks = isinstance(heads, SplitHeads) or getattr(target_head, "joins_ranks", False)
     if weight.device.type == "cpu" and not joins_ranks:
         # Prompts and padding weigh 0. On other devices dropping them would make the device wait for
@@ -113,7 +114,8 @@ def chunked_distillation_loss(
         starts = range(0, max(num_tokens, 1), chunk_size)  # a chunk at least, which gives the metrics' names
         losses, sums = zip(*map_chunks(compute_chunk, starts), strict=True)
         metrics = {name: torch.stack([s[name] for s in sums]).sum(0) for name in sums[0]}
-    pairs = [(draft_hidden, hidden_grad), *zip(draft_heads, average_grads(heads, draft_heads), strict=True)]
+        heads.finish_grads()
+    pairs = [(draft_hidden, hidden_grad), *zip(draft_heads, head_grads, strict=True)]
     learned = [(variable, grad) for variable, grad in pairs if variable.requires_grad and grad is not None]
     total: Tensor = _GivenGradients.apply(torch.stack(losses).sum(), *chain(*learned))
     return total, metrics

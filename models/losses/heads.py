@@ -8,7 +8,7 @@ equal numbers of chunks, of one shape.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed._functional_collectives as collectives
@@ -38,6 +38,9 @@ class Heads:
                 head_grad += logit_grad.flatten(0, -2).T @ head_input.flatten(0, -2)
         return apply_heads([head.T for head in self.weights], grad)
 
+    def finish_grads(self) -> None:
+        """Let `grads` be what autograd is to have, in place, after the last chunk."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SplitHeads(Heads):
@@ -62,38 +65,46 @@ class SplitHeads(Heads):
         padded = pad(grad, (0, self.part * self.ranks - self.vocab))
         own = self._exchange(padded, -1, -2)[..., : len(self.weights[0])]
         partial = super().backpropagate(own, inputs)
-        by_process = torch.cat(partial.chunk(self.ranks, -2))
-        return collectives.reduce_scatter_single(by_process, "sum", 0, self.group)
+        # A reduction would add in the type of products, and round as often as there are processes.
+        parts = self._send(partial, -2).chunk(self.ranks)
+        return torch.stack(parts).sum(0, dtype=torch.float32).to(partial.dtype)
+
+    def finish_grads(self) -> None:
+        """Divide sums over the tokens of all processes by their number: FSDP2 gives means for other weights, too."""
+        for grad in self.grads:
+            if grad is not None:
+                grad.div_(self.ranks)
 
     def _exchange(self, values: Tensor, split: int, join: int) -> Tensor:
         """Send each process its part along the axis `split`; return the parts of all along the axis `join`."""
+        return torch.cat(self._send(values, split).chunk(self.ranks), join)
+
+    def _send(self, values: Tensor, split: int) -> Tensor:
+        """Send each process its part along the axis `split`; return the parts of all, one after the other."""
         sent = torch.cat(values.chunk(self.ranks, split))
-        received = collectives.all_to_all_single(sent, None, None, self.group)
-        return torch.cat(received.chunk(self.ranks), join)
+        return collectives.all_to_all_single(sent, None, None, self.group)
 
 
-def build_heads(weights: Sequence[Any]) -> Heads:
-    """Build the heads of a loss, without gradients so far; those that are DTensors must be split by rows."""
-    own, learns = [weight.to_local() if is_sharded(weight) else weight for weight in weights], torch.is_grad_enabled()
-    grads = [torch.zeros_like(w, dtype=torch.float32) if learns and w.requires_grad else None for w in own]
-    parts: dict[str, Any] = {"weights": tuple(_autocast(weight.detach()) for weight in own), "grads": tuple(grads)}
+def build_heads(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Heads:
+    """Build the heads of a loss, which add to `grads`; weights that are DTensors, and their gradients, are rows."""
+    own_weights = tuple(_autocast(read_rows(weight).detach()) for weight in weights)
+    own_grads = tuple(grad if grad is None else read_rows(grad) for grad in grads)
     if not is_sharded(weights[0]):
-        return Heads(**parts)
-    mesh = weights[0].device_mesh
-    return SplitHeads(**parts, group=mesh.get_group().group_name, ranks=mesh.size(), vocab=len(weights[0]))
+        return Heads(weights=own_weights, grads=own_grads)
+    mesh = cast(Any, weights[0]).device_mesh
+    group = {"group": mesh.get_group().group_name, "ranks": mesh.size(), "vocab": len(weights[0])}
+    return SplitHeads(weights=own_weights, grads=own_grads, **group)
 
 
-def average_grads(heads: Heads, weights: Sequence[Any]) -> list[Tensor | None]:
-    """Return the gradients of the heads, each as its weight is; those of rows are means over the processes' sums.
+def allocate_grads(weights: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return zeros in fp32, split as the weights are, for those that learn; nothing does without autograd."""
+    learns = torch.is_grad_enabled()
+    return [torch.zeros_like(w, dtype=torch.float32) if learns and w.requires_grad else None for w in weights]
 
-    FSDP2 gives all other weights means, too.
-    """
-    if not isinstance(heads, SplitHeads):
-        return [*heads.grads]
-    return [
-        grad if grad is None else _place_like(weight, grad / heads.ranks)
-        for weight, grad in zip(weights, heads.grads, strict=True)
-    ]
+
+def read_rows(tensor: Tensor) -> Tensor:
+    """Return the rows of a DTensor that this process holds, or another tensor as it is."""
+    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
 
 
 def apply_heads(heads: Sequence[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:
@@ -101,12 +112,6 @@ def apply_heads(heads: Sequence[Tensor], hidden: Float[Tensor, "*steps tokens _"
     if len(heads) == 1:
         return linear(hidden, heads[0])
     return torch.stack([linear(step, head) for step, head in zip(hidden, heads, strict=True)])
-
-
-def _place_like(weight: Any, own: Tensor) -> Tensor:
-    """Return this process's part of a tensor as a DTensor that is split as `weight` is."""
-    shape = {"shape": weight.shape, "stride": weight.stride()}
-    return weight.from_local(own, weight.device_mesh, weight.placements, **shape)
 
 
 def _autocast(head: Tensor) -> Tensor:

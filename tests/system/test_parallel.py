@@ -30,7 +30,7 @@ LAYOUTS = {
     "tensor and split heads": SPLIT | SPLIT_HEADS,
     "sharded and split heads": ALL_SHARDED | SPLIT_HEADS,
 }
-OTHERS = ("eagle1", "medusa", "hydra", "pruned")
+OTHERS = {"eagle1": DRAFT_SHARDED, "medusa": SPLIT_HEADS, "hydra": SPLIT_HEADS, "pruned": DRAFT_SHARDED}
 STOPPED = ("tensor", "tensor and split heads")
 
 
@@ -108,8 +108,8 @@ def test_a_state_of_four_processes_is_resumed_by_two(folder):
     runs = [
         {"folder": str(folder / "on two processes"), "parallel": DRAFT_SHARDED, "after": after},
         *(
-            {"folder": str(folder / name), "parallel": SPLIT | DRAFT_SHARDED, "draft": name, "steps": 1}
-            for name in OTHERS
+            {"folder": str(folder / name), "parallel": SPLIT | way, "draft": name, "steps": 1}
+            for name, way in OTHERS.items()
         ),
     ]
     launch_script("parallel_run.py", folder / "target", json.dumps(runs), processes=2)

@@ -88,7 +88,7 @@ EVAL = {
     "positions of target, got prompt 1 of 3000 tokens; shorten it or lower evaluation.max_new_tokens=",
     "+evaluation.template.a=1": "evaluation.template: needs prompts that a chat template renders, got {'a': 1} for",
     "evaluation.max_new_tokens=1": "evaluation.max_new_tokens: must be at least 2, got 1",
-    "evaluation.sampling.top_p=0": "sampling.top_p: must be in (0, 1], got 0",
+    "evaluation.sampling.top_p=0": "evaluation.sampling.top_p: must be in (0, 1], got 0",
     "output_dir=file": "output_dir: must be a writable folder, got file/eval (Not a directory)",
 }
 

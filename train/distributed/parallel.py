@@ -75,6 +75,15 @@ class Parallel:
         return self.conf.splits_target and not self.is_single_process
 
     @property
+    def is_draft_sharded(self) -> bool:
+        return self.conf.draft is Weights.sharded and not self.is_single_process
+
+    @property
+    def builds_draft_on_host(self) -> bool:
+        """Return whether `prepare` moves a draft to the device unit by unit, since no device need hold all of it."""
+        return self.is_draft_sharded
+
+    @property
     def compiles_loss(self) -> bool:
         """Return True unless the loss gathers a sharded target's head, which cannot be compiled."""
         return self.is_single_process or self.conf.target is not Weights.sharded
@@ -134,7 +143,7 @@ class Parallel:
 
     def prepare(self, loss_module: nn.Module) -> nn.Module:
         """Return the module, set up to average gradients; it may shard parameters, so build optimizers afterwards."""
-        if self.conf.draft is not Weights.sharded or self.is_single_process:
+        if not self.is_draft_sharded:
             prepared = self.accelerator.prepare(loss_module)
             if isinstance(prepared, DistributedDataParallel):
                 settle_buckets(prepared)
@@ -143,7 +152,7 @@ class Parallel:
 
         mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
         heads = cast(LossModule, loss_module).draft.list_loss_heads() if self.conf.split_heads else []
-        shard_in_units(loss_module.to(self.accelerator.device), mesh, dtype=self.device.dtype, split_heads=heads)
+        shard_in_units(loss_module, mesh, dtype=self.device.dtype, split_heads=heads)
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
 
     def average_gradients(self, weights: list[nn.Parameter]) -> None:

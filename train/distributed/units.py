@@ -54,10 +54,13 @@ def shard_in_units(
 ) -> None:
     """Shard a module over the mesh; units are gathered as `choose_dtype` has it, gradients are summed in fp32.
 
-    Of `split_heads`, each process holds rows that are never gathered.
+    The mesh's device takes the weights of the host a unit at a time. Of `split_heads`, each process holds rows that are
+    never gathered.
     """
     for head in split_heads:
-        rows = distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+        whole = head.weight.detach()
+        whole = whole if whole.is_meta else whole.to(mesh.device_type)
+        rows = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
         head.weight = nn.Parameter(rows)
     units = list_units(module, split_heads)
     for layers in units:

@@ -98,8 +98,8 @@ class XlaParallel(Parallel):
         return True
 
     @property
-    def is_draft_sharded(self) -> bool:
-        return self.conf.draft is Weights.sharded and not self.is_single_process
+    def builds_draft_on_host(self) -> bool:
+        return False
 
     def average_gradients(self, weights: list[nn.Parameter]) -> None:
         """Average a sharded draft's gradients in fp32, as Accelerate would in the type of the weights; collective."""

@@ -53,10 +53,12 @@ def choose_layout(conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype,
         return [
             layout
             for layout in list_layouts(candidate, machine, target)
-            if layout.processes == machine.total_cores and layout.tensor <= most_sharing
+            if layout.processes == machine.total_cores
+            and layout.tensor <= most_sharing
+            and can_train(candidate, layout)
         ]
 
-    for candidate in filter(can_train, _list_candidates(conf)):
+    for candidate in _list_candidates(conf):
         if layouts := list_candidate_layouts(candidate):
             plan = plan_layouts(candidate, machine, dtype, layouts)
             if plan.fits(plan.best):
@@ -81,7 +83,7 @@ def _list_candidates(conf: TrainPlanConf) -> Iterator[TrainPlanConf]:
         placements.append(replace(placements[0], draft=Weights.sharded))
     recomputes = sorted({conf.optim.recompute, conf.draft.has_layers and conf.device.is_native})
     ways = [(placement, recompute) for recompute in recomputes for placement in placements]
-    if placements[-1].draft is Weights.sharded and conf.draft.trains_heads:
+    if placements[-1].draft is Weights.sharded and conf.draft.trains_heads and not whole.split_heads:
         ways += [(replace(placements[-1], split_heads=True), recompute) for recompute in recomputes]
     if conf.parallel.target is Weights.auto and whole.tensor == 1 and can_shard and conf.measure:
         sharded = replace(placements[-1], tensor=1, target=Weights.sharded)

@@ -12,7 +12,7 @@ from models.io.errors import UserError
 from train.config.run import ParallelConf, TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_layout
 from train.planning.fake_process import GATHERED, GRADIENTS, PERSISTENT_PARTS, SPLIT_HEADS, START, TRAINED
-from train.planning.layout import build_layout
+from train.planning.layout import ProcessLayout, build_layout
 from train.planning.run_plan import LayoutOption, MachinePlan, build_option
 from train.planning.trace import DRAFT_PASS, EVALUATION
 
@@ -32,14 +32,17 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
 def find_overrides(plan: MachinePlan) -> dict[str, Any]:
     """Return the overrides of the first layout that fits with full rows, else of that with the longest, else {}."""
     if plan.remedy is None:
-        plan.remedy = _find_change(plan, _list_candidates(plan)) or _find_change(plan, _list_stored(plan))
+        plan.remedy = _find_change(plan, _list_candidates(plan))
+        if not plan.remedy or ROW_LENGTH in plan.remedy:  # shorter rows change what is learned, a store does not
+            stored = _find_change(plan, _list_stored(plan))
+            plan.remedy = stored if ROW_LENGTH not in stored and stored else plan.remedy or stored
     return plan.remedy
 
 
 def _find_change(plan: MachinePlan, candidates: Iterable[Candidate]) -> dict[str, Any]:
     longest: dict[str, Any] = {}
     for conf, option, layout_overrides in candidates:
-        if not can_train(conf):
+        if not can_train(conf, option.layout):
             continue
         overrides = _fit_layout(plan, conf, option, longer_than=longest.get(ROW_LENGTH, 0))
         if overrides is not None:
@@ -49,10 +52,10 @@ def _find_change(plan: MachinePlan, candidates: Iterable[Candidate]) -> dict[str
     return longest
 
 
-def can_train(conf: TrainPlanConf) -> bool:
-    """Return whether the draft and the device's route can train in the layout."""
+def can_train(conf: TrainPlanConf, layout: ProcessLayout) -> bool:
+    """Return whether the draft and the device's route can train in a layout of these settings."""
     try:
-        check_layout(conf)
+        check_layout(replace(conf, parallel=replace(conf.parallel, tensor=layout.tensor)))
         conf.check_measure()
     except UserError:
         return False
@@ -68,10 +71,8 @@ def _list_candidates(plan: MachinePlan) -> Iterator[Candidate]:
     if conf.draft.trains_target or plan.machine.total_cores == 1:
         return
     parallel = replace(conf.parallel, draft=Weights.sharded)
-    for candidate in (parallel, replace(parallel, split_heads=True)):
-        if candidate == conf.parallel:
-            continue
-        for option in plan.options:
+    for candidate in [parallel, replace(parallel, split_heads=True)][: 1 + conf.draft.trains_heads]:
+        for option in plan.options if candidate != conf.parallel else []:
             change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
             change |= {"parallel.split_heads": True} if candidate.split_heads else {}
             sharded = replace(option.layout, draft=Weights.sharded, split_heads=candidate.split_heads)
@@ -103,11 +104,14 @@ def _list_stored(plan: MachinePlan) -> Iterator[Candidate]:
     unread = list_unread_defaults(DataSource.captured) | ({"split": "train"} if "[" in conf.data.split else {})
     change |= {f"data.{name}": value for name, value in unread.items() if getattr(conf.data, name) != value}
     data = replace(conf.data, source=DataSource.captured, path=None, keep_features=False, **unread)
-    layouts = [(Weights.replicated, change)]
+    layouts = [(ParallelConf(draft=Weights.replicated), change)]
     if plan.machine.total_cores > 1:  # first, because it leaves more rows to a pass
-        layouts.insert(0, (Weights.sharded, change | {"parallel.draft": "sharded"}))
-    for draft, overrides in layouts:
-        stored = replace(conf, data=data, measure=False, parallel=ParallelConf(draft=draft))
+        sharded, words = ParallelConf(draft=Weights.sharded), change | {"parallel.draft": "sharded"}
+        layouts.insert(0, (sharded, words))
+        if conf.draft.trains_heads and conf.device.is_native:
+            layouts.append((replace(sharded, split_heads=True), words | {"parallel.split_heads": True}))
+    for parallel, overrides in layouts:
+        stored = replace(conf, data=data, measure=False, parallel=parallel)
         layout = build_layout(stored, plan.machine, plan.options[0].layout.blocks, 1)
         yield stored, build_option(stored, plan.dtype, layout), overrides
 

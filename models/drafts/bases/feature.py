@@ -73,7 +73,7 @@ class FeatureDraft(Draft):
             draft = cls(conf, cls.engine_config(conf, target), target)
         draft.loss_conf, draft.seed = loss, seed
         draft.copy_target_weights(target)
-        return draft.to(target.head.weight.device)
+        return draft
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "FeatureDraft":
@@ -94,7 +94,7 @@ class FeatureDraft(Draft):
         draft = cls(conf, config, target)
         draft.seed = recorded_seed
         draft.take_tensors(checkpoint.load_tensors(directory, draft.checkpoint_tensors()))
-        return draft.to(target.head.weight.device).convert_weights(target)
+        return draft.convert_weights(target)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return the draft rebuilt from its seed and vocabulary, or why that is impossible."""
