@@ -177,6 +177,8 @@ class MemoryTracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is aten._local_scalar_dense.default:  # a number that the host reads
             return 1.0 if args[0].is_floating_point() else 1
+        if func.namespace == "_c10d_functional" and "wait" in func.__name__:  # the same tensor, not another
+            return args[0]
         if func is aten.nonzero.default:  # as if no element was zero
             return torch.arange(args[0].numel())[:, None].expand(-1, args[0].ndim)
         if func is aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
@@ -203,7 +205,7 @@ class MemoryTracer(TorchDispatchMode):
                 storage_key = tensor.untyped_storage()._cdata
                 part, _ = self._storages.get(storage_key, (ACTIVATIONS, 0))
                 self._phase.bytes_read[part] += size
-        if func.namespace == "_c10d_functional" and "wait" not in func.__name__:
+        if func.namespace == "_c10d_functional":
             # What a process sends and what it receives have one size, but for its own part.
             self._phase.bytes_exchanged += max(tensor.nbytes for tensor in (args[0], *outputs))
         for tensor in outputs:

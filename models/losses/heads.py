@@ -66,8 +66,8 @@ class SplitHeads(Heads):
         own = self._exchange(padded, -1, -2)[..., : len(self.weights[0])]
         partial = super().backpropagate(own, inputs)
         # A reduction would add in the type of products, and round as often as there are processes.
-        parts = self._send(partial, -2).chunk(self.ranks)
-        return torch.stack(parts).sum(0, dtype=torch.float32).to(partial.dtype)
+        parts = self._send(partial, -2).unflatten(0, (self.ranks, -1))
+        return parts.sum(0, dtype=torch.float32).to(partial.dtype)
 
     def finish_grads(self) -> None:
         """Divide sums over the tokens of all processes by their number: FSDP2 gives means for other weights, too."""
