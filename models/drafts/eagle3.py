@@ -143,7 +143,7 @@ class Eagle3Draft(EagleDraft):
         return self.lm_head(self.head_inputs(hidden))
 
     def list_loss_heads(self) -> list[nn.Linear]:
-        return [self.lm_head] if self.conf.train_head else []
+        return [self.lm_head] if self.conf.trains_heads else []
 
     def loss_terms(
         self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t inputs"] | None = None

@@ -33,6 +33,14 @@ SAMPLED_CASES = [  # a feature draft, independent heads and a model; every key i
 SHAPES = {"chain": chain(DEPTH), "static": static(), "dynamic": tree(), "mixed": mixed()}
 
 
+@pytest.mark.parametrize("name", EVERY_CASE)
+def test_the_heads_that_a_loss_trains_are_those_that_the_options_promise(name, target):
+    draft = CASES[name].build(target)
+    heads = draft.list_loss_heads()
+    assert bool(heads) == CASES[name].conf.trains_heads
+    assert all(head.weight.requires_grad for head in heads)
+
+
 @dataclass(kw_only=True)
 class Learned:
     """A draft that has learned a single text, the target that verifies it, and its checkpoint."""

@@ -64,6 +64,7 @@ def test_restarts_of_several_nodes_need_a_store_for_each_attempt(monkeypatch):
 
 def test_a_number_of_processes_that_no_launcher_set_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(UserError, match=r"^WORLD_SIZE: must come from a launcher, got 2 without RANK, MASTER_ADDR"):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"^WORLD_SIZE: must come from a launcher, got 2 without RANK, MASTER_ADDR, MA"):
         build_parallel(ParallelConf(), CPU, trackers=[])

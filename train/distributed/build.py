@@ -58,8 +58,8 @@ def check_layout(conf: TrainConf) -> None:
     )
     require(
         not parallel.split_heads or (parallel.draft is Weights.sharded and conf.draft.trains_heads),
-        "parallel.split_heads: must be false unless parallel.draft=sharded and a head of the draft learns, got true; "
-        "heads of their own are draft.separate_lm_heads=true or draft.train_head=true",
+        "parallel.split_heads: must be false unless parallel.draft=sharded and a vocabulary head of the draft learns, "
+        "got true; leave it out, or set parallel.draft=sharded",
     )
     if conf.device.name is DeviceName.xla:
         check_xla_layout(parallel)

@@ -179,7 +179,7 @@ class HeadsDraft(FeatureDraft):
         raise NotImplementedError
 
     def list_loss_heads(self) -> list[nn.Linear]:
-        return self.heads if self.conf.separate_lm_heads else []
+        return self.heads if self.conf.trains_heads else []
 
     def head_of(self, level: int) -> nn.Linear:
         """Return the vocabulary head of a level of the tree, counted from 0."""

@@ -38,7 +38,7 @@ CASES = (
     "medusa,sharded,bf16,1",
     "draft model,sharded,bf16,2",
     "eagle3,split heads,fp32,1",
-    "medusa,split heads,fp32,2",
+    "medusa,split heads,fp32,1",
     "medusa,split heads,bf16,1",
     "eagle3,split,fp32,1",
     "eagle3,split,bf16,2",
