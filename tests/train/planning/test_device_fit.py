@@ -25,6 +25,7 @@ from tests.support.runs.toy_run import toy_conf
 from train.__main__ import main
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.build import build_parallel
+from train.distributed.parallel import Parallel
 from train.planning.device_fit import describe_machine, fit_run, plan_as_it_is, read_saved_settings
 from train.planning.fake_process import TRAINED
 from train.planning.trace import OPTIMIZER_STEP
@@ -32,7 +33,6 @@ from train.run.state import STATE_VERSION
 
 GIB = 2**30
 ROWS = 12
-PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,11 @@ def no_weights(monkeypatch):
     with monkeypatch.context() as patch:
         patch.delattr(transformers.AutoModelForCausalLM, "from_pretrained")
         yield patch
+
+
+def build_one_process() -> Parallel:
+    """Build the processes of a run that is alone, anew: another run in this process may have reset Accelerate."""
+    return build_parallel(ParallelConf(), CPU, trackers=[])
 
 
 def build_conf(folder, *overrides: str) -> TrainConf:
@@ -78,7 +83,7 @@ def build_conf(folder, *overrides: str) -> TrainConf:
 @functools.cache
 def compute_planned_gib(folder, rows: int) -> float:
     """Compute the memory that a run with `rows` rows a pass needs; a tenth of the memory stays free."""
-    fitted = fit_run(build_conf(folder, f"optim.micro_batch_size={rows}"), PARALLEL)
+    fitted = fit_run(build_conf(folder, f"optim.micro_batch_size={rows}"), build_one_process())
     return fitted.planned_bytes / GIB / 0.9
 
 
@@ -101,9 +106,9 @@ def test_a_run_that_cannot_fit_is_refused_before_weights_are_loaded_with_overrid
 def test_the_key_of_the_memory_is_named_only_if_it_is_set(folder, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
     with pytest.raises(UserError, match=r"^device: must hold the run, which needs "):
-        fit_run(build_conf(folder), PARALLEL)
+        fit_run(build_conf(folder), build_one_process())
     with pytest.raises(UserError, match=r"^device\.memory_gib: must hold the run, which needs "):
-        fit_run(build_conf(folder, "device.memory_gib=1e-6"), PARALLEL)
+        fit_run(build_conf(folder, "device.memory_gib=1e-6"), build_one_process())
 
 
 def test_a_plan_takes_the_configured_memory():
@@ -114,10 +119,10 @@ def test_a_plan_takes_the_configured_memory():
 
 def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(folder):
     size = ["optim.micro_batch_size=1", "device.memory_gib=1"]
-    gpu = replace(PARALLEL, device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
+    gpu = replace(build_one_process(), device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
     plans = [
         plan_as_it_is(build_conf(folder, *size), describe_machine(parallel, GIB), parallel.device)
-        for parallel in (PARALLEL, gpu)
+        for parallel in (build_one_process(), gpu)
     ]
     in_turn, at_once = (plan.best.phases[OPTIMIZER_STEP].peak_bytes for plan in plans)
     assert at_once[ACTIVATIONS] >= in_turn[TRAINED] > in_turn[ACTIVATIONS]
@@ -197,8 +202,8 @@ def test_a_run_continues_on_a_smaller_device_with_fewer_rows(folder, saved, fitt
     write_state(folder / "out" / f"less{saved}", {"optim.micro_batch_size": saved})
     continued = [f"run_name=less{saved}", "optim.micro_batch_size=auto"]
     memory = f"device.memory_gib={(compute_planned_gib(folder, fitting) * 1.001)}"
-    assert fit_run(build_conf(folder, *continued), PARALLEL).conf.optim.micro_batch_size == saved
-    fitted = fit_run(build_conf(folder, *continued, memory), PARALLEL)
+    assert fit_run(build_conf(folder, *continued), build_one_process()).conf.optim.micro_batch_size == saved
+    fitted = fit_run(build_conf(folder, *continued, memory), build_one_process())
     assert fitted.conf.optim.micro_batch_size == fitting
     assert f"auto takes {fitting}, the most rows of a pass that fit" in caplog.text
 
@@ -209,6 +214,6 @@ def test_overrides_have_rows_that_divide_those_of_a_process(folder, share):
     fewest, most = compute_planned_gib(folder, 1), compute_planned_gib(folder, ROWS)
     memory = f"device.memory_gib={fewest + share * (most - fewest)}"
     with pytest.raises(UserError) as refused:
-        fit_run(build_conf(folder, memory, f"optim.micro_batch_size={ROWS}"), PARALLEL)
+        fit_run(build_conf(folder, memory, f"optim.micro_batch_size={ROWS}"), build_one_process())
     rows = int(re.search(r"optim\.micro_batch_size=(\d+)", str(refused.value))[1])
     assert ROWS % rows == 0

@@ -21,8 +21,6 @@ from train.config.run import ParallelConf, TrainConf
 from train.distributed.build import build_parallel
 from train.run.state import RunState, SaveSchedule, flatten_config
 
-PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
-
 
 @pytest.fixture(params=[False, True], ids=["live", "in memory"])
 def started(tmp_path, request):
@@ -229,7 +227,7 @@ def test_a_draft_that_writes_rows_saves_a_state_where_it_rewrites_them(tmp_path)
 
 
 def test_the_clock_restarts_at_every_state():
-    saves = SaveSchedule(parallel=PARALLEL, minutes=60.0, every_steps=None)
+    saves = SaveSchedule(parallel=build_parallel(ParallelConf(), CPU, trackers=[]), minutes=60.0, every_steps=None)
     saves.read_clock()
     assert not saves.is_due(3)
     saves.saved_at -= 3601
