@@ -318,6 +318,8 @@ def _config_file_note(error: BaseException) -> str:
     group, _, name = match[1].rpartition("/")
     if group == "draft" and is_draft_entry(name):
         return f" (in conf/drafts.yaml, {name})"
+    if group == "recipe":
+        return f" (in conf/recipe/{name}.yaml, which is for another method; leave recipe={name} out)"
     is_ours = (Path(__file__).parent / f"{match[1]}.yaml").exists()
     return f" (in {'conf/' if is_ours else ''}{match[1]}.yaml)"
 

@@ -2,6 +2,8 @@
 
 import logging
 import tempfile
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,7 +40,7 @@ def draw_rows(rows: int, length: int, vocab_size: int, *, overlap: int | None = 
 
 
 def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
-    """Compile ahead of time every graph that train/distillation.py would; `folder` is temporary."""
+    """Compile ahead of time every graph that train/distillation.py would; all processes see the temporary `folder`."""
     if not parallel.device.has_static_shapes:
         log.info("graphs: none to compile, because compiling is off on this device")
         return
@@ -52,7 +54,8 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
     else:  # some graphs depend on the lengths of the held-out prompts
         data = load_training_rows(conf, target, draft, parallel)
         rows, store = data.rows, data.store
-        write_held_out(data.held_out, folder)
+        if parallel.is_main:
+            write_held_out(data.held_out, folder)
     choose_vocabulary(draft, target, rows, folder=None)
     state = RunState(folder, flatten_config(conf))
     Trainer(
@@ -71,8 +74,9 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
     # Saved and loaded as at the end of a run: some methods merge their adapters into the
     # target when they are saved, and graphs depend on the modules.
     with full_params(draft, dtype=target.device.dtype):
-        if parallel.decodes:
+        if parallel.is_main:
             draft.save(folder / "checkpoint", target)
+    parallel.barrier()
     if parallel.decodes:
         draft_under_test = load_draft_under_test(folder / "checkpoint", target)
         evaluation = resolve_evaluation(conf, folder)
@@ -80,8 +84,15 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
 
 
 def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:
-    """Compile the graphs of a checked run in a temporary folder."""
+    """Compile the graphs of a checked run in a temporary folder, which is on the file system of runs: all see that."""
+
+    def open_folder(stack: ExitStack) -> str:
+        Path(conf.output_dir).mkdir(parents=True, exist_ok=True)
+        return stack.enter_context(tempfile.TemporaryDirectory(dir=conf.output_dir))
+
     for stage in filter(None, [conf.first_stage(), conf]):
-        with tempfile.TemporaryDirectory() as folder:
+        with ExitStack() as stack:
+            folder = parallel.run_on_main(partial(open_folder, stack))
             compile_training_graphs(stage, parallel, Path(folder))
+            parallel.barrier()  # the main process removes what the others read
     parallel.end()
