@@ -74,8 +74,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
     # Saved and loaded as at the end of a run: some methods merge their adapters into the
     # target when they are saved, and graphs depend on the modules.
     with full_params(draft, dtype=target.device.dtype):
-        if parallel.is_main:
-            draft.save(folder / "checkpoint", target)
+        draft.save(folder / "checkpoint", target, writes=parallel.is_main)
     parallel.barrier()
     if parallel.decodes:
         draft_under_test = load_draft_under_test(folder / "checkpoint", target)

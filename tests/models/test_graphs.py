@@ -31,8 +31,9 @@ from models.trees.sampling_config import SamplingConf
 from models.trees.tree import NO_TREE, TreeKind
 from tests.support.models.methods import CASES
 from tests.support.models.tiny import CPU, chain, mixed, new_draft, tiny_target
-from tests.support.runs import run_module
+from tests.support.runs import launch_script, run_module
 from tests.support.runs.graphs_run import LENGTH, LENGTHS, TREE, draw_texts, run_loop, run_loop_in, write_prompt_file
+from tests.support.runs.parallel_run import save_target
 from tests.support.runs.toy_run import metrics, toy_conf
 from train.distributed.build import build_parallel
 from train.graph_warmup import compile_training_graphs
@@ -349,6 +350,14 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
         assert len(progress_lines) >= int(announced.split()[1])
         assert [line for line in progress_lines if not PROGRESS.fullmatch(line) or len(line) > 100] == []
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.system
+def test_processes_of_a_split_target_warm_up_with_one_checkpoint_of_which_nothing_is_left(tmp_path):
+    save_target(tmp_path / "target", max_position_embeddings=128)
+    output_dir = tmp_path / "runs"
+    launch_script("split_warmup_run.py", tmp_path / "target", write_prompt_file(tmp_path), output_dir, processes=2)
+    assert list(output_dir.iterdir()) == []
 
 
 @pytest.mark.slow
