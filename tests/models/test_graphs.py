@@ -355,8 +355,8 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
 @pytest.mark.system
 def test_processes_of_a_split_target_warm_up_with_one_checkpoint_of_which_nothing_is_left(tmp_path):
     save_target(tmp_path / "target", max_position_embeddings=128)
-    output_dir = tmp_path / "runs"
-    launch_script("split_warmup_run.py", tmp_path / "target", write_prompt_file(tmp_path), output_dir, processes=2)
+    prompts, output_dir = write_prompt_file(tmp_path), tmp_path / "runs"
+    launch_script("../commands/split_warmup_run.py", tmp_path / "target", prompts, output_dir, processes=2)
     assert list(output_dir.iterdir()) == []
 
 
