@@ -5,6 +5,8 @@ A folder is named by a hash of all that documents depend on, and may be deleted 
 
 import json
 import logging
+import os
+import socket
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,7 @@ from data.config import DataConf
 from data.packing.documents import Documents
 from data.sources.training_rows import count_training_rows, iter_content_hashes
 from models.io.console import track_progress
-from models.io.files import atomic_directory, report_disk_errors
+from models.io.files import PARTIAL_SUFFIX, atomic_directory, report_disk_errors
 from models.io.lock import acquire_lock, release_lock
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,9 @@ def read_cached_documents(
             log.info("data: tokenized before, in %s", path)
         else:
             documents = read_documents(conf, tokenizer, vocab_size)
-            with report_disk_errors(folder), atomic_directory(path) as partial:
+            # Where the file system has no locks, others may be here too.
+            own = folder / f"{path.name}-{socket.gethostname()}-{os.getpid()}{PARTIAL_SUFFIX}"
+            with report_disk_errors(folder), atomic_directory(path, own_partial=own) as partial:
                 save_documents(documents, partial)
     finally:
         release_lock(folder, lock)

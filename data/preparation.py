@@ -142,7 +142,11 @@ def build_filter_rules(conf: PrepareConf, excluded: Iterable[str], served: Serve
             check_template_arguments(load_tokenizer(conf.target), source.template, f"mixture.sources.{name}.template")
         limits = [conf.mixture.max_prompt_tokens, read_context_length(conf.target)]
         if replace_answers:
-            limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
+            conf.answers.prompt_limit(limits[1], served and served.context)  # raises if no room for a prompt is left
+            # A server's own limit rejects no rows here, since other workers may have other servers, and all must
+            # select the same rows. What is longer than it is counted with the answers.
+            contexts = (context for context in (conf.answers.context, limits[1]) if context is not None)
+            limits += [context - conf.answers.max_new_tokens for context in contexts]
         check_prompt = partial(
             check_prompt_ids,
             tokenizer=load_tokenizer(conf.target),

@@ -7,7 +7,13 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from data.answers.answer_parsing import is_same_tool_call, merge_tool_call, message_from_text, parse_tool_calls
+from data.chat.answer_parsing import (
+    build_exact_message,
+    decode_answer,
+    is_same_tool_call,
+    merge_tool_call,
+    parse_tool_calls,
+)
 from data.chat.template import ChatTemplate, Message
 from data.prepare_config import AnswersConf
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, SamplingInfo
@@ -18,9 +24,6 @@ UNEXPECTED_TOOL_CALL = "the target called a tool that the data does not call"
 ANSWER_CUT = "the answer was cut at answers.max_new_tokens"
 CONTEXT_FULL = "the context was full"
 PROMPT_TOO_LONG = "longer than the context"
-# The last characters of a prompt locate its answer in a rendered conversation: a template may
-# rewrite everything before them.
-PROMPT_TAIL_CHARS = 8
 
 
 class UnansweredError(RowRejectedError):
@@ -100,7 +103,7 @@ class Dialogue:
                 break
             answer = await self._generate_answer(ids)
             written = answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids
-            text = self.tokenizer.decode(written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            text = decode_answer(self.tokenizer, written)
             has_call = message is not None and message.get("tool_calls")
             rendered = chat.render([*history, message]) if has_call else ""
             reason = self._find_end_reason(answer, text, prompt, rendered)
@@ -163,17 +166,3 @@ def join_answers(messages: list[Message]) -> list[Message]:
         else:
             joined.append(message)
     return joined
-
-
-def build_exact_message(chat: ChatTemplate, history: list[Message], text: str) -> Message:
-    """Return the message that the template renders to `text`.
-
-    Templates add or trim spaces, so the content is tried as it is and then stripped; the message
-    keeps it as it is if neither renders to `text`.
-    """
-    message = message_from_text(text)
-    for variant in (message, {**message, "content": message["content"].strip()}):
-        prompt, rendered = (chat.render(history, add_generation_prompt=True), chat.render([*history, variant]))
-        if text in rendered and rendered[: rendered.rfind(text)].endswith(prompt[-PROMPT_TAIL_CHARS:]):
-            return variant
-    return message

@@ -3,8 +3,9 @@
 import re
 from collections import Counter
 
-from data.chat.template import CharSpan, ChatTemplate, Message, find_added_tokens, find_special_tokens
-from data.sources.rows import require_row
+from data.chat.template import PROBE_TEXT, CharSpan, ChatTemplate, Message, find_added_tokens, find_special_tokens
+from data.sources.row_formats import REASONING_KEYS
+from data.sources.rows import RowRejectedError, require_row
 from models.io.errors import UserError
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -40,6 +41,8 @@ def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, 
     marked = _find_by_marks(chat, messages) if GENERATION_TAG.search(chat.source) else None
     text, spans = marked or _find_by_prompt(chat, messages)
     text = _strip_trailing_eos(text, chat, messages)
+    if messages[-1].get("finish_reason") == "length":
+        text = _strip_unwritten_end(text, chat, messages)
     spans = [(begin, min(end, len(text))) for begin, end in spans if begin < len(text)]
     answer_text = "".join(text[begin:end] for begin, end in spans)
     calls = [call.get("function", call)["name"] for call in messages[-1].get("tool_calls", [])]
@@ -66,6 +69,22 @@ def _strip_trailing_eos(text: str, chat: ChatTemplate, messages: list[Message]) 
     continued = chat.render(messages, add_generation_prompt=True)
     # An EOS token that is missing once the conversation goes on belongs to no turn.
     return stripped if continued.startswith(stripped) and not continued.startswith(text) else text
+
+
+def _strip_unwritten_end(text: str, chat: ChatTemplate, messages: list[Message]) -> str:
+    """Return the text up to the end of an answer that was cut, without what the template alone writes behind it."""
+    *history, message = messages
+    if message.get("tool_calls"):
+        return _strip_end_of_turn(text, chat)
+    keys = ["content"] if message["content"].strip() else REASONING_KEYS
+    written = next(message[key] for key in keys if message.get(key))
+    probe = chat.render([*history, {**message, **dict.fromkeys(keys, PROBE_TEXT)}])
+    _, probed, end = probe.rpartition(PROBE_TEXT)
+    ends = (end[:length] for length in range(len(end), -1, -1) if probed)  # `text` may lack its last line break
+    matches = (text.removesuffix(end) for end in ends if text.removesuffix(end).endswith((written, written.strip())))
+    if (stripped := next(matches, None)) is None:
+        raise RowRejectedError("an answer that was cut where the chat template rewrites it")
+    return stripped
 
 
 def find_assistant_turns(messages: list[Message]) -> list[int]:

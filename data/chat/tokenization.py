@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from data.chat.answer_parsing import message_from_text
 from data.chat.answer_spans import RewrittenError, find_all_answers, find_assistant_turns, find_last_answer
 from data.chat.processes import map_in_order
 from data.chat.template import CharSpan, ChatTemplate, Message
@@ -95,8 +96,6 @@ def documents_from_row(
             arguments = {**conf.template, **row.template, "tools": row.tools}
             chat = ChatTemplate(tokenizer=tokenizer, arguments=arguments)
             documents, rejected = documents_from_conversation(chat, messages, conf.turns)
-            if row.is_cut and documents:
-                documents[-1].answer[-1] = False  # the end of turn, which the template writes and the target did not
             row.first_question = hash_first_question(messages)
     labels = {name: getattr(row, name) for name in LABELS}
     usable = []
@@ -167,7 +166,12 @@ def document_from_messages(
 
 
 def _fill_reasoning_keys(message: Message) -> Message:
-    """Return the message with its reasoning under every key, as templates drop it under one that they do not read."""
+    """Return the message with its reasoning under every key, as templates drop it under one that they do not read.
+
+    A text that was cut in its thought is reasoning alone.
+    """
+    if message.get("finish_reason") == "length" and not (thought := message_from_text(message["content"]))["content"]:
+        message = {**message, **thought}
     reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     return message if reasoning is None else {**dict.fromkeys(REASONING_KEYS, reasoning), **message}
 

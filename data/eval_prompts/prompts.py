@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from data.chat.answer_parsing import build_exact_message, decode_answer
 from data.chat.template import ChatTemplate, check_template_arguments
 from data.config import DEMO
 from data.sources.prompt_formats import PromptRow, describe_prompt_formats, open_prompt_rows, prompt_from_row
@@ -275,11 +276,9 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
     text, *remaining_turns = previous.remaining_turns
     messages = []
     if previous.messages:
-        messages = [
-            *previous.messages,
-            {"role": "assistant", "content": tokenizer.decode(answer, skip_special_tokens=True)},
-            {"role": "user", "content": text},
-        ]
+        chat = ChatTemplate(tokenizer=tokenizer, arguments=previous.template_kwargs)
+        answered = build_exact_message(chat, previous.messages, decode_answer(tokenizer, answer))
+        messages = [*previous.messages, answered, {"role": "user", "content": text}]
         ids = _render_ids(tokenizer, messages, previous.template_kwargs, PROMPTS_KEY, previous.question)
     else:
         turn_ids = tokenizer(TURN_SEPARATOR + text, add_special_tokens=False)["input_ids"]

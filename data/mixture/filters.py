@@ -16,7 +16,7 @@ from data.config import CONTENT_COLUMNS
 from data.eval_prompts.prompts import read_prompt_rows
 from data.prepare_config import MixtureConf, SourceConf
 from data.sources.prepared_rows import INPUT_SCHEMA, PreparedRow, row_from_columns, row_to_columns
-from data.sources.row_formats import ANSWER_COLUMNS, has_content, parse_row
+from data.sources.row_formats import ANSWER_COLUMNS, REASONING_KEYS, has_content, parse_row
 from data.sources.rows import Conversation, PlainText, RowRejectedError, TokenizedDocument, require_row, require_unicode
 from data.sources.text_hashes import hash_text, normalize_text, prompt_hashes
 from models.io.errors import require
@@ -43,10 +43,11 @@ def filter_row(raw: dict[str, Any], name: str, source: SourceConf, rules: Filter
     parsed = parse_row(raw)
     if isinstance(parsed, TokenizedDocument):
         raise RowRejectedError("token ids without their text")
-    turns = _extract_turns(parsed, rules)
+    messages = _extract_messages(parsed, rules)
     max_chars = rules.mixture.max_chars
-    if max_chars is not None and sum(len(text) for _, text in turns) > max_chars:
+    if max_chars is not None and sum(map(_count_chars, messages)) > max_chars:
         raise RowRejectedError(f"longer than {max_chars:,} characters")
+    turns = [(message["role"], message["content"]) for message in messages]
     hashes = _turn_hashes(turns, is_plain_text=isinstance(parsed, PlainText))
     require_row(rules.excluded_hashes.isdisjoint(hashes), "a prompt that is held out elsewhere")
     row = _build_row(raw, parsed, name, source)
@@ -89,8 +90,8 @@ def map_columns(raw: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
     return mapped
 
 
-def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list[tuple[str, str]]:
-    """Return the role and text of each turn, without answers that will be replaced."""
+def _extract_messages(parsed: Conversation | PlainText, rules: FilterRules) -> list[dict[str, Any]]:
+    """Return the messages of a row, or its text as one, without answers that will be replaced."""
     if isinstance(parsed, PlainText):
         messages = [{"role": "user", "content": parsed.text}]
     else:
@@ -102,7 +103,12 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
         dropped_role = "assistant" if rules.replace_answers else None
         messages = [message for message in parsed.messages if message["role"] != dropped_role]
     require_row(all(map(has_content, messages)), "an empty turn")
-    return [(message["role"], message["content"]) for message in messages]
+    return messages
+
+
+def _count_chars(message: dict[str, Any]) -> int:
+    """Count the characters of a message, with those of its reasoning and its tool calls."""
+    return sum(len(str(message.get(key, ""))) for key in ("content", "tool_calls", *REASONING_KEYS))
 
 
 def _turn_hashes(turns: list[tuple[str, str]], *, is_plain_text: bool) -> Iterator[int]:

@@ -192,6 +192,8 @@ def _read_value(value: Any, kind: pa.DataType) -> Any:
     if types.is_struct(kind):
         items = ((field, value[field.name]) for field in kind)
         return {field.name: _read_value(item, field.type) for field, item in items if item is not None}
+    if types.is_map(kind):
+        return {key: _read_value(item, kind.item_type) for key, item in value}
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         is_plain = types.is_primitive(kind.value_type)  # such as token ids
         return value if is_plain else [_read_value(item, kind.value_type) for item in value]

@@ -131,10 +131,10 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
     require_row("ids" not in prompt, "token ids in place of a prompt")
     if "messages" in prompt:
         return _build_conversation(_add_answer(map(parse_message, prompt["messages"]), raw), raw)
-    if "text" in prompt and raw.get("text") is not None:
+    if "text" in prompt:
         return PlainText(text=prompt["text"])
-    questions = prompt["turns"] if "turns" in prompt else [prompt["text"]]
-    if len(questions) == 1 and _parse_answer(raw):
+    questions = prompt["turns"]
+    if len(questions) == 1:
         return _build_conversation(_add_answer(_messages_from_texts(questions), raw), raw)
     # Empty assistant turns stand between the questions until answers are generated.
     texts = [text for question in questions for text in (question, "")][:-1]
@@ -218,11 +218,12 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
     # Nobody asked for an answer before the first question, and templates reject it.
     first = roles.index("user")
     asked = [m for m in messages[:first] if m["role"] == "system"] + messages[first:]
+    if asked[-1]["role"] == "assistant" and raw.get("finish_reason") == "length":
+        asked[-1]["finish_reason"] = "length"
     inputs = read_template_inputs(raw)
     return Conversation(
         messages=add_system_prompt(read_call_texts(asked), inputs.pop("system", "")),
         num_left_out=len(messages) - len(asked),
-        is_cut=raw.get("finish_reason") == "length",
         **inputs,
     )
 

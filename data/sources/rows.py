@@ -27,12 +27,14 @@ class LabeledRow:
 
 @dataclass(kw_only=True)
 class Conversation(LabeledRow):
-    """The messages of a conversation, and the other inputs of its chat template."""
+    """The messages of a conversation, and the other inputs of its chat template.
+
+    The last message has `finish_reason: length` if that answer ended at its limit of tokens, not by itself.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
-    is_cut: bool = False  # the last answer ended at its limit of tokens, not by itself
     # turns before the first question, which are left out
     num_left_out: int = field(default=0, compare=False)
 

@@ -4,9 +4,12 @@ import json
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
+from data.chat.answer_parsing import build_exact_message, decode_answer, renders_to
+from data.chat.template import ChatTemplate
 from data.chat.text_stream import TextStream
 from data.eval_prompts.prompts import EvalPrompt, build_prompt, load_eval_prompts
 from infer.config import GenerateConf
@@ -150,7 +153,9 @@ def write_answers(conf: GenerateConf, target: Target, prompts: list[EvalPrompt],
 
 def describe_answer(conf: GenerateConf, target: Target, prompt: EvalPrompt, generation: Generation) -> str:
     """Return the line of a prompt and its answer: a row of training data, and of a file of prompts."""
-    is_cut = len(generation.ids) == conf.max_new_tokens and generation.ids[-1] not in target.eos_ids
+    has_end = generation.ids[-1:] != [] and generation.ids[-1] in target.eos_ids
+    written = decode_answer(target.tokenizer, generation.ids[:-1] if has_end else generation.ids)
+    is_cut = len(generation.ids) == conf.max_new_tokens and not has_end
     arguments = {key: value for key, value in prompt.template_kwargs.items() if key != "tools"}
     inputs = {"tools": prompt.template_kwargs.get("tools"), "chat_template_kwargs": arguments}
     line = {
@@ -158,12 +163,20 @@ def describe_answer(conf: GenerateConf, target: Target, prompt: EvalPrompt, gene
         "category": prompt.category,
         **({"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}),
         **{key: value for key, value in inputs.items() if value},
-        "answer": target.tokenizer.decode(generation.ids, skip_special_tokens=True),
+        "answer": describe_message(target.tokenizer, prompt, written) if prompt.messages else written,
         "finish_reason": "length" if is_cut else "stop",
         "tokens": len(generation.ids),
         "rounds": generation.rounds,
     }
     return json.dumps(line) + "\n"
+
+
+def describe_message(tokenizer: Any, prompt: EvalPrompt, text: str) -> str | list[dict[str, Any]]:
+    """Return the answer in a chat as the text that the template writes, or else as a list of its message."""
+    chat = ChatTemplate(tokenizer=tokenizer, arguments=prompt.template_kwargs)
+    if renders_to(chat, prompt.messages, {"role": "assistant", "content": text}, text):
+        return text
+    return [build_exact_message(chat, prompt.messages, text)]
 
 
 def describe_speed(generations: list[Generation], seconds: float) -> str:

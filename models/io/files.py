@@ -72,16 +72,21 @@ def partial_directory(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
+def atomic_directory(path: Path, *, own_partial: Path | None = None) -> Iterator[Path]:
     """Yield an empty temporary directory that becomes `path` at the end, or is deleted on an error.
 
-    `path` must be a new name: no system call replaces a directory that has files in it.
+    `path` must be a new name: no system call replaces a directory that has files in it. If several processes may write
+    `path` at the same time, each needs an `own_partial` on the same disk, and the first one's becomes `path`.
     """
-    with partial_directory(add_partial_suffix(path)) as partial:
+    with partial_directory(own_partial or add_partial_suffix(path)) as partial:
         yield partial
         for entry in [*partial.rglob("*"), partial]:
             _sync_to_disk(entry)
-        partial.rename(path)
+        try:
+            partial.rename(path)
+        except OSError:
+            if own_partial is None or not path.exists():
+                raise
     _sync_to_disk(path.parent)
 
 

@@ -71,6 +71,23 @@ def test_a_second_start_reads_the_same_documents_and_tokenizes_nothing(conf, tmp
     assert "data: tokenized before, in " in caplog.text
 
 
+def test_a_process_that_another_one_overtakes_reads_the_same_documents(conf, tmp_path, monkeypatch):
+    """A file system without locks lets several tokenize the same data."""
+
+    def read_slowly(*args):
+        monkeypatch.undo()
+        with monkeypatch.context() as patch:  # the other process
+            patch.setattr(os, "getpid", lambda: 0)
+            read_cached_documents(conf, build_tokenizer(), SIZE, str(tmp_path))
+        return read_documents(*args)
+
+    monkeypatch.setattr(document_cache, "read_documents", read_slowly)
+    documents = read_cached_documents(conf, build_tokenizer(), SIZE, str(tmp_path))
+    assert_equal(documents, read_documents(conf, build_tokenizer(), SIZE))
+    (path,) = (file for file in (tmp_path / "documents").iterdir() if file.is_dir())
+    assert path.name == fingerprint_documents(conf, build_tokenizer(), SIZE)
+
+
 def test_every_change_of_documents_changes_their_fingerprint(conf, tmp_path, monkeypatch):
     def fingerprint(conf=conf, template=TEMPLATE, size=SIZE):
         return fingerprint_documents(conf, build_tokenizer(template), size)

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from conf.entry import compose
+from data.answers.endpoint import ServedModel
 from data.chat.tokenization import iter_documents
 from data.config import DataConf, DataSource
 from data.eval_prompts.held_out_files import rows_from_prepared
+from data.preparation import build_filter_rules
 from data.prepare import main
 from data.prepare_config import PrepareConf
 from data.preview import preview_data
-from data.sources.prepared_rows import read_prepared_rows
+from data.sources.prepared_rows import PreparedRow, read_prepared_rows
 from models.io.errors import UserError
 from models.targets.config import TargetConf
 from tests.support.data.chat import asked, chat_target, save
@@ -113,6 +115,16 @@ def test_several_workers_give_the_answers_of_a_single_worker(prepared, folder):
     assert {row.id: row for row in read_prepared_rows(several)} == {row.id: row for row in read_prepared_rows(prepared)}
     single, parallel = (json.loads((run / "report.json").read_text()) for run in (prepared, several))
     assert single["answers"] == parallel["answers"]
+
+
+def test_workers_select_the_same_rows_whatever_their_servers_take(folder):
+    row = PreparedRow(id="", source="", messages=[{"role": "user", "content": "7 " * 200}])
+    words = ["mixture=one", "mixture.sources.rows.path=x", "target.name=tiny", f"target.path={folder / 'target'}"]
+    conf = compose("prepare", PrepareConf, [*words, "answers=target", "answers.max_new_tokens=8"])
+    for context in (None, 256, 64):
+        rules = build_filter_rules(conf, [], ServedModel(model="tiny", context=context))
+        assert rules.check_prompt is not None
+        rules.check_prompt(row)  # longer than some of the servers take, which is counted with their answers
 
 
 def test_other_answers_need_another_folder(prepared, folder):

@@ -3,11 +3,15 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conf.entry import compose
+from data.chat.template import ChatTemplate
+from data.chat.tokenization import documents_from_row
+from data.config import DataConf, DataSource
 from data.eval_prompts.prompts import EvalPrompt
 from data.sources.row_formats import parse_row
 from data.sources.rows import Conversation
@@ -20,6 +24,7 @@ from infer.generate import main
 from models.device.graph_budget import GraphLedger
 from models.io.errors import UserError
 from models.trees.sampling_config import SamplingConf
+from tests.support.data.families import FAMILIES
 from tests.support.models.tiny import CPU, chain, tiny_target
 
 NEW = 12
@@ -130,15 +135,34 @@ def test_answers_never_replace_their_prompts(tmp_path):
         GenerateConf(prompts=str(tmp_path / "rows.jsonl"), output=f"{tmp_path}/../{tmp_path.name}/rows.jsonl")
 
 
-def test_a_line_of_a_chat_is_a_row_that_training_reads(target):
+@pytest.mark.parametrize(
+    ("family", "text", "end"),
+    [
+        ("llama-3.1", "As it is.", "<|eot_id|>"),
+        ("llama-3.1", "As it", ""),
+        ("qwen3", "<think>\nHm.\n</think>\n\nAs it is.", "<|im_end|>"),
+        ("qwen3", "<think>\nHm. If it", ""),
+        ("harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>As", ""),
+        ("harmony", "<|channel|>final<|message|>As it is.", "<|return|>"),
+    ],
+)
+def test_a_line_of_a_chat_is_a_row_that_training_reads_as_it_was_generated(family, text, end):
+    tokenizer = FAMILIES[family].tokenizer(family)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    tools = [{"type": "function", "function": {"name": "look"}}]
-    prompt = EvalPrompt(id="a", category="b", ids=[3], messages=messages, template_kwargs={"tools": tools, "x": 1})
-    conf = GenerateConf(prompts="rows.jsonl", max_new_tokens=2)
-    row = parse_row(json.loads(describe_answer(conf, target, prompt, Generation(ids=[5, 6]))))
+    tools = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"properties": {}}}}]
+    prompt_ids = ChatTemplate(tokenizer=tokenizer, arguments={"tools": tools}).render_prompt_ids(messages)
+    prompt = EvalPrompt(
+        id="a", category="b", ids=prompt_ids, messages=messages, template_kwargs={"tools": tools, "x": 1}
+    )
+    ids = tokenizer.encode(text + end, add_special_tokens=False)
+    target = SimpleNamespace(tokenizer=tokenizer, eos_ids=[tokenizer.convert_tokens_to_ids(end)] if end else [])
+    conf = GenerateConf(prompts="rows.jsonl", max_new_tokens=len(ids))
+    row = parse_row(json.loads(describe_answer(conf, target, prompt, Generation(ids=ids))))
     assert isinstance(row, Conversation)
-    assert row.messages == [*messages, {"role": "assistant", "content": target.tokenizer.decode([5, 6])}]
-    assert (row.tools, row.template, row.is_cut) == (tools, {"x": 1}, True)
+    assert (row.messages[:-1], row.tools, row.template) == (messages, tools, {"x": 1})
+    [document], rejected = documents_from_row(row, DataConf(source=DataSource.jsonl, path="x"), tokenizer)
+    assert (document.ids, rejected) == ([*prompt_ids, *ids], {})
+    assert document.answer == [False] * len(prompt_ids) + [True] * len(ids)
 
 
 @pytest.mark.parametrize(

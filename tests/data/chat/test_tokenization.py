@@ -94,7 +94,7 @@ def test_an_answer_that_ended_at_its_limit_is_learned_without_the_end_that_the_t
     raw = {"messages": CHAT[:-1], "answer": "Because it", "finish_reason": "length"}
     (whole,), _ = documents_from_row(parse_row({**raw, "finish_reason": "stop"}), conf, tokenizer)
     (cut,), _ = documents_from_row(parse_row(raw), conf, tokenizer)
-    assert cut.ids == whole.ids
+    assert cut.ids == whole.ids[:-1]
     assert decode_answers(tokenizer, whole) == ["I am well.<|end|>", "Because it<|end|>"]
     assert decode_answers(tokenizer, cut) == ["I am well.<|end|>", "Because it"]
 

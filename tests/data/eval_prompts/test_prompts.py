@@ -15,6 +15,7 @@ from data.eval_prompts.prompts import (
     read_prompt_rows,
 )
 from models.io.errors import UserError
+from tests.support.data.families import FAMILIES
 
 TEMPLATE = (
     "{% for m in messages %}{{ 58 if m.role == 'user' else 59 }} {{ m.content }} {% endfor %}"
@@ -133,6 +134,18 @@ def test_later_turns_follow_the_targets_own_answers(target, chat_tokenizer, tmp_
         assert [(p.id, p.question, p.turn) for p in second + third] == [("81#2", "81", 1), ("81#3", "81", 2)]
         assert [p.ids for p in second + third] == ids
         assert build_next_turns(tokenizer, third, [[9]], ends) == []
+
+
+def test_a_later_turn_follows_channels_as_a_server_renders_them(tmp_path):
+    tokenizer = FAMILIES["harmony"].tokenizer("harmony")
+    file = write_lines(tmp_path / "p.jsonl", [{"question_id": 81, "turns": ["17 * 23?", "Sure?"]}])
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 391.<|return|>"
+    first, answer = load_eval_prompts(tokenizer, file, limit=None), tokenizer.encode(text)
+    (second,) = build_next_turns(tokenizer, first, [answer], [answer[-1]])
+    answered = {"role": "assistant", "content": "It is 391.", "thinking": "Hm."}
+    served = [*first[0].messages, answered, {"role": "user", "content": "Sure?"}]
+    assert second.ids == tokenizer.apply_chat_template(served, add_generation_prompt=True)["input_ids"]
+    assert "<|channel|>final<|message|>It is 391.<|end|>" in tokenizer.decode(second.ids)
 
 
 def test_the_fingerprint_is_that_of_the_first_turns_whatever_the_answers(target, tmp_path):

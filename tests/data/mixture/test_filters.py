@@ -6,10 +6,11 @@ from datetime import datetime
 
 import pytest
 
+from data.config import TurnSelection
 from data.mixture.filters import FilterRules, filter_row
 from data.prepare_config import MixtureConf, SourceConf
-from data.sources.prepared_rows import PreparedRow, row_from_columns
-from data.sources.rows import RowRejectedError
+from data.sources.prepared_rows import PreparedRow, parse_prepared_row, row_from_columns
+from data.sources.rows import Conversation, RowRejectedError
 from data.sources.text_hashes import prompt_hashes
 
 MIXTURE = MixtureConf(sources={"s": SourceConf(path="x")}, held_out=0.0, max_chars=200)
@@ -191,6 +192,29 @@ def test_a_row_that_cannot_be_used_has_its_reason(reason):
     with pytest.raises(RowRejectedError) as rejected:
         filter_raw_row(FAULTS[reason])
     assert str(rejected.value) == reason
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": "Hello", "reasoning_content": "a" * 195},
+        {"tool_calls": [{"function": {"name": "f", "arguments": {"text": "a" * 190}}}]},
+    ],
+    ids=["reasoning", "tool calls"],
+)
+def test_reasoning_and_tool_calls_count_for_the_length_of_a_row(answer):
+    raw = {"messages": [*build_messages(CHAT[0]), {"role": "assistant", **answer}]}
+    with pytest.raises(RowRejectedError, match="longer than 200 characters"):
+        filter_raw_row(raw)
+    answers_dropped = FilterRules(mixture=MIXTURE, replace_answers=True, excluded_hashes=set())
+    assert filter_raw_row(raw, answers_dropped).messages
+
+
+def test_a_prepared_answer_that_was_cut_stays_one():
+    row = filter_raw_row({"messages": build_messages(*CHAT), "finish_reason": "length"})
+    [parsed] = parse_prepared_row(row, TurnSelection.auto)
+    assert isinstance(parsed, Conversation)
+    assert parsed.messages[-1] == {"role": "assistant", "content": "Hello", "finish_reason": "length"}
 
 
 @pytest.mark.parametrize("column", ["id", "category", "license"])

@@ -274,6 +274,14 @@ def test_keys_that_tables_fill_with_null_are_removed(tmp_path):
     assert [raw.row for raw in read_rows(tmp_path / "p.parquet")] == rows
 
 
+def test_maps_of_a_table_are_objects(tmp_path):
+    calls = pyarrow.list_(pyarrow.struct([("arguments", pyarrow.map_(pyarrow.string(), pyarrow.string()))]))
+    rows = [{"calls": [{"arguments": {"city": "Oslo", "days": "2"}}, {"arguments": {}}]}]
+    entries = [[{"arguments": list(call["arguments"].items())} for call in row["calls"]] for row in rows]
+    parquet.write_table(pyarrow.table({"calls": pyarrow.array(entries, calls)}), tmp_path / "p.parquet")
+    assert [raw.row for raw in read_rows(tmp_path / "p.parquet")] == rows
+
+
 @pytest.mark.parametrize("case", ["keys differ", "text or parts", "nulls"])
 def test_json_columns_are_read_as_they_were_written(tmp_path, case):
     import datasets
