@@ -19,6 +19,7 @@ from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
 from data.preview import preview_data
+from data.sources.licenses import describe_licenses
 from models.checkpoints.fingerprints import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
@@ -119,6 +120,7 @@ def build_manifest(
         command=command,
         categories=documents.categories,
         languages=documents.languages,
+        license=describe_licenses(conf.data),
     )
 
 

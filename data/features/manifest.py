@@ -59,6 +59,7 @@ class Manifest:
     command: str  # resumes the capture, and captures damaged shards again
     categories: list[str]
     languages: list[str]
+    license: str = ""  # of the rows; empty if it is not recorded
     files: dict[str, FileRecord] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:

@@ -68,7 +68,13 @@ def find_missing_modes(before: Report, after: Report) -> dict[str, str]:
         for draft in after.drafts
         for name, reason in draft.not_measured.items()
     }
-    return {name: reasons.get(name, "") for name in old_views if name not in new_views}
+    gone = {name: reasons.get(name, "") for name in old_views if name not in new_views}
+    taus = (
+        (name, *(views[name].mode.figures.acceptance_length for views in (old_views, new_views)))
+        for name in old_views
+        if name in new_views
+    )
+    return gone | {name: "no answer took a round" for name, old, new in taus if old and new is None}
 
 
 def index_modes(reports: Sequence[Report]) -> list[dict[str, ModeView]]:

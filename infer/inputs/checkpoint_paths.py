@@ -101,11 +101,13 @@ def find_tracked_run(directories: list[Path]) -> TrackedRun | None:
 
 
 def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
-    """Return the configured target; `own` becomes the one that the checkpoints name, or `demo`."""
+    """Return the configured target; `own` becomes the one that the checkpoints name, at its revision, or `demo`."""
     if conf.name != OWN_TARGET:
         return conf
-    names = [checkpoint_files.read_metadata(directory).get("target_name") for directory in directories]
-    return replace(conf, name=next(filter(None, names), "demo"))
+    origins = map(checkpoint_files.read_metadata, directories)
+    origin = next((origin for origin in origins if origin.get("target_name")), {})
+    revision = conf.revision or origin.get("target_revision")
+    return replace(conf, name=origin.get("target_name", "demo"), revision=revision)
 
 
 def run_names(directories: list[Path]) -> list[str]:

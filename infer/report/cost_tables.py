@@ -47,7 +47,7 @@ def batch_table(report: Report) -> Table:
                 "tokens/s": format_mean(figures.tokens_per_s, decimals=1),
                 "autoregressive tokens/s": format_mean(plain_tokens_per_s, decimals=1),
                 "tau": format_mean(figures.acceptance_length),
-                "lossless": format_lossless(verdict),
+                "lossless": format_lossless(verdict, draft),
             }
             for size, figures, plain_tokens_per_s, verdict in [one_row, *lines]
             if lines

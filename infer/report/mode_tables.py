@@ -17,7 +17,7 @@ from infer.report.number_format import (
 from infer.report.prose import append_remarks, explain_undecided
 from infer.report.views import ModeView, list_modes, list_sections
 from infer.results.records import AUTOREGRESSIVE
-from infer.results.schema import GainMetric, Mode, Report, Section
+from infer.results.schema import DraftInfo, GainMetric, Mode, Report, Section
 
 MODE_COLUMNS = ["tau", "delivered", "speed-up", "tokens/s", "lossless"]
 # With them the terminal's table of one draft fits into 80 characters, unless verdicts are long;
@@ -49,9 +49,8 @@ def side_by_side_table(report: Report) -> Table:
             format_millions(draft.parameters),
             format_millions(memory.weights + memory.state),
             *_cost_cells(tree),
-            *_tau_cells(chain, tree),
+            *_tau_cells(chain, tree, draft),
         ]
-        row[-1] += " (own)" if draft.target else ""  # compared with a target that it adapted
         rows.append(row)
     return Table(
         title="Drafts side by side",
@@ -131,7 +130,8 @@ def exactness_table(report: Report) -> Table:
         ),
         columns=["mode", "lossless", *MISMATCH_COLUMNS],
         rows=[
-            [view.label, format_lossless(view.mode.verdict), *_mismatch_cells(view.mode)] for view in list_modes(report)
+            [view.label, format_lossless(view.mode.verdict, view.draft), *_mismatch_cells(view.mode)]
+            for view in list_modes(report)
         ],
         stacked_headers=True,
         footnotes=explain_undecided(report),
@@ -141,18 +141,18 @@ def exactness_table(report: Report) -> Table:
 def _mode_rows(name: str, section: Section, views: Iterable[ModeView], columns: list[str]) -> list[list[str]]:
     """Return a row for each mode on the prompts of a section."""
     count = section.modes[AUTOREGRESSIVE].figures.prompts
-    cells = [(view.label, _mode_cells(view.mode)) for view in views]
+    cells = [(view.label, _mode_cells(view)) for view in views]
     return [[f"{name} ({count})", label, *map(row.__getitem__, columns)] for label, row in cells]
 
 
-def _mode_cells(mode: Mode) -> dict[str, str]:
-    figures = mode.figures
+def _mode_cells(view: ModeView) -> dict[str, str]:
+    figures = view.mode.figures
     return {
         "tau": format_estimate(figures.acceptance_length),
         "delivered": format_mean(figures.delivered_per_round),
         "speed-up": format_estimate(figures.speedup),
         "tokens/s": format_mean(figures.tokens_per_s, decimals=1),
-        "lossless": format_lossless(mode.verdict),
+        "lossless": format_lossless(view.mode.verdict, view.draft),
     }
 
 
@@ -176,12 +176,12 @@ def _cost_cells(mode: Mode) -> list[str]:
     return [format_number(split.draft), format_number(split.verification)] if split else [ABSENT] * 2
 
 
-def _tau_cells(chain: Mode, tree: Mode | None) -> list[str]:
+def _tau_cells(chain: Mode, tree: Mode | None, draft: DraftInfo | None = None) -> list[str]:
     """Format tau of chain and tree, and speed-up and losslessness of the tree (or the chain)."""
     main_mode = tree or chain
     return [
         format_mean(chain.figures.acceptance_length),
         format_mean(tree and tree.figures.acceptance_length),
         format_estimate(main_mode.figures.speedup),
-        format_lossless(main_mode.verdict),
+        format_lossless(main_mode.verdict, draft),
     ]

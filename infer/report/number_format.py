@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from infer.results.intervals import Estimate
-from infer.results.schema import Verdict
+from infer.results.schema import DraftInfo, Verdict
 from infer.verify.config import Verification
 from models.io.console import build_aligned_table
 from models.io.pages import render_markdown_table
@@ -86,11 +86,12 @@ def format_millions(count: int) -> str:
     return f"{count / 1e6:.2f}" if count < 100e6 else f"{count / 1e6:,.0f}"
 
 
-def format_lossless(verdict: Verdict) -> str:
-    """Format the verdict on losslessness; name the rule if it is lossy."""
+def format_lossless(verdict: Verdict, draft: DraftInfo | None = None) -> str:
+    """Format the verdict on losslessness; name the rule if it is lossy, and a target of the draft's own."""
+    own = " (own)" if draft is not None and draft.target else ""
     if verdict.lossy:
-        return f"no ({verdict.verification})"
-    return verdict.lossless if is_compared(verdict) else "in distribution"
+        return f"no ({verdict.verification}){own}"
+    return (verdict.lossless if is_compared(verdict) else "in distribution") + own
 
 
 def is_compared(verdict: Verdict) -> bool:

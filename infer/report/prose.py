@@ -7,7 +7,7 @@ from infer.report.number_format import format_estimate, is_compared
 from infer.report.views import ModeView, find_baseline, has_several_drafts, list_modes
 from infer.results.curve import MIN_FITTED_POINTS, Trend, fit_rise, predict_tau, take_last_half
 from infer.results.intervals import Estimate
-from infer.results.schema import CurvePoint, LosslessVerdict, Mode, Report
+from infer.results.schema import CurvePoint, DraftInfo, LosslessVerdict, Mode, Report
 from models.trees.sampling_config import SamplingConf
 
 
@@ -61,24 +61,24 @@ def describe_verdicts(report: Report) -> list[str]:
         how = f"tuned to {draft.tuned_tree}" if draft.tuned_tree else name
         sentences.append(
             f"{draft.name}, {how}: {delivered.mean:.2f} tokens delivered per round, "
-            f"{format_estimate(mode.figures.speedup)} times as fast as the target alone, {_describe_output(mode)}."
+            f"{format_estimate(mode.figures.speedup)} times as fast as the target alone, "
+            f"{_describe_output(mode, draft)}."
         )
     return sentences
 
 
-def _describe_output(mode: Mode) -> str:
-    """Describe in a few words how the answers compare with those of the target alone."""
-    verdict = mode.verdict
+def _describe_output(mode: Mode, draft: DraftInfo) -> str:
+    """Describe in a few words how the answers compare with those of the target alone, or of the one that it adapted."""
+    verdict, own = mode.verdict, " as its adapted target" if draft.target else ""
     if verdict.lossy:
         return f"other output, as the {verdict.verification} rule is lossy"
     if not is_compared(verdict):
         return "output of the same distribution"
     different = f"{verdict.mismatched_prompts} of {mode.figures.prompts} answers differ"
     return {
-        LosslessVerdict.yes: f"same output ({different}, by near-ties)"
-        if verdict.mismatched_prompts
-        else "same output",
-        LosslessVerdict.no: f"NOT the same output: {different}",
+        LosslessVerdict.yes: f"same output{own}"
+        + (f" ({different}, by near-ties)" if verdict.mismatched_prompts else ""),
+        LosslessVerdict.no: f"NOT the same output{own}: {different}",
         LosslessVerdict.undecided: f"output undecided: {different}",
     }[LosslessVerdict(verdict.lossless)]
 

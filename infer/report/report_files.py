@@ -74,7 +74,7 @@ def collect_results(report: Report, folder: Path, *, prefix: str) -> TrackedResu
     }
     return TrackedResults(
         prefix=prefix,
-        figures=figures | {f"{view.label}/lossless": format_lossless(view.mode.verdict) for view in views},
+        figures=figures | {f"{view.label}/lossless": format_lossless(view.mode.verdict, view.draft) for view in views},
         columns=table.columns,
         rows=table.rows,
         page=(folder / "report.html").read_text(encoding="utf-8"),

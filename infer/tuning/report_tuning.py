@@ -36,6 +36,8 @@ NGRAM_TOKENS = 8  # beside a tree, unless the user's tree has another number
 NGRAM_WINDOWS = (4, 8, 16)
 MAX_MINUTES = 10.0  # of each draft, until no more shapes are tried; infer.tune takes the time that it needs
 
+REPLAYED_RULES = (Verification.greedy, Verification.coupled)  # their answers do not depend on the draft
+
 
 def tune_drafts_for_report(
     target: Target,
@@ -70,19 +72,16 @@ def tune_drafts_for_report(
         if is_checked and target.processes > 1:
             raise  # the other processes would go on tuning
         reason = f"{'' if isinstance(error, UserError) else f'{type(error).__name__}: '}{first_line(error)}"
-        checkpoints = ",".join(map(str, directories))
-        print_line(
-            f"tune: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
-            f"it: python -m infer.tune checkpoint=[{checkpoints}]",
-            markup=False,
-        )
+        command = f"python -m infer.tune checkpoint=[{','.join(map(str, directories))}]"
+        remedy = f" To tune apart from it: {command}" if conf.rule in REPLAYED_RULES else ""
+        print_line(f"tune: not tuned, the report has no mode `tuned`. {reason}.{remedy}", markup=False)
         return drafts
 
 
 def check_tunable(target: Target, conf: EvaluationConf) -> None:
     """Raise UserError if trees cannot be tuned with this target, device and acceptance rule."""
     require(
-        conf.rule in (Verification.greedy, Verification.coupled),
+        conf.rule in REPLAYED_RULES,
         "evaluation.verification: must be greedy or coupled for tune=true, whose replay needs "
         f"answers that do not depend on the draft, got {conf.rule.value}",
     )

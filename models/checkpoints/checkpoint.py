@@ -118,6 +118,7 @@ def save_draft(
             TARGET_HASH_KEY: target.fingerprint,
             TOKENIZER_HASH_KEY: target.tokenizer_fingerprint,
             "target_name": target.name,
+            **({} if target.revision is None else {"target_revision": target.revision}),
             **({} if seed is None else {"seed": str(seed)}),
             **(metadata or {}),
         },

@@ -1,4 +1,4 @@
-"""Copy a target's tokenizer as its files are.
+"""Copy a target's tokenizer, and its processor of images, as their files are.
 
 Some engines read drafts by transformers 4, which cannot read what transformers 5 would write.
 """
@@ -10,6 +10,7 @@ from typing import Any
 PATTERNS = """
     tokenizer* special_tokens_map.json added_tokens.json tokenization_*.py chat_template.* additional_chat_templates
     vocab* merges.txt spiece.model sentencepiece*.model *.tiktoken tekken.json
+    processor_config.json preprocessor_config.json video_preprocessor_config.json
 """.split()  # noqa: SIM905 - a list would take a line for each name
 
 

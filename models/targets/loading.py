@@ -34,7 +34,7 @@ def load_target(
     """
     model = load_part(conf) if load_part else load_model(conf, device.dtype)
     target = freeze_model(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
-    target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
+    _record_origin(target, conf)
     if not target.eos_ids and target.tokenizer is not None and target.tokenizer.eos_token:
         log.warning(
             "target: nothing ends its answers but their limit of tokens, since its generation_config.json has no "
@@ -54,7 +54,7 @@ def load_target_tables(conf: TargetConf, device: Device, *, fingerprint: str) ->
     """
     model, tokenizer = load_tables(conf, device.dtype), load_tokenizer(conf)
     target = _build_target(model, tokenizer, conf.path or conf.name, device, lambda _: fingerprint)
-    target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
+    _record_origin(target, conf)
     model.to(device.torch_device)
     return target
 
@@ -134,6 +134,11 @@ def _build_target(model: Any, tokenizer: Any, name: str, device: Device, hash_mo
     if tokenizer is not None:
         target.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
     return target
+
+
+def _record_origin(target: Target, conf: TargetConf) -> None:
+    target.revision = conf.revision
+    target.tokenizer_folder = find_tokenizer_folder(conf.location, conf.revision)
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ class Target(LanguageModel):
     tables_fingerprint = ""  # of embeddings and head, as of all weights
     tokenizer_fingerprint = ""
     tokenizer_folder: Path | None = None  # of the tokenizer's own files; None: made in memory
+    revision: str | None = None  # of its hub repository; None: the newest
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str, device: Device, hash_model: Callable[[Any], str]):
         super().__init__(model.eval().requires_grad_(False), device=device)

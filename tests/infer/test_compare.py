@@ -241,6 +241,15 @@ def test_a_mode_that_is_no_longer_measured_is_a_regression(report):
     assert "draft/tree is no longer measured" in compare_reports(report, after)[2]
 
 
+def test_a_mode_that_lost_its_figures_is_a_regression(report):
+    """A broken template or end token ends every answer with its first token: no round is left to measure."""
+    after = copy.deepcopy(report)
+    after["overall"]["modes"]["eagle3-demo/tree"]["figures"]["acceptance_length"] = None
+    expected = ["draft/tree is no longer measured (no answer took a round)"]
+    assert compare_reports(report, after)[2] == expected
+    assert compare_reports(after, after)[2] == compare_reports(after, report)[2] == []
+
+
 def test_a_draft_that_is_gone_or_renamed_among_others_is_a_regression(report):
     before = as_json(build_comparison_report())
     after = copy.deepcopy(before)

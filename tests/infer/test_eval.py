@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import safetensors.torch
 import torch
 
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.config import EvaluationConf
+from infer.config import OWN_TARGET, EvaluationConf
 from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.eval import main
@@ -20,6 +21,7 @@ from infer.inputs.checkpoint_paths import (
     find_tracked_run,
     list_finished_checkpoints,
     open_checkpoints,
+    resolve_target,
     run_names,
 )
 from infer.inputs.command_inputs import load_draft_under_test
@@ -37,6 +39,7 @@ from models.drafts.registry import build_draft
 from models.io.errors import UserError
 from models.io.tracking import TrackedRun
 from models.losses.config import LossConf
+from models.targets.config import TargetConf
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.tiny import new_draft, tiny_target
@@ -352,6 +355,16 @@ def count_accepted(report):
         for mode, figures in row.modes.items():
             by_mode.setdefault(mode, []).append(figures.accepted)
     return {mode: tuple(counts) for mode, counts in by_mode.items()}
+
+
+def test_a_draft_is_verified_by_the_revision_that_it_was_trained_for(tmp_path):
+    target = tiny_target(seed=0)
+    target.revision = "abc123"
+    new_draft(target).save(tmp_path, target)
+    own = TargetConf(name=OWN_TARGET)
+    assert resolve_target(own, [tmp_path]) == TargetConf(name=target.name, revision="abc123")
+    assert resolve_target(replace(own, revision="main"), [tmp_path]).revision == "main"
+    assert resolve_target(TargetConf(name="other"), [tmp_path]).revision is None
 
 
 def test_the_newest_run_may_have_a_name_with_folders_and_is_no_part_of_another(tmp_path):

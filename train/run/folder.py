@@ -36,6 +36,7 @@ DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DISK_FULL_MESSAGES = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
 PROMPT_FILES = ("training_prompts.npy", "held_out.jsonl", "selection.jsonl")
+CARD_FILE = "README.md"  # of the checkpoint: the name under which the hub shows a card
 OTHER_FILES = ("metrics.jsonl", "vocabulary.md", "config.yaml")
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,9 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     if parallel.is_main:
         state.remove_old_states()
         if state.progress.step < state.progress.steps:
-            for file in list_report_files(folder):  # they would describe a draft that is trained further
-                file.unlink()
+            # They would describe a draft that is trained further.
+            for file in [*list_report_files(folder), folder / "checkpoint" / CARD_FILE]:
+                file.unlink(missing_ok=True)
         (folder / "config.yaml").write_text(config_to_yaml(conf))
     parallel.barrier()  # nobody lists the folder while old states are removed
     return state

@@ -2,32 +2,30 @@
 
 import json
 import shlex
-from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
 
 from data.config import DataConf, DataSource
-from data.sources.prepared_rows import read_prepared_metadata
+from data.features.manifest import read_manifest
+from data.sources.licenses import NOT_RECORDED, describe_licenses
 from infer.report.number_format import format_estimate, is_compared
 from infer.report.prose import build_headline, describe_verdicts
 from infer.report.tables import overview_table
 from infer.report.views import get_draft_modes
 from infer.results.schema import DraftInfo, EvalReport, LosslessVerdict, Mode, ModeFigures
 from models.checkpoints import checkpoint_files
-from models.checkpoints.saved_states import find_newest_state, read_progress_file
+from models.checkpoints.saved_states import FIRST_STAGE_FOLDER, find_newest_state, read_progress_file
 from models.drafts.options import CausalLMConf, InitFrom
 from models.io.files import write_text_atomically
 from models.io.pages import render_markdown_table
 from models.targets.config import TargetConf
 from train.config.optim import OptimConf, OptimName
 from train.config.run import TrainConf
+from train.run.folder import CARD_FILE
 
 TEMPLATE = Path(__file__).with_suffix(".md.j2")
-CARD_FILE = "README.md"  # the name under which the hub shows a card
-NOT_RECORDED = "not recorded"
-KNOWN_LICENSES = {"HuggingFaceH4/ultrachat_200k": "MIT"}  # of the data set that the recipes name
 NO_ENGINE = "No serving engine is known to load this method's layout; the runtime that trained it does."
 
 
@@ -94,15 +92,13 @@ def describe_served_target(target: TargetConf) -> str:
 def describe_answers(draft: DraftInfo, modes: dict[str, Mode], adapted: str | None, prompts: int) -> str:
     """Return whose answers the draft's user gets, or nothing where the verdict already tells."""
     verdicts = [modes[name].verdict for name in ("chain", "tree", "tuned") if name in modes]
-    if any(verdict.lossy for verdict in verdicts):
+    if any(v.lossy or (is_compared(v) and v.lossless != LosslessVerdict.yes) for v in verdicts):
         return ""
     if adapted is not None and draft.target is not None:
         return (
             f"The target was trained with it: answers are those of `{adapted}` in this folder, which differ from the "
             f"original's on {draft.target.changed_answers} of {prompts} prompts."
         )
-    if any(v.lossless != LosslessVerdict.yes for v in verdicts if is_compared(v)):
-        return ""
     return "Answers stay the target's own: what is rejected costs time, not quality."
 
 
@@ -116,7 +112,9 @@ def choose_served_chain(modes: dict[str, Mode]) -> ModeFigures:
 def describe_serving(draft: DraftInfo, modes: dict[str, Mode]) -> str:
     """Return what a chain, which engines draft, gained, and what was faster without the draft."""
     chain, tuned = choose_served_chain(modes), modes.get("tuned")
-    is_slower = chain.speedup is not None and chain.speedup.mean < 1
+    if chain.speedup is None:
+        return "Engines draft a chain. None was measured: no answer took a round."
+    is_slower = chain.speedup.mean < 1
     text = (
         f"Engines draft a chain. One of {chain.depth} tokens was {format_estimate(chain.speedup)} times as fast as the "
         f"target alone when it was measured, in the runtime that trained it{': there it does not pay' * is_slower}."
@@ -131,25 +129,40 @@ def describe_serving(draft: DraftInfo, modes: dict[str, Mode]) -> str:
 
 def render_training_table(conf: TrainConf, run_folder: Path) -> str:
     """Return what the draft was trained on and how, as Markdown."""
-    lines = map(json.loads, (run_folder / "metrics.jsonl").read_text().splitlines())
-    seen = [line for line in lines if "train/tokens" in line]
+    seen = read_steps(run_folder)
     state = find_newest_state(run_folder)
     best_step = (state and read_progress_file(state)["progress"]["best_step"]) or seen[-1]["step"]
     # The checkpoint is of that step, whatever the run learned later.
-    last = [line for line in seen if line["step"] <= best_step][-1]
+    last, first_stage = [line for line in seen if line["step"] <= best_step][-1], conf.first_stage()
     facts = {
         "method": f"{conf.draft.method}, proposals of up to {conf.draft.max_proposal_depth} tokens",
         "data": conf.data.path or "the embedded demo",
-        "license of the data": describe_licenses(conf.data),
+        "license of the data": describe_data_license(conf.data) or NOT_RECORDED,
         "tokens": f"{last['train/tokens']:,.0f}, of which {last['train/answer_tokens']:,.0f} of "
         f"answers; {last['train/epochs']:.2f} epochs in {last['step']:,} steps"
         + (f" of {seen[-1]['step']:,}, the best by its evaluations" if last is not seen[-1] else ""),
+        **({} if first_stage is None else {"first stage": describe_first_stage(first_stage, run_folder)}),
         "recipe": describe_recipe(conf.optim),
         "loss": conf.loss.name.value,
         "seed": str(conf.seed),
         "software": f"torch {version('torch')}, transformers {version('transformers')}",
     }
     return render_markdown_table(["fact", "value"], [*facts.items()], label_columns=2)
+
+
+def read_steps(run_folder: Path) -> list[dict[str, float]]:
+    """Return the lines of metrics of training."""
+    lines = map(json.loads, (run_folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "train/tokens" in line]
+
+
+def describe_first_stage(conf: TrainConf, run_folder: Path) -> str:
+    """Return what the draft learned before it learned with its target, and how."""
+    last = read_steps(run_folder / FIRST_STAGE_FOLDER)[-1]
+    return (
+        f"{conf.draft.method} on the same data: {last['train/tokens']:,.0f} tokens in {last['step']:,} steps, "
+        f"{describe_recipe(conf.optim)}"
+    )
 
 
 def describe_license(conf: TrainConf) -> str:
@@ -191,13 +204,8 @@ def describe_recipe(optim: OptimConf) -> str:
     )
 
 
-def describe_licenses(data: DataConf) -> str:
-    """Return `data.license`, or those that data.prepare recorded with its rows, or that of a known data set."""
-    counts: Counter[str] = Counter()
-    if data.source is DataSource.prepared and data.path is not None:
-        for file in sorted(Path(data.path).glob("train-*.parquet")):
-            for licenses in read_prepared_metadata(file)["licenses"].values():
-                counts.update(licenses)
-    named = {name or NOT_RECORDED: count for name, count in counts.items()}
-    recorded = ", ".join(f"{name} ({count:,} rows)" for name, count in named.items())
-    return data.license or recorded or KNOWN_LICENSES.get(data.path or "", NOT_RECORDED)
+def describe_data_license(data: DataConf) -> str:
+    """Return `data.license`, or what the store or the prepared folder tells; empty if it is not recorded."""
+    if data.source is DataSource.captured and not data.license:
+        return read_manifest(Path(str(data.path))).license
+    return describe_licenses(data)

@@ -34,6 +34,7 @@ def folder(tmp_path) -> Path:
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
     (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "SiglipImageProcessor"}')
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ messages }}")
     return folder
@@ -46,14 +47,15 @@ def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("conf", METHODS, ids=lambda conf: conf.method)
-def test_every_file_of_the_tokenizer_is_copied_unchanged_even_over_an_earlier_save(conf, folder, tmp_path):
+def test_every_file_of_tokenizer_and_processor_is_copied_unchanged_even_over_an_earlier_save(conf, folder, tmp_path):
     target = load_target(TargetConf(path=str(folder)), CPU)
     draft = build_draft(conf, target, loss=LossConf(), seed=0)
     for _ in range(2):
         draft.save(tmp_path / "checkpoint", target)
     (saved,) = (path.parent for path in (tmp_path / "checkpoint").rglob("tokenizer.json"))
     expected = read_tokenizer_files(folder)
-    assert {"tokenizer.json", "merges.txt", "additional_chat_templates/rag.jinja"} <= set(expected)
+    names = {"tokenizer.json", "merges.txt", "preprocessor_config.json", "additional_chat_templates/rag.jinja"}
+    assert names <= set(expected)
     assert read_tokenizer_files(saved) == expected
     again = AutoTokenizer.from_pretrained(saved)
     assert again.get_vocab() == target.tokenizer.get_vocab()

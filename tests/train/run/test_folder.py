@@ -1,5 +1,6 @@
 """A run's folder is claimed or refused, started over, and continued to another length."""
 
+import json
 import logging
 import resource
 import shutil
@@ -138,6 +139,24 @@ def test_a_run_that_is_started_over_keeps_the_earlier_one_until_it_saves_a_state
     assert not (tmp_path / "toy-tuned.json").exists()
     toy_run(tmp_path, build_conf(12))
     assert not (tmp_path / "replaced").exists()
+
+
+def test_a_run_that_goes_on_drops_the_card_of_the_weights_that_it_may_replace(tmp_path):
+    def open_with(steps: int) -> None:
+        conf = replace(build_conf(steps, **CONSTANT), output_dir=str(tmp_path.parent), run_name=tmp_path.name)
+        open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[]))
+        release_lock(tmp_path)
+
+    toy_run(tmp_path, build_conf(12, **CONSTANT))
+    progress = find_newest_state(tmp_path) / "progress.json"
+    saved = json.loads(progress.read_text())
+    named = {"run_name": tmp_path.name, "output_dir": str(tmp_path.parent), "device.route": "cpu"}
+    progress.write_text(json.dumps(saved | {"config": saved["config"] | named}))
+    (tmp_path / "checkpoint" / "README.md").touch()
+    open_with(12)
+    assert (tmp_path / "checkpoint" / "README.md").exists()
+    open_with(20)
+    assert not (tmp_path / "checkpoint" / "README.md").exists()
 
 
 def test_a_run_that_a_kill_left_half_aside_replaces_the_one_before_it(tmp_path):

@@ -10,13 +10,16 @@ from markdown_it import MarkdownIt
 from safetensors.torch import save_file
 
 from conf.entry import compose
+from data.config import DataConf, DataSource
+from data.feature_capture import capture_features
 from data.sources.prepared_rows import PreparedRow, write_prepared_rows
 from infer.results.schema import LosslessVerdict
 from models.targets.config import DEMO_TARGET
+from tests.support.data import captured as captured_store
 from tests.support.reports.cards import read_card, read_serve_line
 from tests.support.reports.sample_reports import build_comparison_report, build_draft_report, with_mode, with_modes
 from train.config.run import TrainConf
-from train.run.model_card import write_model_card
+from train.run.model_card import describe_data_license, write_model_card
 
 OWN = "Answers stay the target's own"
 
@@ -162,10 +165,43 @@ def test_answers_are_called_the_targets_own_only_where_the_report_does(tmp_path,
     adapted = "target-0123abcd" if index == 1 else None
     card = write_card(tmp_path, report=report, adapted=adapted)
     assert (OWN in card.text) == (index == 0)
+    assert ("same output as its adapted target" in card.text) == (index == 1)
     if adapted:
+        assert "| yes (own) |" in card.text
         assert f"answers are those of `{adapted}` in this folder, which differ from" in card.text
         assert read_serve_line(card)[0] == f"THIS_FOLDER/{adapted}"
     assert ("other output, as the typical rule is lossy" in card.text) == (index == 2)
+
+
+def test_the_card_of_an_adapted_target_says_nothing_of_answers_where_the_verdict_is_no(tmp_path):
+    report = select_draft(build_comparison_report(), 1)
+    key = f"{report.drafts[0].name}/tree"
+    report = with_mode(report, key, lossless=LosslessVerdict.no, mismatched_prompts=3)
+    card = write_card(tmp_path, report=report, adapted="target-0123abcd")
+    assert "NOT the same output as its adapted target: 3 of " in card.text
+    assert "answers are those of" not in card.text
+
+
+def test_the_card_of_a_draft_that_took_no_round_names_no_speed(tmp_path, exact):
+    card = write_card(tmp_path, report=with_mode(exact, "eagle3-demo/chain", speedup=None))
+    assert "Engines draft a chain. None was measured: no answer took a round." in card.text
+
+
+def test_both_stages_of_a_training_are_on_the_card(tmp_path):
+    (tmp_path / "first_stage").mkdir()
+    line = {"step": 4, "train/tokens": 3072.0, "train/answer_tokens": 1.0, "train/epochs": 2.0}
+    (tmp_path / "first_stage" / "metrics.jsonl").write_text(json.dumps(line))
+    card = write_card(tmp_path, "draft=qwen3-8b-medusa2", "optim.lr=1e-3")
+    assert "| first stage | medusa on the same data: 3,072 tokens in 4 steps, adamw, rate 0.004, " in card.text
+    assert "| recipe | adamw, rate 0.001, " in card.text
+
+
+def test_the_license_of_a_store_is_that_of_the_data_it_was_captured_from(tmp_path, target):
+    capture = captured_store.conf(captured_store.written(tmp_path, target), limit=3)
+    capture_features(replace(capture, data=replace(capture.data, license="CC0-1.0")), command="")
+    data = DataConf(source=DataSource.captured, path=f"{capture.output_dir}/{capture.run_name}")
+    assert describe_data_license(data) == "CC0-1.0"
+    assert describe_data_license(replace(data, license="MIT")) == "MIT"
 
 
 @pytest.mark.parametrize(
