@@ -51,7 +51,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     draft = load_draft(directory, target)
     verifying_target = draft.get_verifying_target(target)
     decoder = Decoder(verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots, batch=batch)
-    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+    with target.cpu_threads():
         if target.device.has_static_shapes:
             compile_graphs(decoder, prompts)
         if conf.prompts is None:
@@ -155,7 +155,8 @@ def describe_answer(conf: GenerateConf, target: Target, prompt: EvalPrompt, gene
     """Return the line of a prompt and its answer: a row of training data, and of a file of prompts."""
     has_end = generation.ids[-1:] != [] and generation.ids[-1] in target.eos_ids
     written = decode_answer(target.tokenizer, generation.ids[:-1] if has_end else generation.ids)
-    is_cut = len(generation.ids) == conf.max_new_tokens and not has_end
+    is_stopped = has_end or any(string in written for string in conf.stop)
+    is_cut = len(generation.ids) == conf.max_new_tokens and not is_stopped
     arguments = {key: value for key, value in prompt.template_kwargs.items() if key != "tools"}
     inputs = {"tools": prompt.template_kwargs.get("tools"), "chat_template_kwargs": arguments}
     line = {

@@ -3,7 +3,6 @@
 import itertools
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from infer.inputs.memory_check import DecodingSize
 from infer.measure.context_limits import check_context
 from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
+from infer.tuning.cost_model import COMPILER_ERRORS, CostBench, RoundSeconds, read_clock
 from infer.tuning.results import (
     SUMMARY_COLUMNS,
     DraftTuning,
@@ -32,7 +31,7 @@ from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.registry import load_draft
 from models.io.console import IS_MAIN_PROCESS, print_line, print_table
-from models.io.errors import require
+from models.io.errors import first_line, require
 from models.io.files import report_disk_errors
 from models.io.tracking import upload_results
 from models.parallel.processes import leave_processes
@@ -48,8 +47,11 @@ def tune_drafts(
     contexts: list[int],
     round_seconds: RoundSeconds = read_clock,
 ) -> list[DraftTuning]:
-    """Tune each draft for each batch and context; print each result as soon as it is known."""
-    tunings = []
+    """Tune each draft for each batch and context; print each result as soon as it is known.
+
+    A batch and context whose shapes do not fit or compile is left out, with a line, unless it is the only one.
+    """
+    tunings, failures = [], []
     for name, (directory, draft) in drafts.items():
         verifier = draft.get_verifying_target(target)
         # `infer.eval` decodes with lookup in a chain that the draft can propose too.
@@ -59,12 +61,28 @@ def tune_drafts(
         if not conf.timing:
             print_acceptance(tuning)
             continue
-        build_bench = partial(CostBench, target=verifier, draft=draft, prompts=prompts, conf=conf)
         for batch, context in itertools.product(conf.batch, contexts):
-            bench = build_bench(batch=batch, context=context, round_seconds=round_seconds)
+            bench = CostBench(
+                target=verifier,
+                draft=draft,
+                prompts=prompts,
+                conf=conf,
+                batch=batch,
+                context=context,
+                round_seconds=round_seconds,
+            )
             swept = select_sweep(tuning.candidates) if conf.sweep else []
-            tuning.results.append(choose_tree(bench, tuning, swept))
-            print_result(tuning, tuning.results[-1])
+            try:
+                tuning.results.append(choose_tree(bench, tuning, swept))
+            except COMPILER_ERRORS as error:
+                if verifier.processes > 1:
+                    raise
+                failures.append(error)
+                print_line(f"batch {batch}, context {context}: not tuned: {type(error).__name__}: {first_line(error)}")
+            else:
+                print_result(tuning, tuning.results[-1])
+    if failures and not any(tuning.results for tuning in tunings):
+        raise failures[0]
     return tunings
 
 
@@ -101,7 +119,7 @@ def tune_checkpoints(
 ) -> None:
     """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
     target, prompts, contexts = load_tuning_inputs(conf, directories)
-    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+    with target.cpu_threads():
         drafts = {
             name: (directory, load_draft(directory, target))
             for name, directory in zip(run_names(directories), directories, strict=True)

@@ -55,7 +55,7 @@ def evaluate_drafts(
     target: Target, candidates: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf
 ) -> EvalReport:
     """Evaluate the drafts in all modes; raise UserError before decoding if settings conflict."""
-    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+    with target.cpu_threads():
         return _run_evaluation(target, candidates, tree.build(), conf)
 
 
@@ -147,7 +147,7 @@ def compile_eval_graphs(target: Target, drafts: list[DraftUnderTest], *, tree: T
         print_line("graphs: none to compile, because compiling is off on this device")
         return
     shape = tree.build()
-    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+    with target.cpu_threads():
         prompts, modes, graphs = plan_evaluation(target, drafts, shape, conf)
         with target.device.expect_graphs(graphs, print_line):
             warm_up_modes(modes, prompts, conf)

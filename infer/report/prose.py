@@ -1,14 +1,11 @@
 """The sentences of a report: settings, remarks on comparability, bottlenecks, and the training."""
 
-from dataclasses import asdict
-
 from data.eval_prompts.contamination import Contamination
 from infer.report.number_format import format_estimate, is_compared
 from infer.report.views import ModeView, find_baseline, has_several_drafts, list_modes
 from infer.results.curve import MIN_FITTED_POINTS, Trend, fit_rise, predict_tau, take_last_half
 from infer.results.intervals import Estimate
 from infer.results.schema import CurvePoint, DraftInfo, LosslessVerdict, Mode, Report
-from models.trees.sampling_config import SamplingConf
 
 
 def build_headline(report: Report) -> str:
@@ -17,8 +14,8 @@ def build_headline(report: Report) -> str:
     target, prompts, device, tree = setup.target, setup.prompts, setup.device, setup.tree
     drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
     # Options at their defaults are left out, but the temperature is always listed.
-    defaults = asdict(SamplingConf()) | {"temperature": None}
-    sampling = [f"{key} {value}" for key, value in asdict(setup.sampling).items() if value != defaults[key]]
+    options = {"temperature": setup.sampling.temperature} | setup.sampling.changes
+    sampling = [f"{key} {value}" for key, value in options.items()]
     rules = _list_rules(report)
     threads = f"{device.threads} thread{'' if device.threads == 1 else 's'}"
     late = setup.graphs_after_warmup

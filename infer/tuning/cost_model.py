@@ -80,20 +80,28 @@ class CostBench:
         """
         self.decoder_for(None)
         ready: list[TreeCandidate] = []
+        failure: Exception | None = None
         for count, candidate in enumerate(candidates):
             if ready and not self.has_time():
                 print_line(f"{self.minutes:g} minutes are up after {count} of {len(candidates)} shapes")
                 break
-            try:
-                self.decoder_for(candidate)
-            except COMPILER_ERRORS as error:
-                if self.target.processes > 1 or (candidate is candidates[-1] and not ready):
-                    raise
-                self.decoders.pop(candidate.name, None)
-                print_line(f"{candidate.name} is left out: {type(error).__name__}: {first_line(error)}")
-            else:
-                ready.append(candidate)
+            failure = self.try_compile(candidate)
+            ready += [] if failure else [candidate]
+        if failure and not ready:
+            raise failure
         return ready
+
+    def try_compile(self, candidate: TreeCandidate) -> Exception | None:
+        """Build the decoder of a candidate; return the error, with a line, of a compiler or of too little memory."""
+        try:
+            self.decoder_for(candidate)
+        except COMPILER_ERRORS as error:
+            if self.target.processes > 1:
+                raise
+            self.decoders.pop(candidate.name, None)
+            print_line(f"{candidate.name} is left out: {type(error).__name__}: {first_line(error)}")
+            return error
+        return None
 
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
         """Return the decoder of a candidate, or the autoregressive one for None.
@@ -140,10 +148,21 @@ class CostBench:
 
         The seconds of a prompt are its row's share of each round. A round takes the same time with idle rows, so this
         is the speed of a busy machine even while the last prompts leave rows idle. At batch size 1 the modes alternate
-        prompt by prompt; a larger batch decodes all prompts in one turn.
+        prompt by prompt. A larger batch decodes all prompts in a long turn: there each candidate has turns of the
+        target alone before and behind its own, which tell how fast the machine was then.
         """
+        if self.batch == 1:
+            return self._decode_in_turns(candidates, [[prompt] for prompt in self.prompts])
+        pairs = {c.name: self._decode_in_turns([c], [self.prompts]) for c in candidates}
+        plain = np.mean([pair[AUTOREGRESSIVE] for pair in pairs.values()], 0)
+        seconds = plain[:, 1].sum() or 1.0  # no answer may have taken a round
+        slowness = {name: pair[AUTOREGRESSIVE][:, 1].sum() / seconds or 1.0 for name, pair in pairs.items()}
+        return {AUTOREGRESSIVE: plain} | {name: pair[name] / [1, slowness[name]] for name, pair in pairs.items()}
+
+    def _decode_in_turns(
+        self, candidates: list[TreeCandidate], groups: list[list[EvalPrompt]]
+    ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
         decoders = {AUTOREGRESSIVE: self.decoder_for(None)} | {c.name: self.decoder_for(c) for c in candidates}
-        groups = [[prompt] for prompt in self.prompts] if self.batch == 1 else [self.prompts]
         turns = [group for group in groups for _ in range(self.conf.repeats)]
         modes = bind_decoders(decoders, max_new_tokens=self.conf.max_new_tokens)
         results = decode_in_turns(modes, turns, "measuring the choice", has_time=self.has_time)
@@ -230,15 +249,17 @@ def choose_candidate(
     candidates: list[TreeCandidate],
     tokens: dict[str, float],
     *,
+    probes: list[TreeCandidate] | None = None,
     has_time: Callable[[], bool] = lambda: True,
+    try_compile: Callable[[TreeCandidate], Exception | None] = lambda _: None,
 ) -> tuple[CostCurve, TreeCandidate]:
     """Choose the candidate with the most `tokens` per step, with as few timings as possible.
 
     Return the cost curve and the candidate. If there is time, the choice is timed twice: the best of many timings is
-    often one that was too fast by chance.
+    often one that was too fast by chance. `probes` are those that compile, by default all.
     """
-    curve = CostCurve()
-    for number, candidate in enumerate(track_progress(select_probes(candidates), "timing trees")):
+    curve, candidates = CostCurve(), [*candidates]
+    for number, candidate in enumerate(track_progress(probes or select_probes(candidates), "timing trees")):
         if number and not has_time():
             break
         curve.add(candidate, measure_steps(candidate))
@@ -252,7 +273,10 @@ def choose_candidate(
         best = max(candidates, key=predicted_speedup)
         if curve.num_timings(best) > 1:
             break
-        curve.add(best, measure_steps(best))
+        if try_compile(best):
+            candidates.remove(best)
+        else:
+            curve.add(best, measure_steps(best))
     return curve, max((c for c in candidates if curve.num_timings(c)), key=predicted_speedup)
 
 

@@ -63,16 +63,13 @@ def tune_drafts_for_report(
             f"tune: timing trees on {len(prompts)} of the prompts that the report does not use"
             + (f", {MAX_MINUTES:g} minutes at most" if target.device.compiles else "")
         )
-        with (
-            report_out_of_memory("memory: too little for all trees"),
-            target.device.cpu_threads_for(target.num_parameters // target.num_layers),
-        ):
+        with report_out_of_memory("memory: too little for all trees"), target.cpu_threads():
             return [_tune_draft(target, draft, prompts, tree, conf, run, round_seconds) for draft in drafts]
     except (UserError, *COMPILER_ERRORS) as error:
         if is_checked and target.processes > 1:
             raise  # the other processes would go on tuning
         reason = f"{'' if isinstance(error, UserError) else f'{type(error).__name__}: '}{first_line(error)}"
-        command = f"python -m infer.tune checkpoint=[{','.join(map(str, directories))}]"
+        command = f"python -m infer.tune {format_overrides({'checkpoint': [*map(str, directories)]})}"
         remedy = f" To tune apart from it: {command}" if conf.rule in REPLAYED_RULES else ""
         print_line(f"tune: not tuned, the report has no mode `tuned`. {reason}.{remedy}", markup=False)
         return drafts
@@ -142,15 +139,16 @@ def _tune_draft(
     best = result.best
     print_line(
         f"tune: {draft.name}: {'' if result.choice else 'no speculation; the best was '}{best.description}, speed-up "
-        f"{result.format_speedup(best)} on these prompts; took {time.monotonic() - start:.0f} s"
+        f"{result.format_speedup(best)} on {result.num_prompts} of these prompts; took {time.monotonic() - start:.0f} s"
     )
     if IS_MAIN_PROCESS:
         tuning.tree_path(run, TUNED).unlink(missing_ok=True)  # of an earlier choice
     if result.choice is None:
         return replace(draft, tuned=TunedDecoding(description="no speculation", draft=None, tree=NO_TREE))
     if IS_MAIN_PROCESS and not best.is_lookup:
-        file = tuning.write_tree(run, TUNED, best, {"measured_on": len(prompts)})
-        overrides = format_overrides({"checkpoint": draft.directory, "tree.file": file})
+        file = tuning.write_tree(run, TUNED, best, {"measured_on": result.num_prompts})
+        sampled = {f"sampling.{name}": value for name, value in conf.sampling.changes.items()}
+        overrides = format_overrides({"checkpoint": draft.directory, "tree.file": file} | sampled)
         print_line(f'to answer with it: python -m infer.generate {overrides} prompt="..."')
     tuned = TunedDecoding(description=best.description, draft=best.choose_draft(draft.draft), tree=best.tree)
     return replace(draft, tuned=tuned)

@@ -1,7 +1,7 @@
 """Results of tuning: the choice for each setting, printed as lines and written as files."""
 
-import glob
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -61,6 +61,7 @@ class TuningResult:
     candidates: list[TreeCandidate]  # whose cost is known: fewer than the draft's where some did not compile in time
     token_s: float  # seconds per token of the target alone; rows in a batch share a step's time
     cost_curve: CostCurve
+    num_prompts: int  # that were measured
     best: TreeCandidate  # the best candidate, even if it is slower than no speculation
     speedups: dict[str, Estimate | None]  # of the measured candidates, over no speculation
     best_over_each: dict[str, Estimate | None]  # speed of `best` over theirs, paired by prompt
@@ -114,8 +115,10 @@ class DraftTuning:
 
     def remove_trees(self, run: Path) -> None:
         """Remove the tree files of an earlier tuning in the folder `run`."""
-        for file in run.glob(f"{glob.escape(self.tree_path(run, '').stem)}*.json"):
-            file.unlink()
+        name = re.escape(self.tree_path(run, "").stem)  # a draft's name may begin with this one
+        for file in run.glob("*.json"):
+            if re.fullmatch(rf"{name}(b\d+-c\d+|static.*)\.json", file.name):
+                file.unlink()
 
     def tree_path(self, run: Path, suffix: str) -> Path:
         return run / f"{self.name.replace('/', '-')}-{suffix}.json"

@@ -116,19 +116,29 @@ MIN_COMPARED_PROMPTS = 3  # whose interval is narrow enough to call two shapes e
 def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[TreeCandidate] = ()) -> TuningResult:
     """Predict the best candidate; measure it, its neighbors and `also_measured`; choose the simplest of the fastest."""
     shapes = list(dict.fromkeys([*also_measured, *select_probes(tuning.candidates)]))
-    measured = bench.compile_in_time(shapes)  # before any is timed
-    candidates = tuning.candidates
-    if len(measured) < len(shapes):  # too few to predict the others
-        candidates, curve = measured, CostCurve()
+    ready = bench.compile_in_time(shapes)  # before any is timed
+    probes = [candidate for candidate in select_probes(tuning.candidates) if candidate in ready]
+    if not bench.has_time() or all(probe.family != "chain" for probe in probes):  # too few to predict the others
+        measured, candidates, curve = ready, ready, CostCurve()
         for candidate in measured:
             if bench.has_time():
                 curve.add(candidate, bench.measure_steps(candidate))
     else:
+        candidates = [c for c in tuning.candidates if c in ready or c not in shapes]
         delivered = {name: tokens.delivered for name, tokens in tuning.expected_tokens.items()}
-        curve, predicted = choose_candidate(bench.measure_steps, candidates, delivered, has_time=bench.has_time)
+        curve, predicted = choose_candidate(
+            bench.measure_steps,
+            candidates,
+            delivered,
+            probes=probes,
+            has_time=bench.has_time,
+            try_compile=bench.try_compile,
+        )
         neighbors = find_neighbors(predicted, candidates) if bench.has_time() else []
+        neighbors = [neighbor for neighbor in neighbors if bench.try_compile(neighbor) is None]
         for candidate in neighbors:
             curve.add(candidate, bench.measure_steps(candidate))
+        also_measured = [candidate for candidate in also_measured if candidate in ready]
         measured = list(dict.fromkeys([predicted, *neighbors, *also_measured]))
     tokens_seconds = bench.benchmark_trees(measured)
     torch.compiler.reset()  # drops these graphs: what comes next has other shapes
@@ -139,6 +149,7 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[T
         context=bench.context,
         candidates=candidates,
         cost_curve=curve,
+        num_prompts=len(baseline),
         best=best,
         token_s=float(baseline[:, 1].sum() / baseline[:, 0].sum()),
         speedups={c.name: estimate_speedup(tokens_seconds[c.name], baseline) for c in measured},

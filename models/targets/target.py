@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ class Target(LanguageModel):
     def graph_key(self) -> str:
         """Return the key with the fingerprint, so that each target has graphs of its own."""
         return f"{super().graph_key} {self.fingerprint[:8]}"
+
+    def cpu_threads(self) -> AbstractContextManager[None]:
+        """Return a context with as many threads as decoding keeps busy, on a CPU."""
+        return self.device.cpu_threads_for(self.num_parameters // self.num_layers)
 
     def with_weights(self, lm: LanguageModel, *, name: str) -> "Target":
         """Return a target of the same architecture and tokenizer with the weights of `lm`."""

@@ -64,7 +64,8 @@ class TreeConf:
         if self.file is None:
             return self
         require(
-            self.file != TUNED, "tree: tuned belongs to a checkpoint, got it in a command without one; take tree=mixed"
+            self.file != TUNED,
+            "tree: tuned belongs to a checkpoint, got it in a command without one; take another, such as tree=chain",
         )
         fields = {"paths": None, "ngram_tokens": 0, **read_fields(Path(self.file))}
         return replace(self, file=None, **fields | {"kind": TreeKind(fields["kind"])})

@@ -1,7 +1,7 @@
 """The settings of sampling, which target and draft share."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from models.io.errors import POSITIVE, SEED, Rule, at_least, check_values
 
@@ -38,6 +38,11 @@ class SamplingConf:
 
     def __post_init__(self) -> None:
         check_values(self, "sampling", **SAMPLING_RULES)
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """Return the options that are not at their defaults."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(SamplingConf, name)}
 
     @property
     def is_greedy(self) -> bool:

@@ -165,6 +165,14 @@ def test_a_line_of_a_chat_is_a_row_that_training_reads_as_it_was_generated(famil
     assert document.answer == [False] * len(prompt_ids) + [True] * len(ids)
 
 
+@pytest.mark.parametrize(("stop", "reason"), [([], "length"), (["9"], "stop"), (["8"], "length")])
+def test_a_stop_string_that_the_last_token_completes_ends_the_answer(target, stop, reason):
+    prompt = EvalPrompt(id="a", category="b", ids=[3], text="3")
+    conf = GenerateConf(prompts="rows.jsonl", max_new_tokens=3, stop=stop)
+    line = json.loads(describe_answer(conf, target, prompt, Generation(ids=[5, 6, 9])))
+    assert line["finish_reason"] == reason
+
+
 @pytest.mark.parametrize(
     ("answers", "seconds", "expected"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from conf.entry import compose
 from infer.commands.tree_tuning import tune_checkpoints
@@ -245,6 +246,33 @@ def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, fold
     assert (conf.evaluation.max_new_tokens, conf.evaluation.batch_sizes) == (8, [4])
 
 
+def test_a_batch_that_does_not_fit_leaves_the_results_of_the_others(tune, folder, monkeypatch):
+    build = cost_model.Decoder
+
+    def build_small(*args, batch, **options):
+        if batch == 4:
+            raise torch.OutOfMemoryError("no memory for four rows")
+        return build(*args, batch=batch, **options)
+
+    monkeypatch.setattr(cost_model, "Decoder", build_small)
+    out, (draft,) = tune("context=[40]", "batch=[1,4]", node_s=0.01)
+    assert [result["batch"] for result in draft["results"]] == [1]
+    assert "batch 4, context 40: not tuned: OutOfMemoryError: no memory for four rows" in out
+    with pytest.raises(UserError, match=r"^batch: must leave memory for caches of 40 tokens a row, got \[4\]"):
+        tune("context=[40]", node_s=0.01)
+
+
+def test_a_second_tuning_removes_the_trees_of_its_own_draft_alone(tmp_path):
+    files = ["demo-b1-c126.json", "demo-static-8.json", "demo-medusa-b1-c126.json", "demo-medusa-static-8.json"]
+    for name in files:
+        (tmp_path / name).touch()
+    tuning = DraftTuning(
+        name="demo", directory=tmp_path, candidates=[], expected_tokens={}, acceptance=TABLE, rounds=[9] * 6
+    )
+    tuning.remove_trees(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == set(files[2:])
+
+
 def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp_path):
     """Nothing is drafted, so the figures of the draft's modes are not those of the choice."""
     candidates, curve = considered(lookup=(4,)), CostCurve()
@@ -259,6 +287,7 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
         candidates=candidates,
         token_s=0.01,
         cost_curve=curve,
+        num_prompts=9,
         best=pick,
         speedups=speedups,
         best_over_each=speedups,

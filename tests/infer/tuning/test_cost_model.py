@@ -9,8 +9,9 @@ import torch
 from infer.tuning.candidates import USER_TREE, TreeCandidate, list_candidates
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, choose_candidate
-from infer.tuning.results import DraftTuning
+from infer.tuning.results import DraftTuning, ExpectedTokens
 from infer.tuning.search import choose_simplest, choose_tree
+from models.drafts.ngram import NgramDraft
 from models.targets.cache import StaticCache
 from models.trees.config import TreeConf
 from models.trees.tree import TreeKind
@@ -81,8 +82,23 @@ def test_the_time_of_a_row_is_its_share_of_the_batch_whatever_the_other_rows_do(
     """With rounds of 2 s in a batch of 2, a token of the target alone costs a second."""
     bench.prompts, bench.conf.repeats = bench.prompts[:1], 1
     bench.round_seconds = lambda _, generation: [2.0] * generation.rounds
-    ((tokens, seconds),) = bench.benchmark_trees([])["autoregressive"]
+    ((tokens, seconds),) = bench.benchmark_trees(considered()[:1])["autoregressive"]
     assert tokens == seconds > 0
+
+
+def test_a_batch_is_compared_with_the_target_alone_just_before_and_after(bench, monkeypatch):
+    """A machine that is three times as slow for one candidate does not make that one slower."""
+    slowness = {"chain-1": 1.0, "chain-2": 3.0}
+
+    def decode(self, candidates, groups):
+        (candidate,), (prompts,) = candidates, groups
+        rows = np.array([[5.0, slowness[candidate.name]]] * len(prompts))
+        return {"autoregressive": rows * [1, 2], candidate.name: rows}
+
+    monkeypatch.setattr(CostBench, "_decode_in_turns", decode)
+    sums = bench.benchmark_trees([candidate for candidate in considered() if candidate.name in slowness])
+    speeds = {name: rows.sum(0)[0] / rows.sum(0)[1] for name, rows in sums.items()}
+    assert speeds["chain-1"] == speeds["chain-2"] == pytest.approx(2 * speeds["autoregressive"])
 
 
 @pytest.mark.parametrize("context", [None, [1024]])
@@ -149,6 +165,37 @@ def test_a_shape_that_cannot_be_compiled_is_left_out(bench, capsys, monkeypatch)
     assert capsys.readouterr().out == "chain-2 is left out: OutOfMemoryError: no memory for this shape\n"
     with pytest.raises(RuntimeError, match="no memory"):
         bench.compile_in_time(candidates[1:2])
+
+
+def test_a_predicted_best_that_cannot_be_compiled_is_replaced_by_the_next(capsys):
+    candidates, machine = considered(), Machine()
+    tokens = {candidate.name: float(expect_tokens(candidate)) for candidate in candidates}
+    _, best = choose_candidate(machine.time_steps, candidates, tokens)
+    _, other = choose_candidate(
+        machine.time_steps,
+        candidates,
+        tokens,
+        try_compile=lambda candidate: RuntimeError() if candidate is best else None,
+    )
+    assert other is not best
+
+
+def test_a_probe_that_cannot_be_compiled_leaves_the_others_in_the_search(bench, monkeypatch):
+    bench.batch, candidates = 1, considered(lookup=(4,))
+    decode_fully = CostBench._decode_fully
+
+    def fail_for_lookup(self, decoder, prompts):
+        if isinstance(decoder.draft, NgramDraft):
+            raise torch.OutOfMemoryError("no memory for this shape")
+        return decode_fully(self, decoder, prompts)
+
+    monkeypatch.setattr(CostBench, "_decode_fully", fail_for_lookup)
+    bench.round_seconds = lambda _, generation: [1.0] * generation.rounds
+    expected = {candidate.name: ExpectedTokens(delivered=2.0, tau=2.0) for candidate in candidates}
+    tuning = DraftTuning(
+        name="new", directory=Path(), candidates=candidates, expected_tokens=expected, acceptance=TABLE, rounds=[9] * 6
+    )
+    assert choose_tree(bench, tuning).candidates == [candidate for candidate in candidates if not candidate.is_lookup]
 
 
 def test_of_shapes_as_fast_as_each_other_the_smallest_is_chosen_and_lookup_if_it_is_the_fastest():
