@@ -37,6 +37,7 @@ export PATH
 export FI_PROVIDER=efa          # collectives between nodes go over EFA,
 export FI_EFA_USE_DEVICE_RDMA=1 # from device memory to device memory
 export FI_EFA_FORK_SAFE=1       # data loaders fork; needed on Amazon Linux 2 only
+export DRAFTSMITH_LAUNCH="Slurm job $SLURM_JOB_ID" # resume=false starts over once, and not again after a requeue
 # Otherwise the nodes use different rendezvous stores after a worker has died.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
@@ -49,6 +50,8 @@ requeue() {
 }
 trap requeue USR1
 
+# A compilation that was killed leaves its lock, for which later runs of device=xla would wait without end.
+srun find "$cache" -name '*.hlo_module.pb.lock' -delete 2>/dev/null || true
 srun --kill-on-bad-exit=1 "$environment/bin/torchrun" \
   --nnodes="$SLURM_NNODES" --nproc-per-node="$processes" --max-restarts=3 \
   --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --rdzv-backend=c10d --rdzv-endpoint="$first:29400" \

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import uuid
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -11,6 +12,7 @@ from models.io.errors import require
 SCHEME = "attempt"  # URL scheme of our rendezvous
 _connections = count()  # of this process
 LAUNCHER_VARIABLE = "DRAFTSMITH_LAUNCHER"  # process number of our launcher
+LAUNCH_VARIABLE = "DRAFTSMITH_LAUNCH"  # a name for a launch that a cluster repeats: a requeued job, restarted pods
 
 
 def get_world_size() -> int:
@@ -31,6 +33,20 @@ def get_local_rank() -> int:
 def is_restart() -> bool:
     """Return True if the launcher restarted this run after one of its processes died."""
     return _read_env_int("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+def identify_launch() -> str:
+    """Return what all attempts of a launch have in common and other launches do not."""
+    if name := os.environ.get(LAUNCH_VARIABLE):
+        return name
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run_id is None:  # without a launcher, each start is a launch
+        return uuid.uuid4().hex
+    if run_id != "none":
+        return run_id
+    import psutil  # deferred: most commands have no launcher
+
+    return f"process {os.getppid()}, started at {psutil.Process(os.getppid()).create_time()}"
 
 
 def check_launch() -> None:

@@ -36,13 +36,13 @@ def test_processes_connect_anew_for_each_job_of_a_sweep():
     launch_script("../commands/connect_run.py", "3", processes=4)
 
 
-def test_a_restart_resumes_even_a_run_that_was_to_start_over(tmp_path, monkeypatch):
+def test_a_restart_resumes_a_run_that_its_launch_has_started_over(tmp_path, monkeypatch):
     conf = toy_conf(resume=False, output_dir=str(tmp_path))
     metrics_file = tmp_path / conf.run_name / "metrics.jsonl"
     metrics_file.parent.mkdir()
-    metrics_file.touch()
-    for restarts, resumes in (("1", True), ("0", False)):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    for launch, resumes in (("a", False), ("a", True), ("b", False)):
+        metrics_file.touch()
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)
         open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[]))
         assert metrics_file.exists() is resumes
 

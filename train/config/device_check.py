@@ -19,5 +19,6 @@ class DeviceCheckConf:
 
     def __post_init__(self) -> None:
         check_values(self, minutes=POSITIVE)
+        require(bool(self.stages), f"stages: must name some of {', '.join(STAGES)}, got []; leave it out for all")
         for name in self.stages:
             require(name in STAGES, f"stages: must be of {', '.join(STAGES)}, got {name}; choose among them")

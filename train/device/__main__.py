@@ -28,8 +28,10 @@ def main(conf: DeviceCheckConf) -> None:
 
     route = choose_route(conf.device.name.value, Host()).name
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = run_stages(conf, Path(folder) / "outcomes.jsonl")
-    page = write_page(outcomes, route, Path(conf.output_dir))
+        stages = run_stages(conf, Path(folder) / "outcomes.jsonl")
+        # A page after each stage, so that a command that is ended leaves what it measured.
+        results = [(outcomes, write_page(outcomes, route, Path(conf.output_dir))) for outcomes in stages]
+    outcomes, page = results[-1]
     print_line(f"{count_results(outcomes)}: {page}")
     if any(outcome.result == Result.FAIL for outcome in outcomes):
         sys.exit(1)

@@ -7,11 +7,13 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from data.chat.processes import exit_with_parent
 from models.device.device import Device
 from models.device.opening import open_route
 from train.device.checks import Check, CheckContext, CheckFailedError, CheckSkippedError, shorten_error
@@ -102,6 +104,7 @@ def run_alone(function: Callable, *args: Any, timeout_s: float = 600.0) -> Any:
 
 
 def _send_result(sender: Any, function: Callable, args: tuple) -> None:
+    Thread(target=exit_with_parent, daemon=True).start()
     try:
         sender.send((function(*args), None))
     except Exception as error:  # noqa: BLE001 - a device may raise anything

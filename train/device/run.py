@@ -2,9 +2,12 @@
 
 import multiprocessing
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
+from data.chat.processes import exit_with_parent
 from models.device.opening import open_device
 from train.config.device_check import DeviceCheckConf
 from train.device.checks import Check, CheckContext, Outcome, OutcomeFile, Result, run_checks
@@ -14,11 +17,11 @@ OPENING, CLOSING = "open the device", "close the device"
 SEE_TEXT = "see the text above, and docs/trainium.md"
 
 
-def run_stages(conf: DeviceCheckConf, file: Path) -> list[Outcome]:
-    """Run the chosen stages in order; return the outcomes of all their checks."""
+def run_stages(conf: DeviceCheckConf, file: Path) -> Iterator[list[Outcome]]:
+    """Run the chosen stages in order; yield the outcomes of all checks so far after each."""
     for stage in conf.stages:
         run_stage(conf, stage, file)
-    return OutcomeFile(file).read_outcomes()
+        yield OutcomeFile(file).read_outcomes()
 
 
 def run_stage(conf: DeviceCheckConf, stage: str, file: Path, *, package: str = "train.device") -> None:
@@ -45,6 +48,7 @@ def run_stage(conf: DeviceCheckConf, stage: str, file: Path, *, package: str = "
 
 
 def _run_checks(conf: DeviceCheckConf, module: str, stage: str, file: Path, deadline: float) -> None:
+    Thread(target=exit_with_parent, daemon=True).start()
     outcomes = OutcomeFile(file)
     opening = Check(name=OPENING, run=lambda: "", remedy=SEE_TEXT)
     outcomes.begin(stage, opening)

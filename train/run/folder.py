@@ -20,7 +20,7 @@ from models.drafts.base import Draft
 from models.io.errors import UserError, require
 from models.io.files import PARTIAL_SUFFIX, report_disk_errors
 from models.io.lock import acquire_lock
-from models.parallel.torchrun import is_restart
+from models.parallel.torchrun import identify_launch, is_restart
 from models.targets.target import Target
 from models.trees.config import TUNED
 from train.config.optim import OptimConf
@@ -36,6 +36,7 @@ DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DISK_FULL_MESSAGES = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
 PROMPT_FILES = ("training_prompts.npy", "held_out.jsonl", "selection.jsonl")
+LAUNCH_FILE = "launch"  # that started the run over
 CARD_FILE = "README.md"  # of the checkpoint: the name under which the hub shows a card
 OTHER_FILES = ("metrics.jsonl", "vocabulary.md", "config.yaml")
 log = logging.getLogger(__name__)
@@ -54,9 +55,8 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
             file.write(bytes(4096))
     if parallel.is_main:  # before any file of a run in progress is read or removed
         acquire_lock(folder, timeout_s=LEASE_S if is_restart() else 0.0)
-    # Each node's launcher counts its own restarts, and restarts when another node's worker dies.
-    if not conf.resume and not any(parallel.gather(is_restart())) and parallel.is_main:
-        reset_run_dir(folder)
+        if not conf.resume:
+            start_over(folder)
     parallel.barrier()
     state = RunState(folder, flatten_config(conf) | {"device.route": parallel.accelerator.device.type})
     state.load_progress()
@@ -106,6 +106,16 @@ def check_steps(state: RunState, optim: OptimConf) -> None:
     if steps != progress.steps:
         log.info("optim: the run goes on to step %d instead of %d", steps, progress.steps)
     progress.steps = steps
+
+
+def start_over(folder: Path) -> None:
+    """Move an earlier run aside, once for a launch: its restarts go on, and so does a job that its cluster requeued."""
+    file, launch = folder / LAUNCH_FILE, identify_launch()
+    if file.exists() and file.read_text() == launch:
+        log.info("resume=false: this launch, %s, has started %s over already, so the run goes on", launch, folder)
+        return
+    reset_run_dir(folder)
+    file.write_text(launch)
 
 
 def reset_run_dir(folder: Path) -> None:

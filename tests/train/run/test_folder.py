@@ -26,7 +26,15 @@ from tests.support.runs.toy_run import ROWS, metrics, toy_conf, toy_rows, toy_ru
 from train.config.optim import Schedule
 from train.config.run import ParallelConf, TrainConf
 from train.distributed.build import build_parallel
-from train.run.folder import check_disk_space, check_steps, disk_bytes_needed, open_run, report_full_disk, reset_run_dir
+from train.run.folder import (
+    check_disk_space,
+    check_steps,
+    disk_bytes_needed,
+    open_run,
+    report_full_disk,
+    reset_run_dir,
+    start_over,
+)
 from train.run.state import RunState, flatten_config
 
 WSD = {"schedule": Schedule.wsd, "decay_ratio": 0.25}  # of 12 steps the last 3, of 20 the last 5
@@ -157,6 +165,33 @@ def test_a_run_that_goes_on_drops_the_card_of_the_weights_that_it_may_replace(tm
     assert (tmp_path / "checkpoint" / "README.md").exists()
     open_with(20)
     assert not (tmp_path / "checkpoint" / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "goes_on"),
+    [
+        ({}, {}, False),
+        ({"TORCHELASTIC_RUN_ID": "a"}, {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "1"}, True),
+        ({"TORCHELASTIC_RUN_ID": "a"}, {"TORCHELASTIC_RUN_ID": "b", "TORCHELASTIC_RESTART_COUNT": "1"}, False),
+        ({"TORCHELASTIC_RUN_ID": "none"}, {"TORCHELASTIC_RUN_ID": "none"}, True),  # by the same launcher
+        (
+            {"TORCHELASTIC_RUN_ID": "7-0", "DRAFTSMITH_LAUNCH": "job 7"},
+            {"TORCHELASTIC_RUN_ID": "7-1", "DRAFTSMITH_LAUNCH": "job 7"},
+            True,
+        ),
+    ],
+    ids=["no launcher", "restart", "early restart of another launch", "one launcher", "requeued job"],
+)
+def test_a_launch_starts_a_run_over_once_however_often_it_is_restarted(tmp_path, monkeypatch, first, second, goes_on):
+    for variables in (first, second):
+        with monkeypatch.context() as environment:
+            for name, value in variables.items():
+                environment.setenv(name, value)
+            start_over(tmp_path)
+        (tmp_path / "state" / "00000004").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "metrics.jsonl").touch()
+        replaced = (tmp_path / "replaced").exists()
+    assert replaced is not goes_on
 
 
 def test_a_run_that_a_kill_left_half_aside_replaces_the_one_before_it(tmp_path):
