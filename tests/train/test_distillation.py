@@ -114,7 +114,7 @@ def test_a_run_writes_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
         run_training(build_conf(folder, "optim.lr=0.01"))
     again = build_conf(folder, "optim.lr=0.01", "resume=false")
     assert open_run(again, build_parallel(ParallelConf(), CPU, trackers=[])).progress.step == 0
-    assert {path.name for path in out.iterdir()} == {"config.yaml", "lock", "wandb", "replaced"}
+    assert {path.name for path in out.iterdir()} == {"config.yaml", "launch", "lock", "wandb", "replaced"}
 
 
 def check_wandb_run(out: Path):
