@@ -79,12 +79,12 @@ def _strip_unwritten_end(text: str, chat: ChatTemplate, messages: list[Message])
     keys = ["content"] if message["content"].strip() else REASONING_KEYS
     written = next(message[key] for key in keys if message.get(key))
     probe = chat.render([*history, {**message, **dict.fromkeys(keys, PROBE_TEXT)}])
-    _, probed, end = probe.rpartition(PROBE_TEXT)
-    ends = (end[:length] for length in range(len(end), -1, -1) if probed)  # `text` may lack its last line break
-    matches = (text.removesuffix(end) for end in ends if text.removesuffix(end).endswith((written, written.strip())))
-    if (stripped := next(matches, None)) is None:
-        raise RowRejectedError("an answer that was cut where the chat template rewrites it")
-    return stripped
+    _, is_written, end = probe.rpartition(PROBE_TEXT)
+    for length in range(len(end), -1, -1) if is_written else ():  # `text` may lack the last line break of `end`
+        stripped = text.removesuffix(end[:length])
+        if stripped.endswith((written, written.strip())):
+            return stripped
+    raise RowRejectedError("an answer that was cut where the chat template rewrites it")
 
 
 def find_assistant_turns(messages: list[Message]) -> list[int]:
