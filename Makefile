@@ -39,7 +39,7 @@ DEVICE_PYTHON = PJRT_DEVICE=CPU .venv-xla/bin/python
 endif
 device: $(if $(filter neuron xla,$(DEVICE)),,$(READY))  ## check what a device can do, in seven stages, and write a page of it (DEVICE=cpu, cuda, neuron or xla)
 	@echo "device: python -m train.device device=$(DEVICE)"
-	@$(if $(filter xla,$(DEVICE)),bash scripts/setup_xla.sh .venv-xla)
+	@$(if $(filter xla,$(DEVICE)),bash scripts/setup.sh xla .venv-xla)
 	@$(DEVICE_PYTHON) -m train.device device=$(DEVICE)
 
 test: $(READY)  ## run the quick tests, those of models and decoding with the shapes and types of every call checked
@@ -72,7 +72,7 @@ FLOOR := $(patsubst %,tests/%.py,conf/test_options train/test_distillation data/
 
 test-floor: $(READY)  ## run selected tests with the lowest versions that pyproject.toml allows (own environment, 8 GB)
 	@echo "test-floor: installing the lowest versions into .venv-floor"
-	@bash scripts/setup_floor.sh .venv-floor
+	@bash scripts/setup.sh floor .venv-floor
 	@echo "test-floor: pytest; warnings do not fail a test here, because old releases emit deprecation warnings"
 	@.venv-floor/bin/python -m pytest -n $(WORKERS) $(SPREAD) -W default $(FLOOR)
 
@@ -91,14 +91,14 @@ test-newest:  ## run selected tests and a short training with the newest version
 
 test-engines: $(READY)  ## serve checkpoints with other engines and compare (own environments, 3 GB)
 	@echo "test-engines: installing the engines into .venv-engines, transformers 4 into .venv-transformers4"
-	@bash scripts/setup_engines.sh .venv-engines
-	@bash scripts/setup_transformers4.sh .venv-transformers4
+	@bash scripts/setup.sh engines .venv-engines
+	@bash scripts/setup.sh transformers4 .venv-transformers4
 	@echo "test-engines: pytest tests/engines"
 	@$(BIN)/python -m pytest -m engines tests/engines
 
 test-xla: $(READY)  ## train and decode with PyTorch/XLA on its CPU device and compare (own environment, 8 GB)
 	@echo "test-xla: installing PyTorch/XLA into .venv-xla"
-	@bash scripts/setup_xla.sh .venv-xla
+	@bash scripts/setup.sh xla .venv-xla
 	@echo "test-xla: pytest tests/xla"
 	@$(BIN)/python -m pytest -m xla tests/xla
 

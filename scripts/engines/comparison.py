@@ -194,7 +194,7 @@ def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iter
 
     All vLLM processes compile concurrently, before any contender is timed.
     """
-    if not any(environment().glob(".ready-*")):  # of scripts/setup_engines.sh
+    if not any(environment().glob(".ready-*")):  # of scripts/setup.sh engines
         yield None
         return
     common = [model.name_or_path, f"--slots={slots}", f"--dtype={precision(target)}"]

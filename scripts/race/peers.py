@@ -1,6 +1,6 @@
 """Race our EAGLE-3 against that of speculators: equal answers and steps, several rates and switches.
 
-    bash scripts/setup_speculators.sh
+    bash scripts/setup.sh speculators
     python -m scripts.race.peers --output outputs/race
     python -m scripts.race.peers --target outputs/wide --output outputs/race-wide --write
 

@@ -75,7 +75,7 @@ def find_peer() -> Path:
     folder = Path(os.environ.get("SPECULATORS", ROOT / ".venv-speculators"))
     require(
         any(folder.glob(".ready-*")),
-        f"SPECULATORS: must be the environment of speculators, got {folder}; run `bash scripts/setup_speculators.sh`",
+        f"SPECULATORS: must be the environment of speculators, got {folder}; run `bash scripts/setup.sh speculators`",
     )
     return folder
 

@@ -1,7 +1,7 @@
 """The XLA route, on XLA's CPU device, computes what the CPU computes, with the announced graphs.
 
 Each method is trained and decoded with twice, on the CPU and on XLA, by processes of an environment
-that holds torch_xla (scripts/setup_xla.sh).
+that holds torch_xla (scripts/setup.sh xla).
 """
 
 import json
