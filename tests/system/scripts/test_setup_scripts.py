@@ -13,6 +13,7 @@ import pytest
 from tests.support.commands.pages import ROOT, assert_suits_its_route, commands
 
 TRN1, TRN2, SLURM = (f"scripts/{name}" for name in ("setup_trn1.sh", "setup_trn2.sh", "slurm_train.sh"))
+SEPARATE = "scripts/setup.sh"
 
 # Answers as Python does: answers queries of its standard library, logs what pip would install,
 # and makes an environment that holds a copy of itself.
@@ -54,8 +55,8 @@ def write_executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def run_setup(script: str, root: Path, **environment: str) -> subprocess.CompletedProcess:
-    """Run a set-up script on the machine, into `venv` beside its root."""
+def run_setup(script: str, root: Path, *words: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run a set-up script on the machine, with words before its folder: `venv` beside the machine's root."""
     here = root.parent
     fakes = {
         "FAKE_TORCH": "2.14.0",
@@ -66,7 +67,7 @@ def run_setup(script: str, root: Path, **environment: str) -> subprocess.Complet
     }
     if script == TRN1:
         fakes |= {"FAKE_TORCH": "2.9.0", "FAKE_NEURONX": "2.9.0.2.15.32035"}
-    return run_command("bash", script, here / "venv", **fakes | environment)
+    return run_command("bash", script, *words, here / "venv", **fakes | environment)
 
 
 def run_command(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
@@ -146,18 +147,25 @@ def test_published_tokenizers_are_fetched_once_and_completely_or_refused_in_one_
     assert len(list(folder.iterdir())) == 5
 
 
-@pytest.mark.parametrize("name", ["engines", "floor", "transformers4", "xla"])
+@pytest.mark.parametrize("name", ["engines", "floor", "speculators", "transformers4", "xla"])
 def test_packages_that_need_a_separate_environment_get_it_once(name, machine):
-    script = f"scripts/setup_{name}.sh"
-    first = run_setup(script, machine)
+    first = run_setup(SEPARATE, machine, name)
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith(f"{name}: creating {machine.parent / 'venv'} with Python 3.12.0")
     pip_log = read_pip_log(machine)
     assert all(f"--constraint locks/{name}.txt" in line for line in pip_log.splitlines())
-    second = run_setup(script, machine)
+    second = run_setup(SEPARATE, machine, name)
     ready = f"{name}: {machine.parent / 'venv'} is ready (locks/{name}.txt)\n"
     assert second.stdout == ready
     assert read_pip_log(machine) == pip_log
+
+
+def test_an_unknown_environment_is_refused_in_one_line(machine):
+    refused = run_setup(SEPARATE, machine, "engine")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: NAME: must be engines, speculators, transformers4, xla or floor, got 'engine'\n",
+    )
 
 
 def test_the_older_route_is_pinned_to_its_last_release(machine):
