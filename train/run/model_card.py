@@ -141,7 +141,7 @@ def render_training_table(conf: TrainConf, run_folder: Path) -> str:
         "tokens": f"{last['train/tokens']:,.0f}, of which {last['train/answer_tokens']:,.0f} of "
         f"answers; {last['train/epochs']:.2f} epochs in {last['step']:,} steps"
         + (f" of {seen[-1]['step']:,}, the best by its evaluations" if last is not seen[-1] else ""),
-        **({} if first_stage is None else {"first stage": describe_first_stage(first_stage, run_folder)}),
+        **({"first stage": describe_first_stage(first_stage, run_folder)} if first_stage else {}),
         "recipe": describe_recipe(conf.optim),
         "loss": conf.loss.name.value,
         "seed": str(conf.seed),
@@ -158,7 +158,10 @@ def read_steps(run_folder: Path) -> list[dict[str, float]]:
 
 def describe_first_stage(conf: TrainConf, run_folder: Path) -> str:
     """Return what the draft learned before it learned with its target, and how."""
-    last = read_steps(run_folder / FIRST_STAGE_FOLDER)[-1]
+    folder = run_folder / FIRST_STAGE_FOLDER
+    if not folder.exists():  # removed, once the run went on without it
+        return NOT_RECORDED
+    last = read_steps(folder)[-1]
     return (
         f"{conf.draft.method} on the same data: {last['train/tokens']:,.0f} tokens in {last['step']:,} steps, "
         f"{describe_recipe(conf.optim)}"

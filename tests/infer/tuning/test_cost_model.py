@@ -1,11 +1,13 @@
 """Few timings of rounds find the best tree."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from infer.engine.decode import Decoder
 from infer.tuning.candidates import USER_TREE, TreeCandidate, list_candidates
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, choose_candidate
@@ -88,17 +90,27 @@ def test_the_time_of_a_row_is_its_share_of_the_batch_whatever_the_other_rows_do(
 
 def test_a_batch_is_compared_with_the_target_alone_just_before_and_after(bench, monkeypatch):
     """A machine that is three times as slow for one candidate does not make that one slower."""
-    slowness = {"chain-1": 1.0, "chain-2": 3.0}
+    chains = [candidate for candidate in considered() if candidate.name in ("chain-1", "chain-2")]
+    for candidate in (None, *chains):
+        bench.decoder_for(candidate)
+    decode = Decoder.decode
 
-    def decode(self, candidates, groups):
-        (candidate,), (prompts,) = candidates, groups
-        rows = np.array([[5.0, slowness[candidate.name]]] * len(prompts))
-        return {"autoregressive": rows * [1, 2], candidate.name: rows}
+    def measure(round_s: list[float]) -> list[float]:
+        clock = iter(round_s)  # of each turn
 
-    monkeypatch.setattr(CostBench, "_decode_in_turns", decode)
-    sums = bench.benchmark_trees([candidate for candidate in considered() if candidate.name in slowness])
-    speeds = {name: rows.sum(0)[0] / rows.sum(0)[1] for name, rows in sums.items()}
-    assert speeds["chain-1"] == speeds["chain-2"] == pytest.approx(2 * speeds["autoregressive"])
+        def decode_in_a_turn(self, *args, **options):
+            generations, seconds = decode(self, *args, **options), next(clock)
+            return [replace(generation, round_s=[seconds] * generation.rounds) for generation in generations]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Decoder, "decode", decode_in_a_turn)
+            rows = bench.benchmark_trees(chains)
+        tokens, seconds = np.stack([sums.sum(0) for sums in rows.values()], 1)
+        return [*(tokens / seconds / (tokens[0] / seconds[0]))]
+
+    quiet = measure([1.0] * 8)
+    assert min(quiet[1:]) > 1
+    assert measure([1.0] * 4 + [3.0] * 4) == pytest.approx(quiet)
 
 
 @pytest.mark.parametrize("context", [None, [1024]])

@@ -194,6 +194,8 @@ def test_both_stages_of_a_training_are_on_the_card(tmp_path):
     card = write_card(tmp_path, "draft=qwen3-8b-medusa2", "optim.lr=1e-3")
     assert "| first stage | medusa on the same data: 3,072 tokens in 4 steps, adamw, rate 0.004, " in card.text
     assert "| recipe | adamw, rate 0.001, " in card.text
+    alone = write_card(tmp_path / "alone", "draft=qwen3-8b-medusa2")
+    assert "| first stage | not recorded |" in alone.text
 
 
 def test_the_license_of_a_store_is_that_of_the_data_it_was_captured_from(tmp_path, target):
