@@ -14,6 +14,7 @@ def generate_answers(
     *,
     max_new_tokens: int | Sequence[int],
     sampling: SamplingConf,
+    eos_ids: list[int] | None = None,
     batch: int = 64,
     row_ids: list[int] | None = None,
     slots: int | None = None,
@@ -22,7 +23,8 @@ def generate_answers(
 
     An answer does not depend on the rest of its batch: noise is keyed by `row_ids`, or without them
     by the prompt's index. Prompts of similar length share a batch. Its rows have as many slots as
-    its longest prompt and answer need, or `slots`, with which all calls have the same shapes.
+    its longest prompt and answer need, or `slots`, with which all calls have the same shapes. They end
+    at one of `eos_ids`, or of the target's own.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
     fixed = slots is not None and target.device.has_static_shapes
@@ -34,6 +36,7 @@ def generate_answers(
         batch_limits = [limits[index] for index in indices]
         needed = max(map(add, map(len, batch_prompts), batch_limits))
         decoder = Decoder(target, sampling=sampling, slots=slots or needed, batch=batch_rows)
+        stops = target.eos_ids if eos_ids is None else eos_ids
         keys = [row_ids[index] for index in indices] if row_ids else indices
-        generations = decoder.decode(batch_prompts, row_ids=keys, max_new_tokens=batch_limits, eos_ids=target.eos_ids)
+        generations = decoder.decode(batch_prompts, row_ids=keys, max_new_tokens=batch_limits, eos_ids=stops)
         yield from ((index, generation.ids) for index, generation in zip(indices, generations, strict=True))

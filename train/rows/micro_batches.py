@@ -59,6 +59,7 @@ class MicroBatchBuilder:
                 rows=features.rows,
                 order=self.order,
                 language_model=language_model,
+                eos_ids=features.target.eos_ids,
                 rank=parallel.data_rank,
                 world_size=parallel.num_data_ranks,
             )
@@ -75,7 +76,7 @@ class MicroBatchBuilder:
         for step in steps:
             if step == steps.start or step % self.on_policy.conf.interval == 0:
                 with full_params(self.draft):
-                    self.on_policy.renew(step)
+                    self.on_policy.renew(step, end=steps.stop)
             yield self.build_step(step)
 
     def build_step(self, step: int) -> list[MicroBatch]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data.config import OnPolicyConf
 from data.packing.documents import Packed
@@ -29,6 +30,7 @@ class OnPolicy:
     rows: Packed
     order: RowOrder
     language_model: LanguageModel  # the draft as a language model
+    eos_ids: list[int]  # of the target, which end an answer
     rank: int = 0
     world_size: int = 1
     written: dict[int, Batch] = field(default_factory=dict)  # by row number
@@ -40,9 +42,9 @@ class OnPolicy:
         drafted = (draws < self.conf.share)[self.rank :: self.world_size].tolist()
         return [*zip(self.order.step_rows(step, self.rank, self.world_size), drafted, strict=True)]
 
-    def renew(self, step: int) -> None:
-        """Let the draft write the rows that the steps from here to the next renewal use."""
-        later_steps = range(step, step + self.conf.interval - step % self.conf.interval)
+    def renew(self, step: int, *, end: int) -> None:
+        """Let the draft write the rows that the steps from here to the next renewal, or to the run's end, use."""
+        later_steps = range(step, min(step + self.conf.interval - step % self.conf.interval, end))
         visits = [visit for later_step in later_steps for visit in self.list_visits(later_step)]
         row_numbers = sorted({number for number, is_drafted in visits if is_drafted})
         self.written = dict(zip(row_numbers, self._generate_rows(row_numbers, step), strict=True))
@@ -59,13 +61,15 @@ class OnPolicy:
         """Return the rows with the first answer of each document rewritten by the draft and what follows dropped."""
         rows = {number: self.rows.batch([number]) for number in row_numbers}
         spans = [(number, begin, end) for number, row in rows.items() for begin, end in first_answer_spans(row)]
-        prompts = [_read_prompt(rows[number], begin) for number, begin, _ in spans]
+        last_id = self.language_model.vocab_size - 1  # the target may have more ids
+        prompts = [_read_prompt(rows[number], begin).clamp_max(last_id).tolist() for number, begin, _ in spans]
         # They key the sampling noise, so they must be the same on any process.
         row_ids = [number * self.rows.length + begin for number, begin, _ in spans]
         answers = generate_answers(
             self.language_model,
             prompts,
             max_new_tokens=[end - begin for _, begin, end in spans],
+            eos_ids=self.eos_ids,
             sampling=SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step),
             batch=ANSWER_BATCH_SIZE,
             row_ids=row_ids,
@@ -82,10 +86,10 @@ class OnPolicy:
         return [*rows.values()]
 
 
-def _read_prompt(row: Batch, begin: int) -> list[int]:
+def _read_prompt(row: Batch, begin: int) -> Tensor:
     """Return the tokens of a document before its answer, which begins at `begin`."""
     inside = row.document_ids[0, :begin] == row.document_ids[0, begin]
-    return row.input_ids[0, :begin][inside].tolist()
+    return row.input_ids[0, :begin][inside]
 
 
 def first_answer_spans(row: Batch) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from conf.entry import compose
+from infer.engine.answers import generate_answers
 from infer.engine.decode import Decoder
 from models.drafts.causal_lm import CausalLMDraft, choose_layers, prune_layers
 from models.drafts.options import CausalLMConf, InitFrom, LoraConf
@@ -137,6 +138,35 @@ def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, tmp
 def test_embeddings_that_end_before_the_tokenizer_are_refused(target, tmp_path):
     with pytest.raises(UserError, match="whose embeddings end before token 60"):
         build_from_path(target, save_model(build_qwen3(vocab=VOCAB - 8), tmp_path / "start"))
+
+
+def test_a_draft_may_lack_the_row_of_an_added_token(tmp_path, caplog):
+    """Gemma 3 of 1B has none for the image token that its tokenizer shares with the larger ones."""
+    target, tokenizer = tiny_target(seed=0, padding=8), tiny_tokenizer(VOCAB)
+    for part in (target.tokenizer, tokenizer):
+        part.add_tokens(["<image>"], special_tokens=True)
+    folder = save_model(build_qwen3(vocab=len(tokenizer) - 1), tmp_path / "start")
+    tokenizer.save_pretrained(folder)
+    with caplog.at_level("WARNING"):
+        draft = build_from_path(target, folder)
+    assert "no embedding of <image>" in caplog.text
+    text = [5, len(tokenizer) - 1, 6, 7]
+    plain, drafted = (
+        Decoder(target, d, grown, sampling=SamplingConf(), slots=64).decode([text], row_ids=[0], max_new_tokens=20)
+        for d, grown in [(None, NO_TREE), (draft, chain(4))]
+    )
+    assert plain[0].ids == drafted[0].ids
+
+
+def test_what_a_padded_draft_writes_are_ids_of_the_target(tmp_path):
+    """A language model that writes in the target's place draws none of its own rows of padding."""
+    target = tiny_target(seed=0)
+    draft = build_from_path(target, save_model(build_qwen3(vocab=VOCAB + 8), tmp_path / "start"))
+    with torch.no_grad():
+        draft.model.lm_head.weight[VOCAB:] = 9.0 * draft.model.lm_head.weight[:8].sign()
+    sampling = SamplingConf(temperature=1.0, seed=1)
+    answers = generate_answers(draft.as_language_model(), [[5, 6], [7]], max_new_tokens=40, sampling=sampling)
+    assert all(max(ids) < VOCAB for _, ids in answers)
 
 
 def test_a_token_that_the_target_has_no_embedding_for_need_not_be_the_drafts(tmp_path):

@@ -19,6 +19,7 @@ def build_on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1
         rows=rows,
         order=RowOrder(seed=1, num_rows=len(rows), rows_per_step=8),
         language_model=target,
+        eos_ids=target.eos_ids,
         rank=rank,
         world_size=world,
     )
@@ -27,7 +28,7 @@ def build_on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1
 def test_own_answers_replace_the_answers_of_the_rows():
     target = toy_target()
     policy = build_on_policy(target)
-    policy.renew(0)
+    policy.renew(0, end=8)
     assert policy.written
     changed = 0
     for number, row in policy.written.items():
@@ -48,7 +49,7 @@ def test_own_answers_are_those_that_the_draft_writes():
     target = toy_target()
     policy = build_on_policy(target)
     policy.conf.temperature = 0.0
-    policy.renew(0)
+    policy.renew(0, end=8)
     number, row = next(iter(policy.written.items()))
     for begin, end in first_answer_spans(policy.rows.batch([number])):
         start = int((row.document_ids[0] == row.document_ids[0, begin]).int().argmax())
@@ -58,18 +59,31 @@ def test_own_answers_are_those_that_the_draft_writes():
 
 
 def test_a_renewal_writes_the_rows_of_the_steps_until_the_next_one():
-    """Renewals are at multiples of 4 steps; a run that continues at step 6 renews for two steps."""
+    """Renewals are at multiples of 4 steps; a run that continues at step 6 or ends at 7 renews for fewer steps."""
     policy = build_on_policy(toy_target())
-    for start, steps in ((4, range(4, 8)), (6, range(6, 8))):
-        policy.renew(start)
+    for steps, end in ((range(4, 8), 20), (range(6, 8), 20), (range(4, 7), 7)):
+        policy.renew(steps.start, end=end)
         visits = [visit for step in steps for visit in policy.list_visits(step)]
         assert set(policy.written) == {number for number, is_drafted in visits if is_drafted}
+
+
+def test_an_answer_ends_at_the_end_token_of_the_target():
+    """A base model as draft has another, past which it would go on."""
+    policy = build_on_policy(toy_target(), share=1.0)
+    policy.renew(0, end=1)
+    number, row = next(iter(policy.written.items()))
+    begin, end = first_answer_spans(row)[0]
+    policy.eos_ids = [int(row.input_ids[0, (begin + end) // 2])]
+    policy.renew(0, end=1)
+    begin, end = first_answer_spans(policy.written[number])[0]
+    answer = policy.written[number].input_ids[0, begin:end].tolist()
+    assert answer.index(policy.eos_ids[0]) == len(answer) - 1
 
 
 def test_each_renewal_writes_other_answers_and_a_repeated_one_the_same():
     policies = [build_on_policy(toy_target(), share=1.0) for _ in range(3)]
     for policy, step in zip(policies, (0, 0, 4), strict=True):
-        policy.renew(step)
+        policy.renew(step, end=8)
     first, again, later = ({n: row.input_ids for n, row in policy.written.items()} for policy in policies)
     assert first.keys() == again.keys()
     assert all(torch.equal(ids, again[number]) for number, ids in first.items())
@@ -81,10 +95,10 @@ def test_each_renewal_writes_other_answers_and_a_repeated_one_the_same():
 def test_a_row_is_written_the_same_by_any_process():
     """Its noise is that of its place in the data, not of its place among the rows that a process writes."""
     single = build_on_policy(toy_target())
-    single.renew(0)
+    single.renew(0, end=8)
     for rank in (0, 1):
         part = build_on_policy(toy_target(), rank=rank, world=2)
-        part.renew(0)
+        part.renew(0, end=8)
         assert part.written
         for number, row in part.written.items():
             assert torch.equal(row.input_ids, single.written[number].input_ids)
