@@ -11,6 +11,7 @@ from infer.report.report_files import collect_results, write_report_files
 from infer.report.tables import print_report
 from infer.results.schema import EvalReport
 from infer.tuning.report_tuning import tune_drafts_for_report
+from models.checkpoints.fingerprints import frozen_fingerprint
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
 from models.targets.target import Target
@@ -23,7 +24,7 @@ from train.rows.held_out import resolve_evaluation
 from train.rows.packed_rows import load_training_rows
 from train.rows.row_facts import choose_vocabulary, write_prompt_hashes
 from train.rows.stored_target import build_run_target
-from train.run.folder import check_disk_space, open_run, report_full_disk
+from train.run.folder import check_disk_space, open_run, replace_outdated_files, report_full_disk
 from train.run.log import MetricLogger
 from train.run.model_card import write_model_card
 from train.run.state import RunState
@@ -95,18 +96,20 @@ def train_draft(
         draft.start_from_first_stage(first_checkpoint, target)
     if layers := draft.needs.layers:
         log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
-    is_trained = run.progress.step and run.progress.step == run.progress.steps
-    if not is_trained:
-        check_disk_space(run.folder, draft, target)
-        run.drop_incomparable_best()
-    metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
-    if is_trained:
+    run.record_models(target.fingerprint, frozen_fingerprint(draft) if conf.draft.pretrained else None)
+    if run.progress.step and run.progress.step == run.progress.steps:
         log.info("%s is trained already", run.folder)
-        return metric_logger
+        if parallel.is_main:
+            replace_outdated_files(run, conf)
+        return MetricLogger(conf.log, run, parallel.accelerator)
+    check_disk_space(run.folder, draft, target)
+    run.drop_incomparable_best()
+    metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
     data = load_training_rows(conf, target, draft, parallel)
     announce_recipe(conf, len(data.rows))
     run.record_rows(data.rows.content_hash())
     if parallel.is_main:
+        replace_outdated_files(run, conf)
         write_held_out(data.held_out, run.folder)
         write_prompt_hashes(data.rows, target.tokenizer, run.folder)
     choose_vocabulary(draft, target, data.rows, run.folder if parallel.is_main else None)

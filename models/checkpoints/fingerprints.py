@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.parallel.dtensor import full_tensor
 
@@ -26,7 +26,17 @@ def target_fingerprint(model) -> str:
     """
     config = model.config.get_text_config().to_dict()
     digest = _hash_json({key: config.get(key) for key in _FINGERPRINT_KEYS})
-    for name, weight in model.named_parameters():
+    return _hash_samples(digest, dict(model.named_parameters()))
+
+
+def frozen_fingerprint(module: nn.Module) -> str:
+    """Return the hash of the weights of a module that do not learn, as of a target's."""
+    frozen = {name: weight for name, weight in module.named_parameters() if not weight.requires_grad}
+    return _hash_samples(hashlib.sha256(), frozen)
+
+
+def _hash_samples(digest: Any, weights: Mapping[str, Tensor]) -> str:
+    for name, weight in weights.items():
         flat = full_tensor(weight.detach()).flatten()
         sample = flat[:: max(1, len(flat) // 64)][:64].contiguous().to("cpu", torch.bfloat16)
         digest.update(f"{name} {list(weight.shape)}".encode())

@@ -1,6 +1,7 @@
 """`python -m train` on a small target goes from a data file to a report."""
 
 import json
+import shutil
 import weakref
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from models.io.errors import UserError
 from models.io.tracking import TrackedRun
 from models.targets.target import Target
 from tests.support.data import read_lines, write_lines
-from tests.support.models.tiny import CPU, chain, new_draft, sampled_texts, tree
+from tests.support.models.tiny import CPU, chain, new_draft, sampled_texts, tiny_target, tree
 from tests.support.reports.cards import read_card, read_serve_line
 from tests.support.reports.wandb_files import logged, read_axes, run_ids
 from tests.support.runs.toy_run import metrics, weights
@@ -114,7 +115,7 @@ def test_a_run_writes_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
         run_training(build_conf(folder, "optim.lr=0.01"))
     again = build_conf(folder, "optim.lr=0.01", "resume=false")
     assert open_run(again, build_parallel(ParallelConf(), CPU, trackers=[])).progress.step == 0
-    assert {path.name for path in out.iterdir()} == {"config.yaml", "launch", "lock", "wandb", "replaced"}
+    assert {path.name for path in out.iterdir()} == {"launch", "lock", "wandb", "replaced"}
 
 
 def check_wandb_run(out: Path):
@@ -224,17 +225,47 @@ def test_a_run_does_not_continue_on_other_training_rows(folder, tmp_path, target
     train_only(configure_resumable(folder, tmp_path, "optim.steps=2"), target)  # the same rows
     assert not report.exists()  # it was of the draft of the first step
     write_lines(tmp_path / "rows.jsonl", change(rows))
+    report.touch()
+    settings = (tmp_path / "run" / "config.yaml").read_text()
     with pytest.raises(UserError, match=r"^data: must be the training rows that the run was"):
         train_only(configure_resumable(folder, tmp_path, "optim.steps=3"), target)
+    assert report.exists()  # nothing has replaced what it is of
+    assert (tmp_path / "run" / "config.yaml").read_text() == settings
 
 
-def configure_resumable(folder: Path, run_dir: Path, *overrides: str) -> TrainConf:
+def test_a_run_does_not_continue_on_other_weights_of_its_target(folder, tmp_path, target):
+    """A model may be saved anew in the folder, or under the name, that the run was started with."""
+    write_lines(tmp_path / "rows.jsonl", read_lines(folder / "rows.jsonl"))
+    train_only(configure_resumable(folder, tmp_path, "optim.steps=1"), target)
+    with pytest.raises(UserError, match=r"^target\.path: must have the weights that the run was started with, got"):
+        train_only(configure_resumable(folder, tmp_path, "optim.steps=2"), tiny_target(seed=5))
+
+
+def test_a_run_does_not_continue_on_another_base_of_its_adapters(folder, tmp_path, target):
+    """States have the adapters alone."""
+    rows, base = tmp_path / "rows.jsonl", tmp_path / "base"
+    write_lines(rows, read_lines(folder / "rows.jsonl"))
+    shutil.copytree(folder / "target", base)
+    lora = "draft=qwen3-1.7b", f"draft.path={base}", "draft.lora.rank=2"
+
+    def configure(steps: int) -> TrainConf:
+        others = ("draft.ttt_steps", "draft.vocab_size")
+        return configure_resumable(folder, tmp_path, *lora, f"optim.steps={steps}", without=others)
+
+    train_only(configure(1), target)
+    tiny_target(seed=5).model.save_pretrained(base)
+    with pytest.raises(UserError, match=r"^draft\.path: must have the weights that the run was started with, got"):
+        train_only(configure(2), target)
+
+
+def configure_resumable(folder: Path, run_dir: Path, *overrides: str, without: tuple[str, ...] = ()) -> TrainConf:
     return build_conf(
         folder,
         f"data.path={run_dir / 'rows.jsonl'}",
         f"output_dir={run_dir}",
         *"held_out.report=0 optim.schedule=constant interval.eval=1 interval.save=1 tree=chain tree.depth=2".split(),
         *overrides,
+        without=without,
     )
 
 

@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     """Claim the run's folder and return its state with the progress loaded; collective.
 
-    The main process locks the folder, moves its files aside if the run is started over, removes outdated states and
-    writes config.yaml. Raise UserError if the folder cannot be used, or if the run cannot continue with this config.
+    The main process locks the folder, moves its files aside if the run is started over, and removes outdated states.
+    Raise UserError if the folder cannot be used, or if the run cannot continue with this config.
     """
     folder = Path(conf.output_dir) / conf.run_name
     with report_disk_errors(folder, remedy="choose another"), report_full_disk(folder):
@@ -67,13 +67,16 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     parallel.barrier()
     if parallel.is_main:
         state.remove_old_states()
-        if state.progress.step < state.progress.steps:
-            # They would describe a draft that is trained further.
-            for file in [*list_report_files(folder), folder / "checkpoint" / CARD_FILE]:
-                file.unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(config_to_yaml(conf))
     parallel.barrier()  # nobody lists the folder while old states are removed
     return state
+
+
+def replace_outdated_files(state: RunState, conf: TrainConf) -> None:
+    """Write config.yaml, and remove report and card of a draft that is trained further, once nothing can refuse it."""
+    if state.progress.step < state.progress.steps:
+        for file in [*list_report_files(state.folder), state.folder / "checkpoint" / CARD_FILE]:
+            file.unlink(missing_ok=True)
+    (state.folder / "config.yaml").write_text(config_to_yaml(conf))
 
 
 def check_same_step(state: RunState, parallel: Parallel) -> None:

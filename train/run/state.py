@@ -69,6 +69,8 @@ class RunProgress:
     num_rows: int = 0  # packed rows to train on, once they are counted
     tokens: int = 0  # of the visited rows
     answer_tokens: int = 0  # of these, tokens of answers
+    target_hash: str | None = None
+    frozen_hash: str | None = None  # of a pretrained draft's weights that do not learn, which states leave out
     rows_hash: str | None = None  # of the training rows
     best: float | None = None  # of the checkpoint, the figure that chose it
     best_step: int | None = None
@@ -162,6 +164,18 @@ class RunState:
         ):
             log.info("the best checkpoint is chosen anew: it was chosen with other settings of the evaluation")
             self.progress.best = self.progress.best_step = None
+
+    def record_models(self, target_hash: str, frozen_hash: str | None) -> None:
+        """Record the hashes of all weights that no state has; raise UserError for others than before."""
+        progress, remedy = self.progress, "restore them, or use another run_name or resume=false"
+        for key, before, now in (
+            ("target.path", progress.target_hash, target_hash),
+            ("draft.path", progress.frozen_hash, frozen_hash),
+        ):
+            require(
+                before in (None, now), f"{key}: must have the weights that the run was started with, got others; {remedy}"
+            )
+        progress.target_hash, progress.frozen_hash = target_hash, frozen_hash
 
     def record_rows(self, rows_hash: str) -> None:
         """Record the hash of the rows, from which the vocabulary follows; raise UserError for others than before."""

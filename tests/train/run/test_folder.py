@@ -31,6 +31,7 @@ from train.run.folder import (
     check_steps,
     disk_bytes_needed,
     open_run,
+    replace_outdated_files,
     report_full_disk,
     reset_run_dir,
     start_over,
@@ -152,7 +153,8 @@ def test_a_run_that_is_started_over_keeps_the_earlier_one_until_it_saves_a_state
 def test_a_run_that_goes_on_drops_the_card_of_the_weights_that_it_may_replace(tmp_path):
     def open_with(steps: int) -> None:
         conf = replace(build_conf(steps, **CONSTANT), output_dir=str(tmp_path.parent), run_name=tmp_path.name)
-        open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[]))
+        run = open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[]))
+        replace_outdated_files(run, conf)
         release_lock(tmp_path)
 
     toy_run(tmp_path, build_conf(12, **CONSTANT))
