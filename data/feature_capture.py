@@ -18,6 +18,7 @@ from data.features.manifest import DOCUMENTS_FILE, FileRecord, Manifest, StoreSp
 from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
+from data.packing.pack import check_positions
 from data.preview import preview_data
 from data.sources.licenses import describe_licenses
 from models.checkpoints.fingerprints import tokenizer_fingerprint
@@ -31,7 +32,7 @@ from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 from models.parallel.processes import leave_processes
 from models.targets.loading import open_target
 from models.targets.precision import build_device
-from models.targets.pretrained import check_pretrained, load_tokenizer, read_vocab_size
+from models.targets.pretrained import check_pretrained, load_tokenizer, read_context_length, read_vocab_size
 
 log = logging.getLogger("data.capture")
 GB = 10**9
@@ -79,6 +80,7 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
     needs = build_meta_draft(conf.draft, meta_target).needs
     schema = build_schema(conf, needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size)
     documents = read_cached_documents(conf.data, tokenizer, read_vocab_size(conf.target), conf.output_dir)
+    check_positions(documents, conf.data.row_length, read_context_length(conf.target))
     plan, report = CapturePlan.from_documents(documents, schema, conf)
     log.info("data: %s", report)
     tokens, supervised = plan.token_counts

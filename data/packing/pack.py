@@ -90,6 +90,17 @@ def pack_documents(
     )
 
 
+def check_positions(documents: Documents, length: int, context: int | None) -> None:
+    """Raise UserError if a row of `length` tokens could hold a document past the last position of the target."""
+    if context is not None and length > context:
+        longer = int((documents.lengths > context).sum())
+        require(
+            longer == 0,
+            f"data.row_length: must be at most the target's {context:,} positions where documents are longer, as "
+            f"{longer:,} are, got {length:,}; set data.row_length={context}",
+        )
+
+
 def cut_documents(
     lengths: Int[np.ndarray, " documents"], numbers: Int[np.ndarray, " numbers"], length: int, overlap: int | None
 ) -> Int[np.ndarray, "pieces 4"]:

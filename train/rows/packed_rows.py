@@ -16,7 +16,7 @@ from data.document_cache import read_cached_documents
 from data.eval_prompts.held_out_files import HeldOutPrompts
 from data.features.reader import FeatureStore
 from data.packing.documents import Documents, Packed
-from data.packing.pack import pack_documents
+from data.packing.pack import check_positions, pack_documents
 from infer.engine.answers import generate_answers
 from models.drafts.base import Draft
 from models.io.console import track_progress
@@ -61,6 +61,7 @@ def load_training_rows(conf: TrainConf, target: Target, draft: Draft, parallel: 
             documents = Documents.from_documents(demo)
         else:
             documents = read_cached_documents(conf.data, target.tokenizer, target.vocab_size, conf.output_dir)
+        check_positions(documents, conf.data.row_length, getattr(target.config, "max_position_embeddings", None))
         split, held_out = hold_out(conf, target, documents)
     pack = partial(pack_documents, documents, conf.data.row_length, overlap=conf.data.overlap)
     packed, report = pack(document_numbers=split.training)

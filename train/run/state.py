@@ -173,7 +173,8 @@ class RunState:
             ("draft.path", progress.frozen_hash, frozen_hash),
         ):
             require(
-                before in (None, now), f"{key}: must have the weights that the run was started with, got others; {remedy}"
+                before in (None, now),
+                f"{key}: must have the weights that the run was started with, got others; {remedy}",
             )
         progress.target_hash, progress.frozen_hash = target_hash, frozen_hash
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from data.packing.documents import Documents
-from data.packing.pack import best_fit, pack_documents
+from data.packing.pack import best_fit, check_positions, pack_documents
 from data.sources.rows import TokenizedDocument, document_from_pair
 from models.io.errors import UserError
 from tests.support.data.packed import documents_of
@@ -34,6 +34,17 @@ def test_rows_hold_documents_side_by_side():
     assert batch.context_mask is None
     assert (report.documents, report.rows, report.fill) == (3, 2, 0.8)
     assert report.supervised == 9 / 16
+
+
+@pytest.mark.parametrize(("length", "context"), [(5, 5), (9, 8), (9, None)])
+def test_rows_may_be_longer_than_the_target_reads_while_documents_are_not(length, context):
+    check_positions(build_documents(build_piece(2, 3), build_piece(4, 4)), length, context)
+
+
+def test_documents_past_the_targets_last_position_are_refused_with_the_longest_row():
+    documents = build_documents(build_piece(2, 3), build_piece(4, 4))
+    with pytest.raises(UserError, match=r"as 1 are, got 9; set data\.row_length=7$"):
+        check_positions(documents, 9, 7)
 
 
 def test_no_document_is_split_or_lost():
