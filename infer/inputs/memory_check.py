@@ -4,27 +4,32 @@ The sum is a lower bound: weights, caches and the passes over prompts are counte
 keep beside them is not.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers.modeling_utils import load_state_dict
 
 from conf.entry import CONF_DIR, read_config
 from infer.engine.decode import Decoder
+from models.checkpoints.checkpoint_files import read_config as read_checkpoint_config
 from models.device.config import MachineConf
 from models.device.cpu import count_packed_bytes
 from models.device.device import Device
 from models.device.machine_specs import read_process_bytes
 from models.device.memory_trace import fake_model
 from models.drafts.eagle import EMBEDDINGS
+from models.drafts.medusa2 import TARGET_FOLDER_KEY
 from models.io.errors import UserError
 from models.meta_model import build_meta_target, shard_target
-from models.targets.config import TargetConf
+from models.targets.config import CheckpointSource, TargetConf
+from models.targets.pretrained import build_planning_model
+from models.targets.stored_weights import read_shapes, stays_quantized
 from models.trees.sampling_config import SamplingConf
 
 GIB = 2**30
+log = logging.getLogger(__name__)
 MEMORY_MARGIN = 0.1  # share of the memory that is kept for compiler, runtime and measurements
 
 
@@ -54,7 +59,7 @@ def check_memory(
     core_bytes = find_core_bytes(memory_gib, device)
     if core_bytes is None:
         return
-    draft_bytes, limit = count_draft_bytes(directories), (1 - MEMORY_MARGIN) * core_bytes
+    draft_bytes, limit = count_draft_bytes(directories, device.dtype), (1 - MEMORY_MARGIN) * core_bytes
     if device.packs_weights:
         draft_bytes *= 2
 
@@ -63,6 +68,9 @@ def check_memory(
 
     needed = count_bytes(size.batch)
     if needed <= limit:
+        return
+    if stays_quantized(build_planning_model(target, device.dtype).config):
+        log.info("memory: quantized weights take less than is planned for, so whether they fit is not checked")
         return
     halves = [size.batch >> n for n in range(1, size.batch.bit_length())]
     fitting = next((batch for batch in halves if count_bytes(batch) <= limit), None)
@@ -87,14 +95,15 @@ def find_core_bytes(memory_gib: float | None, device: Device) -> float | None:
     return read_config(file, MachineConf).core_bytes if file.exists() else None
 
 
-def count_draft_bytes(directories: list[Path]) -> int:
-    """Return the bytes of the checkpoints' weights, an adapted target among them, without EAGLE's embeddings.
+def count_draft_bytes(directories: list[Path], dtype: torch.dtype) -> int:
+    """Return the bytes of the checkpoints' weights in this type, of an adapted target too, without EAGLE's embeddings.
 
     These are the target's own, unless the draft has trained others.
     """
-    files = (file for directory in directories for file in directory.rglob("*.safetensors"))
-    stored = (item for file in files for item in load_state_dict(str(file), map_location="meta").items())
-    return sum(tensor.nbytes for name, tensor in stored if name != EMBEDDINGS)
+    adapted = [d / name for d in directories if (name := read_checkpoint_config(d).get(TARGET_FOLDER_KEY))]
+    shapes = [read_shapes(CheckpointSource(path=str(folder))) for folder in [*directories, *adapted]]
+    stored = [tensor for tensors in shapes for name, tensor in tensors.items() if name != EMBEDDINGS]
+    return sum(t.numel() * (dtype if t.is_floating_point() else t.dtype).itemsize for t in stored)
 
 
 @torch.no_grad()

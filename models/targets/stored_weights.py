@@ -88,6 +88,11 @@ def check_quantization(source: ModelSource, config: Any) -> bool:
     return True
 
 
+def stays_quantized(config: Any) -> bool:
+    """Return whether the weights of a model that can be read are quantized in memory too."""
+    return getattr(config, "quantization_config", None) is not None and not architectures.dequantize_kwargs(config)
+
+
 def _check_types(source: ModelSource, stored: Mapping[str, Tensor]) -> None:
     """Raise UserError for numbers of 8 bits or fewer, which mean nothing without their scales."""
     for name, tensor in stored.items():

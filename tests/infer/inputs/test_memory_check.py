@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +49,7 @@ def build_memory_override(folder: Path, fewer: int, more: int) -> str:
     """Return an override under which `fewer` rows fit and `more` rows do not."""
     conf = TargetConf(path=str(folder / "target"))
     peaks = [trace_decoding(conf, CPU, SIZE, rows) for rows in (fewer, more)]
-    draft = count_draft_bytes([folder / "draft"])
+    draft = count_draft_bytes([folder / "draft"], CPU.dtype)
     return f"device.memory_gib={(sum(peaks) / 2 + draft) / 0.9 / GIB}"
 
 
@@ -103,7 +105,28 @@ def test_a_device_that_does_not_report_its_memory_is_not_checked(folder):
 def test_embeddings_that_a_draft_reads_from_its_target_take_no_memory_of_their_own(folder, target):
     stored = load_file(folder / "draft" / "model.safetensors")
     table = target.model.get_input_embeddings().weight
-    assert count_draft_bytes([folder / "draft"]) == sum(tensor.nbytes for tensor in stored.values()) - table.nbytes
+    expected = sum(tensor.nbytes for tensor in stored.values()) - table.nbytes
+    assert count_draft_bytes([folder / "draft"], torch.float32) == expected
+
+
+def test_a_draft_counts_once_in_the_type_that_it_is_loaded_in(folder, tmp_path):
+    """Some hubs keep a second copy of the weights beside those that transformers reads."""
+    copied = shutil.copytree(folder / "draft", tmp_path / "draft")
+    once = count_draft_bytes([copied], torch.bfloat16)
+    shutil.copy(copied / "model.safetensors", copied / "consolidated.safetensors")
+    assert count_draft_bytes([copied], torch.bfloat16) == once
+    assert once < count_draft_bytes([copied], torch.float32) <= 2 * once
+
+
+@pytest.mark.parametrize(("method", "is_checked"), [("bitnet", False), ("mxfp4", True)])
+def test_weights_that_stay_quantized_are_not_judged_by_their_full_size(folder, tmp_path, caplog, method, is_checked):
+    """Those of mxfp4 are loaded in full precision."""
+    config = json.loads((folder / "target" / "config.json").read_text())
+    quantized = config | {"quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(quantized))
+    with caplog.at_level("INFO"), pytest.raises(UserError) if is_checked else nullcontext():
+        check_memory(TargetConf(path=str(tmp_path)), [], SIZE, CPU, 1e-6)
+    assert ("memory: quantized weights take less" in caplog.text) is not is_checked
 
 
 @pytest.mark.parametrize("config", ["dense", "experts"])
