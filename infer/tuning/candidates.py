@@ -14,7 +14,7 @@ from numpy import ndarray
 from infer.measure.acceptance import best_first_paths
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.trees.config import TreeConf, count_candidates
+from models.trees.config import SHAPE_FIELDS, TreeConf, count_candidates
 from models.trees.tree import Tree, TreeKind, tree_from_paths
 
 # Nodes expanded per level and children considered per node, in small and in large trees.
@@ -67,12 +67,7 @@ class TreeCandidate:
     def to_file(self) -> dict[str, Any]:
         """Return the tree as a file of models/trees/tree_formats.py holds it."""
         conf, kind = self.conf, self.conf.kind
-        names = {
-            TreeKind.chain: ["depth"],
-            TreeKind.static: [],
-            TreeKind.dynamic: ["depth", "nodes", "beam_width", "children"],
-        }
-        numbers = {name: getattr(conf, name) for name in [*names[kind], "ngram_tokens"]}
+        numbers = {name: getattr(conf, name) for name in [*SHAPE_FIELDS[kind], "ngram_tokens"]}
         return {"tree": {"kind": kind.value, **numbers}} | ({"paths": conf.paths} if kind is TreeKind.static else {})
 
 

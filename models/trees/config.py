@@ -7,6 +7,11 @@ from models.io.errors import at_least, check_values, require
 from models.trees.tree import Tree, TreeKind, tree_from_paths
 from models.trees.tree_formats import read_fields
 
+SHAPE_FIELDS = {  # the numbers that a kind reads
+    TreeKind.chain: ["depth"],
+    TreeKind.static: [],
+    TreeKind.dynamic: ["depth", "nodes", "beam_width", "children"],
+}
 TUNED = "tuned"  # the `file` of tree=tuned, and the end of the name of what tune=true leaves in a run's folder
 
 
@@ -33,6 +38,11 @@ class TreeConf:
             children=at_least(1),
             ngram_tokens=at_least(0, "0 copies none"),
         )
+        for name in SHAPE_FIELDS[TreeKind.dynamic]:
+            require(
+                name in SHAPE_FIELDS[self.kind] or getattr(self, name) == getattr(TreeConf, name),
+                f"tree.{name}: is not read for tree.kind={self.kind.value}, got {getattr(self, name)}; leave it out",
+            )
         is_static, is_dynamic = self.kind is TreeKind.static, self.kind is TreeKind.dynamic
         require(
             self.paths is None or is_static or self.file is not None,
@@ -67,8 +77,8 @@ class TreeConf:
             self.file != TUNED,
             "tree: tuned belongs to a checkpoint, got it in a command without one; take another, such as tree=chain",
         )
-        fields = {"paths": None, "ngram_tokens": 0, **read_fields(Path(self.file))}
-        return replace(self, file=None, **fields | {"kind": TreeKind(fields["kind"])})
+        fields = read_fields(Path(self.file))
+        return TreeConf(**fields | {"kind": TreeKind(fields["kind"])})
 
     def build(self) -> Tree:
         """Build the tree; raise UserError for paths or a file that are invalid."""
