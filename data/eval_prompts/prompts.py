@@ -87,8 +87,9 @@ def load_eval_prompts(
     )
     check_template_arguments(tokenizer, template or {}, f"{key.removesuffix('prompts')}template")
     rows = [{"template": template or {}, **row} for row in rows]
-    for row_id, count in Counter(row["id"] for row in rows).items():
-        require(count == 1, f"{key}: every id must be unique, got {row_id} more than once")
+    turn_ids = [name_turn(row["id"], turn) for row in rows for turn in range(len(row.get("turns", [""])))]
+    for row_id, count in Counter(turn_ids).items():
+        require(count == 1, f"{key}: every id, and ID#2 of a second turn, must be unique, got {row_id} more than once")
     categories = dict.fromkeys(row["category"] for row in rows)
     return [
         _build_first_turn(tokenizer, row, key, vocab_size)
@@ -230,18 +231,21 @@ def _clean_row(row: PromptRow) -> None:
     require_unicode(row)
     if "messages" in row:
         row["messages"] = add_system_prompt(parse_prompt_messages(row["messages"]), row.get("system", ""))
+    require_row(row.get("turns") != [], "no turn")
     require_row(all(text.strip() for text in row.get("turns", [])), "an empty turn")
 
 
 def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) -> EvalPrompt:
     messages, remaining_turns, text = row.get("messages", []), [], row.get("text", "")
     if "turns" in row:
-        text, *remaining_turns = row["turns"] or [""]
+        text, *remaining_turns = row["turns"]
         if tokenizer.chat_template is not None:
             messages = add_system_prompt([{"role": "user", "content": text}], row.get("system", ""))
+    needing = [name for name in ("messages", "system", "tools") if row.get(name)]
     require(
-        not messages or tokenizer.chat_template is not None,
-        f"{key}: `messages` need a chat template, got id {row['id']} and a target without one; give `text`",
+        not needing or tokenizer.chat_template is not None,
+        f"{key}: needs a chat template for {' and '.join(needing)}, got id {row['id']} and a target without one; give "
+        "the text alone",
     )
     template_kwargs = row["template"] | ({"tools": row["tools"]} if "tools" in row else {})
     if "ids" in row:
@@ -283,15 +287,20 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
     else:
         turn_ids = tokenizer(TURN_SEPARATOR + text, add_special_tokens=False)["input_ids"]
         ids = [*previous.ids, *answer, *turn_ids]
-    return replace(  # Ids count turns from 1, `turn` counts them from 0.
+    return replace(
         previous,
-        id=f"{previous.question}#{previous.turn + 2}",
+        id=name_turn(previous.question, previous.turn + 1),
         ids=ids,
         turn=previous.turn + 1,
         text=tokenizer.decode(ids, skip_special_tokens=True),
         messages=messages,
         remaining_turns=remaining_turns,
     )
+
+
+def name_turn(question: str, turn: int) -> str:
+    """Return the id of a turn, which counts turns from 1, where `turn` counts them from 0."""
+    return f"{question}#{turn + 1}" if turn else question
 
 
 def _render_ids(

@@ -101,13 +101,21 @@ def find_tracked_run(directories: list[Path]) -> TrackedRun | None:
 
 
 def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
-    """Return the configured target; `own` becomes the one that the checkpoints name, at its revision, or `demo`."""
+    """Return the configured target; `own` becomes the one that the checkpoints name, at its revision.
+
+    Raise UserError if they name none, as published drafts do.
+    """
     if conf.name != OWN_TARGET:
         return conf
     origins = map(checkpoint_files.read_metadata, directories)
     origin = next((origin for origin in origins if origin.get("target_name")), {})
-    revision = conf.revision or origin.get("target_revision")
-    return replace(conf, name=origin.get("target_name", "demo"), revision=revision)
+    name = origin.get("target_name") or conf.path
+    require(
+        name is not None,
+        f"target: must be given for a draft that records none, got null for {', '.join(map(str, directories))}; set "
+        "target=NAME or target.path=DIR",
+    )
+    return replace(conf, name=name, revision=conf.revision or origin.get("target_revision"))
 
 
 def run_names(directories: list[Path]) -> list[str]:

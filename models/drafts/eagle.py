@@ -108,7 +108,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
         """Take the weights from a checkpoint; embeddings that differ from the target's become the draft's own."""
         if self.embed_tokens is None:
             table = full_tensor(self.target_embeddings.weight).cpu()
-            if not torch.equal(tensors[EMBEDDINGS].to(table.dtype), table):
+            stored = tensors[EMBEDDINGS]  # either may be a rounded copy of the other
+            if not any(torch.equal(stored.to(dtype), table.to(dtype)) for dtype in (stored.dtype, table.dtype)):
                 self._add_embeddings()
         super().take_tensors(tensors)
 

@@ -367,6 +367,14 @@ def test_a_draft_is_verified_by_the_revision_that_it_was_trained_for(tmp_path):
     assert resolve_target(TargetConf(name="other"), [tmp_path]).revision is None
 
 
+def test_a_draft_that_names_no_target_is_not_taken_for_one_of_the_demo(tmp_path):
+    (tmp_path / "model.safetensors.index.json").touch()  # in several files, as large drafts are
+    own = TargetConf(name=OWN_TARGET)
+    with pytest.raises(UserError, match=r"^target: must be given for a draft that records none, got null for "):
+        resolve_target(own, [tmp_path])
+    assert resolve_target(replace(own, path="folder"), [tmp_path]).location == "folder"
+
+
 def test_the_newest_run_may_have_a_name_with_folders_and_is_no_part_of_another(tmp_path):
     for age, run in enumerate(["sweep/lr=0.1", "single", "single/replaced", "single/first_stage"]):
         (tmp_path / run / "checkpoint").mkdir(parents=True)
