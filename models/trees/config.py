@@ -78,7 +78,7 @@ class TreeConf:
             "tree: tuned belongs to a checkpoint, got it in a command without one; take another, such as tree=chain",
         )
         fields = read_fields(Path(self.file))
-        return TreeConf(**fields | {"kind": TreeKind(fields["kind"])})
+        return TreeConf(kind=TreeKind(fields.pop("kind")), **fields)
 
     def build(self) -> Tree:
         """Build the tree; raise UserError for paths or a file that are invalid."""
