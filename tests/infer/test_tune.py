@@ -342,7 +342,7 @@ def test_mistakes_are_answered_in_one_line(mistake):
 
 
 BEFORE = {
-    "tree=static tree.file=none.json": "tree.file: must be a readable JSON file, got none.json",
+    "tree.file=none.json": "tree.file: must be a readable JSON file, got none.json",
     "prompts=none.jsonl": "prompts: must be ",
     "checkpoint=none": "checkpoint: ",
 }

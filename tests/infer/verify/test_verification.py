@@ -241,8 +241,8 @@ def test_every_rule_compiles_to_one_graph(rule, drawn):
 
 
 def build_tree(kind: str, **conf) -> Tree:
-    paths = [[0], [1], [0, 0]] if kind == "static" else None
-    return TreeConf(kind=TreeKind(kind), depth=2, nodes=4, paths=paths, **conf).build()
+    shapes = {"chain": {"depth": 2}, "static": {"paths": [[0], [1], [0, 0]]}, "dynamic": {"depth": 2, "nodes": 4}}
+    return TreeConf(kind=TreeKind(kind), **shapes[kind], **conf).build()
 
 
 ALL = {
