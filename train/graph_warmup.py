@@ -39,8 +39,11 @@ def draw_rows(rows: int, length: int, vocab_size: int, *, overlap: int | None = 
     return pack_documents(documents, length, overlap=overlap)[0]  # without the report
 
 
-def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
-    """Compile ahead of time every graph that train/distillation.py would; all processes see the temporary `folder`."""
+def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path, *, decodes: bool) -> None:
+    """Compile ahead of time every graph that train/distillation.py would; all processes see the temporary `folder`.
+
+    `decodes` is False for a first stage, which is trained alone.
+    """
     if not parallel.device.has_static_shapes:
         log.info("graphs: none to compile, because compiling is off on this device")
         return
@@ -69,7 +72,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         metric_logger=MetricLogger(TrackerConf(), state, parallel.accelerator),
         evaluate=lambda _: {},
     ).warmup()
-    if not conf.measure:
+    if not conf.measure or not decodes:
         return
     # Saved and loaded as at the end of a run: some methods merge their adapters into the
     # target when they are saved, and graphs depend on the modules.
@@ -92,6 +95,6 @@ def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:
     for stage in filter(None, [conf.first_stage(), conf]):
         with ExitStack() as stack:
             folder = parallel.run_on_main(partial(open_folder, stack))
-            compile_training_graphs(stage, parallel, Path(folder))
+            compile_training_graphs(stage, parallel, Path(folder), decodes=stage is conf)
             parallel.barrier()  # the main process removes what the others read
     parallel.end()

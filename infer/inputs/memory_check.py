@@ -15,7 +15,7 @@ from conf.entry import CONF_DIR, read_config
 from infer.engine.decode import Decoder
 from models.checkpoints.checkpoint_files import read_config as read_checkpoint_config
 from models.device.config import MachineConf
-from models.device.cpu import count_packed_bytes
+from models.device.cpu import can_pack, count_packed_bytes, is_large
 from models.device.device import Device
 from models.device.machine_specs import read_process_bytes
 from models.device.memory_trace import fake_model
@@ -24,11 +24,12 @@ from models.drafts.medusa2 import TARGET_FOLDER_KEY
 from models.io.errors import UserError
 from models.meta_model import build_meta_target, shard_target
 from models.targets.config import CheckpointSource, TargetConf
-from models.targets.pretrained import build_planning_model
+from models.targets.pretrained import read_planning_config
 from models.targets.stored_weights import read_shapes, stays_quantized
 from models.trees.sampling_config import SamplingConf
 
 GIB = 2**30
+QUANTIZED_LINE = "memory: quantized weights take less than is planned for, so whether they fit is not checked"
 log = logging.getLogger(__name__)
 MEMORY_MARGIN = 0.1  # share of the memory that is kept for compiler, runtime and measurements
 
@@ -59,9 +60,9 @@ def check_memory(
     core_bytes = find_core_bytes(memory_gib, device)
     if core_bytes is None:
         return
-    draft_bytes, limit = count_draft_bytes(directories, device.dtype), (1 - MEMORY_MARGIN) * core_bytes
-    if device.packs_weights:
-        draft_bytes *= 2
+    packs = device.packs_weights and can_pack(device.dtype)
+    draft_bytes = count_draft_bytes(directories, device.dtype, packs=packs)
+    limit = (1 - MEMORY_MARGIN) * core_bytes
 
     def count_bytes(batch: int) -> int:
         return draft_bytes + trace_decoding(target, device, size, batch, tensor=tensor)
@@ -69,8 +70,8 @@ def check_memory(
     needed = count_bytes(size.batch)
     if needed <= limit:
         return
-    if stays_quantized(build_planning_model(target, device.dtype).config):
-        log.info("memory: quantized weights take less than is planned for, so whether they fit is not checked")
+    if stays_quantized(read_planning_config(target)):
+        log.info(QUANTIZED_LINE)
         return
     halves = [size.batch >> n for n in range(1, size.batch.bit_length())]
     fitting = next((batch for batch in halves if count_bytes(batch) <= limit), None)
@@ -95,15 +96,17 @@ def find_core_bytes(memory_gib: float | None, device: Device) -> float | None:
     return read_config(file, MachineConf).core_bytes if file.exists() else None
 
 
-def count_draft_bytes(directories: list[Path], dtype: torch.dtype) -> int:
+def count_draft_bytes(directories: list[Path], dtype: torch.dtype, *, packs: bool = False) -> int:
     """Return the bytes of the checkpoints' weights in this type, of an adapted target too, without EAGLE's embeddings.
 
-    These are the target's own, unless the draft has trained others.
+    These are the target's own, unless the draft has trained others. `packs` counts packed copies too.
     """
     adapted = [d / name for d in directories if (name := read_checkpoint_config(d).get(TARGET_FOLDER_KEY))]
     shapes = [read_shapes(CheckpointSource(path=str(folder))) for folder in [*directories, *adapted]]
-    stored = [tensor for tensors in shapes for name, tensor in tensors.items() if name != EMBEDDINGS]
-    return sum(t.numel() * (dtype if t.is_floating_point() else t.dtype).itemsize for t in stored)
+    stored = [item for tensors in shapes for item in tensors.items() if item[0] != EMBEDDINGS]
+    if packs:
+        stored += [(name, t) for name, t in stored if t.dim() == 2 and is_large(t) and "embed" not in name]
+    return sum(t.numel() * (dtype if t.is_floating_point() else t.dtype).itemsize for _, t in stored)
 
 
 @torch.no_grad()

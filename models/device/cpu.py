@@ -91,6 +91,11 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def is_large(*weights: Tensor) -> bool:
+    """Return whether weights that read the same input are many enough to be packed."""
+    return sum(weight.numel() for weight in weights) >= MIN_PACKED_WEIGHTS
+
+
 def _find_large_layers(module: nn.Module) -> list[list[nn.Linear]]:
     """Return the layers that have many weights, those together that read the same input."""
     groups = defaultdict(list)
@@ -98,7 +103,7 @@ def _find_large_layers(module: nn.Module) -> list[list[nn.Linear]]:
         if type(layer) is nn.Linear and can_pack(layer.weight.dtype):
             parent, _, name = path.rpartition(".")
             groups[parent, INPUTS.get(name, name), layer.in_features, layer.bias is None].append(layer)
-    return [layers for layers in groups.values() if sum(x.weight.numel() for x in layers) >= MIN_PACKED_WEIGHTS]
+    return [layers for layers in groups.values() if is_large(*(layer.weight for layer in layers))]
 
 
 def _is_frozen(layer: nn.Linear) -> bool:

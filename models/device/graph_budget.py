@@ -254,7 +254,8 @@ def _name_parts(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:
 def graph_key_of(value: Any) -> str:
     """Return a key of what graphs depend on in a value that cannot change.
 
-    Modules are described by their class and their tensors, other values by their `graph_key`.
+    Modules are described by their class, their tensors and their `graph_switches`, if they have any, other values by
+    their `graph_key`.
     """
     if not isinstance(value, nn.Module):
         return value.graph_key
@@ -262,7 +263,8 @@ def graph_key_of(value: Any) -> str:
         (name, tuple(tensor.shape), str(tensor.dtype))
         for name, tensor in chain(value.named_parameters(), value.named_buffers())
     ]
-    return f"{type(value).__name__} {hashlib.sha256(str(listed).encode()).hexdigest()[:8]}"
+    described = str((listed, getattr(value, "graph_switches", None)))
+    return f"{type(value).__name__} {hashlib.sha256(described.encode()).hexdigest()[:8]}"
 
 
 def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:

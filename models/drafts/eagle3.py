@@ -81,6 +81,11 @@ class Eagle3Draft(EagleDraft):
         }
 
     @property
+    def graph_switches(self) -> list[bool]:
+        """Return what graphs depend on beside the tensors."""
+        return [getattr(self.config, name) for name in NORM_SWITCHES]
+
+    @property
     def layer(self) -> Eagle3Layer:
         return self.midlayer
 

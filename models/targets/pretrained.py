@@ -92,14 +92,19 @@ def _find_rank_files(source: ModelSource) -> list[Path]:
     return find_rank_files(Path(source.path)) if source.path else []
 
 
+def read_planning_config(source: ModelSource) -> Any:
+    """Read config.json, or the copy that ships, for which no network is needed."""
+    shipped = SHIPPED_CONFIGS / f"{source.name}.json"
+    if source.path is not None or not shipped.exists():
+        return read_model_config(source)
+    config = AutoConfig.for_model(**json.loads(shipped.read_text()))
+    check_modeling(config, name=source.location_key)
+    return config
+
+
 def build_planning_model(source: ModelSource, dtype: torch.dtype) -> Any:
     """Build the model for planning, without weights, on `meta`, from config.json alone."""
-    shipped = SHIPPED_CONFIGS / f"{source.name}.json"
-    if source.path is None and shipped.exists():
-        config = AutoConfig.for_model(**json.loads(shipped.read_text()))
-        check_modeling(config, name=source.location_key)
-    else:
-        config = read_model_config(source)
+    config = read_planning_config(source)
     with report_load_errors(source, CONFIG_FILE), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 

@@ -21,10 +21,11 @@ from infer.engine.graph_plan import list_graphs
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.measure.evaluate import compile_eval_graphs, evaluate_drafts
 from infer.verify.config import Verification
-from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
+from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError, graph_key_of
 from models.device.xla.device import XlaDevice
 from models.drafts.medusa import MedusaDraft
 from models.drafts.ngram import NgramDraft
+from models.drafts.options import Medusa2Conf
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
@@ -36,7 +37,7 @@ from tests.support.runs.graphs_run import LENGTH, LENGTHS, TREE, draw_texts, run
 from tests.support.runs.parallel_run import save_target
 from tests.support.runs.toy_run import metrics, toy_conf
 from train.distributed.build import build_parallel
-from train.graph_warmup import compile_training_graphs
+from train.graph_warmup import compile_training_graphs, warm_up_run
 from train.planning import graph_plan
 
 ROOT = Path(__file__).parents[2]
@@ -329,7 +330,6 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     evaluation = EvaluationConf(prompts=str(write_prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2])
     conf = toy_conf(
         draft=CASES["eagle3"].conf,
-        optim={"steps": 4},
         tree=TREE,
         evaluation=evaluation,
         target=TargetConf(name=str(tmp_path / "target")),
@@ -339,8 +339,8 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     (tmp_path / "scratch").mkdir()
     with caplog.at_level(logging.INFO):
         parallel = build_parallel(conf.parallel, build_counting_device(), trackers=[])
-        compile_training_graphs(conf, parallel, tmp_path / "scratch")
-    lines = [*(record.getMessage() for record in caplog.records), *capsys.readouterr().out.splitlines()]
+        compile_training_graphs(conf, parallel, tmp_path / "scratch", decodes=True)
+    lines = [*caplog.messages, *capsys.readouterr().out.splitlines()]
     training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))
     assert lines[training].removesuffix("announced") == "graphs: 3 (evaluate_chunk 1, loss_terms 1, run_target 1) "
     for first in (training, judging):
@@ -350,6 +350,30 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
         assert len(progress_lines) >= int(announced.split()[1])
         assert [line for line in progress_lines if not PROGRESS.fullmatch(line) or len(line) > 100] == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_warm_up_compiles_for_a_first_stage_what_training_runs_of_it(tmp_path, caplog, capsys):
+    """Nothing decodes with the heads of a first stage."""
+    save_target(tmp_path / "target", max_position_embeddings=128)
+    conf = toy_conf(
+        draft=Medusa2Conf(heads=2, heads_steps=2),
+        tree=TreeConf(kind=TreeKind.chain, depth=2),
+        evaluation=EvaluationConf(prompts=str(write_prompt_file(tmp_path)), max_new_tokens=4),
+        target=TargetConf(path=str(tmp_path / "target")),
+        output_dir=str(tmp_path / "runs"),
+    )
+    conf.data = DataConf(row_length=LENGTH)
+    with caplog.at_level(logging.INFO):
+        warm_up_run(conf, build_parallel(conf.parallel, build_counting_device(), trackers=[]))
+    lines = [*caplog.messages, *capsys.readouterr().out.splitlines()]
+    announced = [line for line in lines if line.endswith("announced")]
+    assert ["loss_terms" in line for line in announced] == [True, True, False]
+
+
+def test_drafts_of_equal_tensors_and_other_switches_have_graphs_of_their_own():
+    target = tiny_target(seed=0)
+    switches = [{}, {"norm_before_residual": False}, {"norm_output": True}]
+    assert len({graph_key_of(new_draft(target, **switch)) for switch in switches}) == 3
 
 
 @pytest.mark.system

@@ -129,6 +129,7 @@ def test_a_state_of_four_processes_is_resumed_by_two(folder):
         (1, {"tensor": 2}, 8, False, r"parallel\.tensor: must divide the 1 processes, got 2"),
         (4, {"tensor": 4}, 8, False, r"parallel\.tensor: must divide the target's 2 key-value he"),
         (4, {"tensor": 1}, 6, False, r"optim\.rows_per_step: .* multiple of the 4 data-parallel .*, got 6; "),
+        (12, {}, 8, False, r"optim\.rows_per_step: .* multiple of the 3 data-parallel .*, got 8; "),
         (4, {}, 6, True, r"optim\.rows_per_step: .* multiple of the 4 data-parallel .*, got 6; "),
         (4, {"tensor": 2}, 8, True, r"parallel: must split no weights for a draft that adapts"),
         (4, {"draft": Weights.sharded}, 8, True, r"parallel: must split no weights for a draft that adapts"),
@@ -149,7 +150,7 @@ def test_impossible_layouts_are_refused_before_a_model_is_loaded(
     )
     with pytest.raises(UserError, match=message):
         check_parallel(run)
-    check_parallel(replace(run, parallel=ParallelConf(), optim=replace(run.optim, rows_per_step=4 * rows)))
+    check_parallel(replace(run, parallel=ParallelConf(), optim=replace(run.optim, rows_per_step=12 * rows)))
 
 
 def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):

@@ -303,6 +303,18 @@ def test_rows_that_cores_repeat_are_told(folder):
     assert count_graphs(own) == 3  # the draft's layers, a chunk of the loss and the target's pass
 
 
+def test_graphs_are_those_of_the_planned_processes_and_their_route(folder, monkeypatch):
+    """Not of those that a pod has set for another launch; PyTorch/XLA has a whole step in one graph."""
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    words = ("optim.rows_per_step=8", "optim.compile_loss=true")
+    for route, graphs in (
+        (("parallel.target=sharded", "parallel.draft=sharded"), 0),
+        (("parallel.tensor=1",), 3),
+        (("device=xla", "optim=adamw", "parallel.tensor=1", "parallel.draft=sharded", "data.keep_features=false"), 2),
+    ):
+        assert count_graphs(plan_run(build_plan_conf(folder, *words, *route, machine=GENEROUS))) == graphs
+
+
 def test_a_draft_that_no_store_serves_is_planned():
     assert plan_run(compose("train_plan", TrainPlanConf, ["draft=demo-medusa2"])).feature_bytes > 0
 

@@ -29,10 +29,11 @@ def check_parallel(conf: TrainConf) -> None:
         processes % parallel.tensor_size == 0,
         f"parallel.tensor: must divide the {processes} processes, got {parallel.tensor}; launch a multiple of it",
     )
-    rows, data_ranks = conf.optim.rows_per_step, processes // parallel.tensor_size
     may_share = parallel.tensor == AUTO and conf.device.is_native and not conf.draft.trains_target
+    most_sharing = processes & -processes if may_share else parallel.tensor_size  # the largest power of two
+    rows, data_ranks = conf.optim.rows_per_step, processes // most_sharing
     require(
-        rows % data_ranks == 0 or may_share,
+        rows % data_ranks == 0,
         f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
         f"got {rows}; give {data_ranks} rows or a multiple of that",
     )

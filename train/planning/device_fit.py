@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from infer.inputs.memory_check import find_core_bytes
+from infer.inputs.memory_check import QUANTIZED_LINE, find_core_bytes
 from models.checkpoints.saved_states import find_newest_state, read_progress_file
 from models.device.config import LOCAL_MACHINE, MachineConf
 from models.device.device import Device
@@ -14,6 +14,8 @@ from models.io.errors import UserError
 from models.meta_model import build_meta_target
 from models.parallel import torchrun
 from models.parallel.tensor_parallel import check_torch
+from models.targets.pretrained import read_planning_config
+from models.targets.stored_weights import stays_quantized
 from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf, Weights
 from train.distributed.build import check_parallel
@@ -46,11 +48,13 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     saved = read_saved_settings(conf)
     may_choose = conf.parallel.is_open and not parallel.is_single_process and not parallel.device.lazy
     core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
-    if core_bytes is None:
-        log.info(
-            "memory: %s does not tell its memory, so whether the run fits is not checked; device.memory_gib=N sets it",
-            parallel.device.name,
+    is_quantized = stays_quantized(read_planning_config(conf.target))
+    if core_bytes is None or is_quantized:
+        unknown = (
+            f"memory: {parallel.device.name} does not tell its memory, so whether the run fits is not checked; "
+            "device.memory_gib=N sets it"
         )
+        log.info(QUANTIZED_LINE if is_quantized else unknown)
         check_parallel(replace(conf, parallel=conf.parallel.settle()))
         if conf.optim.micro_batch_size == AUTO:
             conf = apply_overrides(conf, {"optim.micro_batch_size": saved.get("optim.micro_batch_size", 1)})

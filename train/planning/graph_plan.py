@@ -20,16 +20,20 @@ def compiles_features(conf: TrainConf) -> bool:
     return conf.optim.compile_loss and conf.parallel.target is not Weights.sharded
 
 
-def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
-    """Return the graphs that train/trainer.py calls on each process; `lazy` is Device.lazy."""
-    tensor = conf.parallel.tensor_size
-    deal = deal_rows(conf, groups=get_world_size() // tensor, tensor=tensor)
+def list_graphs(conf: TrainConf, *, lazy: bool = False, processes: int | None = None) -> set[Graph]:
+    """Return the graphs that train/trainer.py calls on each of the processes, by default those that were launched.
+
+    `lazy` is Device.lazy.
+    """
+    processes, tensor = processes or get_world_size(), conf.parallel.tensor_size
+    deal = deal_rows(conf, groups=processes // tensor, tensor=tensor)
     micro_batch_size = conf.optim.micro_batch_rows(deal.rows)
     if lazy:
         names = {"allocate_optimizer_states", "train_step"}
         return {Graph(name) for name in names | ({"compute_features"} if conf.data.keep_features else set())}
     graphs = set()
-    if conf.optim.compile_loss:
+    gathers_head = processes > 1 and conf.parallel.target is Weights.sharded  # see Parallel.compiles_loss
+    if conf.optim.compile_loss and not gathers_head:
         graphs = {Graph("loss_terms", (micro_batch_size, conf.data.row_length))}
         graphs |= {Graph("evaluate_chunk", (term,)) for term in range(1 + conf.draft.trains_target)}
     if compiles_features(conf) and conf.data.source is not DataSource.captured:

@@ -150,9 +150,10 @@ def plan_layouts(
 def count_graphs(plan: MachinePlan) -> int:
     """Count the graphs that a process of the proposed layout compiles before the evaluation."""
     conf, layout = plan.conf, plan.best.layout
-    optim = replace(conf.optim, rows_per_step=layout.rows * layout.micros, micro_batch_size=layout.rows)
-    parallel = ParallelConf(target=layout.target)  # the rows are those of a process already
-    return len(list_graphs(replace(conf, optim=optim, parallel=parallel)))
+    optim = replace(conf.optim, micro_batch_size=layout.rows)
+    parallel = ParallelConf(tensor=layout.tensor, target=layout.target)
+    planned = replace(conf, optim=optim, parallel=parallel)
+    return len(list_graphs(planned, lazy=not conf.device.is_native, processes=layout.processes))
 
 
 def read_store(conf: TrainPlanConf, target: MetaTarget, draft: Draft) -> Manifest | None:

@@ -5,6 +5,7 @@ import math
 from infer.report.number_format import Table, choose_console, format_millions, to_rich_table
 from models.device.machine_specs import core_flops
 from models.io.console import CONSOLE, print_line
+from models.targets.stored_weights import stays_quantized
 from train.config.run import Weights
 from train.distributed.units import count_largest_bytes
 from train.optim import trained_parameters
@@ -68,7 +69,9 @@ def size_table(plan: MachinePlan) -> Table:
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
     fast = f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
     layers = ", ".join(map(str, draft.needs.layers))
-    layout = plan.best.layout
+    layout, name = plan.best.layout, plan.conf.target.path or plan.conf.target.name
+    if stays_quantized(target.model.config):
+        name += ", quantized, counted in full precision"
     largest = count_largest_bytes(draft, plan.dtype, list_split_heads(draft, layout)) if layout.gathers_draft else 0
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
     return Table(
@@ -76,7 +79,7 @@ def size_table(plan: MachinePlan) -> Table:
         f"{str(plan.dtype).removeprefix('torch.')} each",
         columns=["", "", ""],
         rows=[
-            ["target", plan.conf.target.path or plan.conf.target.name, f"{format_millions(target.num_parameters)} M"],
+            ["target", name, f"{format_millions(target.num_parameters)} M"],
             ["draft", plan.conf.draft.method, f"{format_millions(sum(p.numel() for p in draft.parameters()))} M"],
             ["of these trained", "", f"{format_millions(sum(p.numel() for p in trained_parameters(draft)))} M"],
             *([["gathered at once, at most", "a layer of the draft", f"{largest / 1e9:.2f} GB"]] * bool(largest)),

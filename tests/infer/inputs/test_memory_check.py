@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from conf.entry import compose
 from infer.commands.evaluation import evaluate_checkpoints
@@ -116,6 +116,14 @@ def test_a_draft_counts_once_in_the_type_that_it_is_loaded_in(folder, tmp_path):
     shutil.copy(copied / "model.safetensors", copied / "consolidated.safetensors")
     assert count_draft_bytes([copied], torch.bfloat16) == once
     assert once < count_draft_bytes([copied], torch.float32) <= 2 * once
+
+
+def test_packed_copies_of_a_draft_are_of_its_large_layers(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    shapes = {"layer.weight": (400, 300), "small.weight": (40, 30), "embed_tokens2.weight": (400, 300)}
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
+    plain, packed = (count_draft_bytes([tmp_path], torch.float32, packs=packs) for packs in (False, True))
+    assert packed - plain == 400 * 300 * 4
 
 
 @pytest.mark.parametrize(("method", "is_checked"), [("bitnet", False), ("mxfp4", True)])

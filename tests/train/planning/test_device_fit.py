@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shutil
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -109,6 +110,16 @@ def test_the_key_of_the_memory_is_named_only_if_it_is_set(folder, monkeypatch):
         fit_run(build_conf(folder), build_one_process())
     with pytest.raises(UserError, match=r"^device\.memory_gib: must hold the run, which needs "):
         fit_run(build_conf(folder, "device.memory_gib=1e-6"), build_one_process())
+
+
+def test_a_target_that_stays_quantized_is_not_judged_by_its_full_size(folder, tmp_path, caplog):
+    shutil.copytree(folder / "target", tmp_path / "target")
+    file = tmp_path / "target" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "bitnet"}}))
+    conf = build_conf(folder, f"target.path={tmp_path / 'target'}", "device.memory_gib=1e-6")
+    with caplog.at_level("INFO"):
+        assert fit_run(conf, build_one_process()).planned_bytes is None
+    assert "memory: quantized weights take less than is planned for" in caplog.text
 
 
 def test_a_plan_takes_the_configured_memory():
