@@ -7,6 +7,8 @@
 #       xla            PyTorch/XLA with its CPU device (8 GB: PyPI's torch 2.9 includes CUDA); Python 3.10 to 3.13, Linux
 #       floor          the lowest versions that pyproject.toml allows (8 GB if the index has no CPU build of that torch)
 set -euo pipefail
+directory=${2:-}
+[[ -z $directory || $directory == /* ]] || directory=$PWD/$directory # before the folder changes
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 name=${1:-}
@@ -20,7 +22,8 @@ case $name in
     exit 2
     ;;
 esac
-directory=${2:-.venv-$name} lock=locks/$name.txt
+directory=${directory:-.venv-$name} lock=locks/$name.txt
+mkdir -p "$(dirname "$directory")"
 
 # install ARGUMENT...: arguments of pip install; the lock fixes every version.
 install() {

@@ -4,9 +4,11 @@
 #     scripts/setup_newest.sh [DIRECTORY]                  default: .venv-newest
 #     BOUNDS=none scripts/setup_newest.sh [DIRECTORY]      without the upper bounds too
 set -euo pipefail
+directory=${1:-}
+[[ -z $directory || $directory == /* ]] || directory=$PWD/$directory # before the folder changes
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-directory=${1:-.venv-newest}
+directory=${directory:-.venv-newest}
 pip() { "$directory/bin/python" -m pip -qq --disable-pip-version-check "$@"; }
 
 "${PYTHON:-python3}" -m venv --clear "$directory"

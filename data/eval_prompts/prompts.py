@@ -89,7 +89,11 @@ def load_eval_prompts(
     rows = [{"template": template or {}, **row} for row in rows]
     turn_ids = [name_turn(row["id"], turn) for row in rows for turn in range(len(row.get("turns", [""])))]
     for row_id, count in Counter(turn_ids).items():
-        require(count == 1, f"{key}: every id, and ID#2 of a second turn, must be unique, got {row_id} more than once")
+        require(
+            count == 1,
+            f"{key}: every id must be unique, got {row_id} more than once (a row without an id has its number, and a "
+            "second turn ID#2)",
+        )
     categories = dict.fromkeys(row["category"] for row in rows)
     return [
         _build_first_turn(tokenizer, row, key, vocab_size)

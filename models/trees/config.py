@@ -38,10 +38,11 @@ class TreeConf:
             children=at_least(1),
             ngram_tokens=at_least(0, "0 copies none"),
         )
-        for name in SHAPE_FIELDS[TreeKind.dynamic]:
+        for name in list_unread_fields(self.kind):
             require(
-                name in SHAPE_FIELDS[self.kind] or getattr(self, name) == getattr(TreeConf, name),
-                f"tree.{name}: is not read for tree.kind={self.kind.value}, got {getattr(self, name)}; leave it out",
+                getattr(self, name) == getattr(TreeConf, name),
+                f"tree.{name}: is not read for tree.kind={self.kind.value}, got {getattr(self, name)}; leave it out, "
+                f"or choose tree={self.kind.value} if another option of the group sets it",
             )
         is_static, is_dynamic = self.kind is TreeKind.static, self.kind is TreeKind.dynamic
         require(
@@ -95,6 +96,11 @@ class TreeConf:
             )
         paths = [[0] * d for d in range(1, self.depth + 1)] if self.kind is TreeKind.chain else self.paths or []
         return replace(tree_from_paths(paths, kind=self.kind), ngram_tokens=self.ngram_tokens)
+
+
+def list_unread_fields(kind: TreeKind) -> list[str]:
+    """Return the numbers that only other kinds read."""
+    return [name for name in SHAPE_FIELDS[TreeKind.dynamic] if name not in SHAPE_FIELDS[kind]]
 
 
 def count_candidates(depth: int, beam_width: int, children: int) -> int:

@@ -36,6 +36,8 @@ from models.checkpoints.saved_states import (
 from models.drafts.options import DraftConf
 from models.io.errors import require
 from models.io.files import PARTIAL_SUFFIX, add_partial_suffix, atomic_directory
+from models.trees.config import list_unread_fields
+from models.trees.tree import TreeKind
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 
@@ -149,6 +151,8 @@ class RunState:
         self.saved_config = read_saved_config(newest)
         source = self.saved_config.get("data.source")
         unread = {f"data.{name}" for name in DataSource[source].unread_keys} if source else set()
+        if kind := self.saved_config.get("tree.kind"):
+            unread |= {f"tree.{name}" for name in list_unread_fields(TreeKind[kind])}
         for key in sorted(self.saved_config.keys() | self.config.keys(), key=lambda key: (key != "draft.method", key)):
             before, now = self.saved_config.get(key), self.config.get(key)
             require(

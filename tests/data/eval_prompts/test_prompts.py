@@ -252,8 +252,8 @@ def test_prompts_that_cannot_be_evaluated_are_refused(target, tmp_path):
     for rows, message in [
         ([], "must hold at least one prompt"),
         ([{"text": "1"}, {"text": ""}], "every prompt needs a token, got none for id 2"),
-        ([{"id": "a", "text": "1"}, {"id": "a", "text": "2"}], ".* must be unique, got a more"),
-        ([{"question_id": "a", "turns": ["1", "2"]}, {"id": "a#2", "text": "2"}], ".* must be unique, got a#2 more"),
+        ([{"id": "a", "text": "1"}, {"id": "a", "text": "2"}], "every id must be unique, got a more"),
+        ([{"question_id": "a", "turns": ["1", "2"]}, {"id": "a#2", "text": "2"}], "every id .*, got a#2 more"),
         ([{"messages": [{"role": "user", "content": "1"}]}], "needs a chat template for messages"),
         ([{"prompt": "1", "system": "2"}], "needs a chat template for system"),
     ]:

@@ -160,6 +160,13 @@ def test_packages_that_need_a_separate_environment_get_it_once(name, machine):
     assert read_pip_log(machine) == pip_log
 
 
+def test_the_folder_of_an_environment_is_one_of_the_folder_that_names_it(machine):
+    command = ["bash", ROOT / SEPARATE, "transformers4", "new/venv"]
+    environment = os.environ | {"PYTHON": str(machine.parent / "python"), "FAKE_LOG": str(machine.parent / "pip.log")}
+    subprocess.run(command, check=True, cwd=machine, env=environment, stdout=subprocess.DEVNULL)
+    assert (machine / "new" / "venv" / "bin" / "python").exists()
+
+
 def test_an_unknown_environment_is_refused_in_one_line(machine):
     refused = run_setup(SEPARATE, machine, "engine")
     assert (refused.returncode, refused.stderr) == (

@@ -138,9 +138,16 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     )
 
 
-def test_a_run_started_with_a_key_that_its_data_never_read_continues_without_it(started):
+@pytest.mark.parametrize(
+    ("unread", "read"),
+    [({"data.column": "messages"}, {"data.source": "demo"}), ({"tree.nodes": 24}, {"tree.kind": "chain"})],
+)
+def test_a_run_started_with_a_key_that_it_never_read_continues_without_it(started, unread, read):
     folder, conf = started
-    state = RunState(folder, flatten_config(conf) | {"data.column": "messages"})  # of source=demo
+    file = find_newest_state(folder) / PROGRESS_FILE
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps(saved | {"config": saved["config"] | read | unread}))
+    state = RunState(folder, flatten_config(conf) | read)
     state.load_progress()
     assert state.progress.step
 
