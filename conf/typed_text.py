@@ -92,7 +92,8 @@ def _quote_override(override: str, schema: type, is_sweep: bool) -> str:
     is_path_or_list = Any in types and name in PATH_KEYS  # `checkpoint`
     if (is_path_or_list or list[str] in types) and re.fullmatch(r"\[.*\]", text, re.DOTALL):
         return f"{start}[{_quote_items(text[1:-1], key)}]"
-    if not (is_path_or_list or str in types):
+    is_unknown = not kinds and not text.isascii()  # quoted, so that Hydra reads it and says so
+    if not (is_path_or_list or str in types or is_unknown):
         return override
     if is_sweep:
         return override if SWEEP.fullmatch(text) else start + _quote_items(text, key)

@@ -57,6 +57,7 @@ MISTAKES = {
     "target=null": "command line: a group takes the name of an option, got a value of type NoneType; see --help",
     "held_out=small": "held_out: must be keys with values, got small",
     "draft=a,b": "draft: must be one value, got 'a,b'; for a run of each add -m, for a list write draft=[a,b]",
+    "run_nme=é": "run_nme: no such key; did you mean run_name?",
     "optim.lr=1é": "optim.lr: must be a value that Hydra reads, got '1é'; for text write "
     """'optim.lr="1é"'""",
     "draft.layers=[1": "draft.layers: must be a value that Hydra reads, got '[1'; for text write "
