@@ -8,6 +8,7 @@ Layers that read the same input share a packed copy of their weights. Each takes
 them, which a graph computes once.
 """
 
+import ctypes
 import functools
 import itertools
 import platform
@@ -27,6 +28,9 @@ from models.device.device import Device
 # oneDNN takes 12 microseconds a call and MKL one: equal at about this many weights, for 1 and for 5 rows.
 MIN_PACKED_WEIGHTS = 100_000
 HINTED_ROWS = 16  # that oneDNN chooses the packed format for; any number can be multiplied
+# Bytes by the options of glibc's mallopt: a block of more comes from the kernel and goes back when freed; a free end of
+# the heap of more goes back. By default at most 32 and 64 MiB, less than a chunk of logits.
+MALLOC_OPTIONS = {-3: 64 * 2**20, -1: 256 * 2**20}
 # Layers of one module that read the same input, by their names in transformers.
 INPUTS = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", "gate_proj": "mlp", "up_proj": "mlp"}
 _packed_layers: dict[int, tuple[Tensor, Tensor | None]] = {}  # weights and biases
@@ -70,6 +74,13 @@ class CpuDevice(Device):
         # In a region, PyTorch's product with a bias makes a constant of the length (2.9 to 2.13).
         linear_layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
         return self.compiles and all(layer.bias is None or hasattr(layer, "packed_key") for layer in linear_layers)
+
+
+def keep_freed_memory() -> None:
+    """Let the process use freed memory again in place of pages that the kernel must clear first, if its libc can."""
+    if platform.libc_ver()[0] == "glibc":
+        for option, size in MALLOC_OPTIONS.items():
+            ctypes.CDLL(None).mallopt(option, size)
 
 
 def pack_linear_layers(module: nn.Module) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from models.device.config import DeviceConf, Precision
-from models.device.cpu import CpuDevice
+from models.device.cpu import CpuDevice, keep_freed_memory
 from models.device.device import Device
 from models.device.host import Host
 from models.device.packages import PACKAGES, check_native, check_package_mix, installed_version
@@ -48,6 +48,8 @@ def open_device(conf: DeviceConf) -> Device:
         route == "cuda" or not conf.cuda_graphs, f"device.cuda_graphs: needs device=cuda, got {route}; leave it out"
     )
     device_class, torch_device = open_route(route)
+    if torch_device.type == "cpu":
+        keep_freed_memory()
     # Products in fp32 are exact here; Inductor advises otherwise on CUDA.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     return device_class(

@@ -2,6 +2,10 @@
 
 import copy
 import gc
+import platform
+import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -193,3 +197,25 @@ def test_weights_are_packed_if_the_cpu_compiles(compiles):
     device = cpu_device(compiles=compiles)
     device.pack_weights(layer)
     assert (hasattr(layer, "packed_key"), device.packs_weights) == (compiles, compiles)
+
+
+COUNT_FAULTS = """
+import resource
+import torch
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
+
+open_device(DeviceConf(name=DeviceName.cpu))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(60):
+    torch.ones(12 * 2**20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+def test_a_freed_tensor_of_48_mib_is_used_again_without_page_faults():
+    faults = subprocess.run([sys.executable, "-c", COUNT_FAULTS], capture_output=True, check=True).stdout
+    pages = 12 * 2**20 * 4 / resource.getpagesize()
+    assert int(faults) < 30 * pages  # 60 without; a few, as small blocks behind freed ones make the heap grow at first
