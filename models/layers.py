@@ -73,7 +73,7 @@ def attend(
     """
     bias = attention_bias(mask, query.dtype)
     if torch.is_grad_enabled():
-        key, value = (repeat_heads(x, query.shape[1] // x.shape[1]) for x in (key, value))
+        key, value = spread_heads(key, query), spread_heads(value, query)
     elif query.shape[2] == 1:
         return attend_folded(query, key, value, bias)
     is_grouped, tokens = query.shape[1] != key.shape[1], query.shape[2]
@@ -85,8 +85,9 @@ def attend(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
-def repeat_heads(x: Float[Tensor, "b kv s d"], groups: int) -> Float[Tensor, "b h s d"]:
+def spread_heads(x: Float[Tensor, "b kv s d"], query: Float[Tensor, "b h t d"]) -> Float[Tensor, "b h s d"]:
     """Return key-value heads, each repeated for the query heads of its group."""
+    groups = query.shape[1] // x.shape[1]
     return x if groups == 1 else x.repeat_interleave(groups, 1)
 
 
@@ -120,9 +121,6 @@ class DecoderLayer(nn.Module):
         self.mlp = build_mlp(config)
         self.input_layernorm = RMSNorm(size, eps) if input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(size, eps)
-
-    def project_qkv(self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        return self.self_attn.project_qkv(self.input_layernorm(hidden), rope)
 
     def finish(self, hidden: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]) -> Float[Tensor, "b t h"]:
         hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from models.layers import repeat_heads
+from models.layers import spread_heads
 from models.targets.attention import CHUNK, KERNEL_DEVICES, attention_bias
 
 
@@ -75,11 +75,6 @@ class UnrolledAttention(torch.autograd.Function):
             key_grads.append(sum_heads(grad_score_BHT1 * query, key))
             value_grads.append(sum_heads(share_BHT.to(query.dtype)[..., None] * grad_BHTD, value))
         return grad_query, None, *key_grads, *value_grads
-
-
-def spread_heads(x: Float[Tensor, "b kv t d"], query: Tensor) -> Float[Tensor, "b h t d"]:
-    """Repeat key-value heads for the query heads of their groups."""
-    return repeat_heads(x, query.shape[1] // x.shape[1])
 
 
 def sum_heads(x: Float[Tensor, "b h t d"], key: Tensor) -> Float[Tensor, "b kv t d"]:

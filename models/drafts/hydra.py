@@ -70,7 +70,8 @@ class PrefixLayer(nn.Module):
     ) -> Float[Tensor, "b t h"]:
         """Return the normed output; `run_attention` takes the layer's queries, keys and values."""
         layer = cast(DecoderLayer, self.layers[0])
-        return self.norm(layer.finish(hidden, run_attention(*layer.project_qkv(hidden, rope))))
+        attended = run_attention(*layer.self_attn.project_qkv(layer.input_layernorm(hidden), rope))
+        return self.norm(layer.finish(hidden, attended))
 
 
 class HydraDraft(CachedDecoding, HeadsDraft):

@@ -21,8 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 from infer.report.number_format import Table
 from models.device.config import DeviceConf, DeviceName
 from models.device.opening import open_device
+from models.layers import spread_heads
 from models.targets.attention import without_kernel
-from models.unrolled_attention import attend_unrolled, score_own_keys, spread_heads
+from models.unrolled_attention import attend_unrolled, score_own_keys
 from scripts.benchmarks.tables import PAGE, machine, publish
 
 HEADS, KV_HEADS, HEAD_SIZE, STEPS = 32, 8, 128, 7
