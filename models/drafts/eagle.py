@@ -25,12 +25,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models.batch import Batch
-from models.drafts.base import DraftState, Extras, LossTerms, require_no_bias
+from models.drafts.base import DraftState, Extras, LossTerms
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
 from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
-from models.losses.config import LossConf
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
 from models.targets.language_model import TargetOutput
@@ -185,11 +184,6 @@ class Eagle1Draft(EagleDraft):
     conf_class = Eagle1Conf
     backprop_through_outputs = False
     reads_target_head = True
-
-    @classmethod
-    def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "Eagle1Draft":
-        require_no_bias(target.head, conf.method)
-        return cast(Eagle1Draft, super().build(conf, target, loss=loss, seed=seed))
 
     def __init__(self, conf: Eagle1Conf, config: LlamaConfig, target: Target):
         super().__init__(conf, config, target)

@@ -68,6 +68,8 @@ class FeatureDraft(Draft):
     @classmethod
     def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "FeatureDraft":
         """Build a new draft: random weights, and those that it takes over from the target."""
+        if cls.reads_target_head:
+            require_no_bias(target.head, conf.method)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             draft = cls(conf, cls.engine_config(conf, target), target)
