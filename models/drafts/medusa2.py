@@ -54,16 +54,11 @@ class Medusa2Draft(MedusaDraft):
     def build(cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
         """Build heads that predict what the target's head does; the adapters change nothing yet."""
         require_no_bias(target.head, conf.method)
-        draft = cls.build_heads(conf, target, loss=loss, seed=seed)
+        draft = cast(Medusa2Draft, super().build(conf, target, loss=loss, seed=seed))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             draft.add_adapters(target)
         return draft
-
-    @classmethod
-    def build_heads(cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
-        """Build the heads alone, which predict what the target's head does."""
-        return cast(Medusa2Draft, super().build(conf, target, loss=loss, seed=seed))
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> "Medusa2Draft":
@@ -82,7 +77,7 @@ class Medusa2Draft(MedusaDraft):
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return new heads, which predict what the head of the verifying target predicts."""
-        untrained = self.build_heads(self.conf, target, loss=self.loss_conf, seed=0)
+        untrained = super().build(self.conf, target, loss=self.loss_conf, seed=0)
         return untrained.convert_weights(target)
 
     def add_adapters(self, target: Target) -> None:
