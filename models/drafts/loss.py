@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from models.batch import Batch
 from models.device.device import Device
-from models.drafts.base import Draft, Extras, HeadTerm, Loss, LossTerms
+from models.drafts.base import Draft, Extras, Loss, LossTerms
 from models.losses.chunked import ChunkEvaluator, chunked_distillation_loss, evaluate_chunk
 from models.targets.language_model import TargetOutput
 
@@ -32,21 +31,17 @@ class LossModule(nn.Module):
 
 
 def compute_loss(terms: LossTerms, evaluate: ChunkEvaluator = evaluate_chunk) -> Loss:
-    """Apply the heads, by `evaluate_chunk` or what a compiler made of it, and add up all terms."""
+    """Apply the heads, by `evaluate_chunk` or what a compiler made of it, and add up all terms.
+
+    The names of metrics of several steps end with the step's number.
+    """
     total, metrics = terms.total, terms.metrics
     for term in terms.heads:
-        term_total, term_metrics = _compute_term(term, evaluate)
-        total, metrics = total + term_total, metrics | term_metrics
+        inputs = {name: value for name, value in vars(term).items() if name not in ("scale", "prefix")}
+        term_total, term_metrics = chunked_distillation_loss(**inputs, evaluate=evaluate)
+        total = total + term.scale * term_total
+        for name, pairs in term_metrics.items():
+            by_step = {"": pairs} if pairs.ndim == 1 else {f"_{i + 1}": pair for i, pair in enumerate(pairs)}
+            metrics = metrics | {f"{term.prefix}{name}{step}": pair for step, pair in by_step.items()}
     assert isinstance(total, Tensor)
     return Loss(total=total, weight=terms.weight, metrics=metrics)
-
-
-def _compute_term(term: HeadTerm, evaluate: ChunkEvaluator) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, " 2"]]]:
-    """Return the scaled term, and its metrics by name; the names of several steps end with the step's number."""
-    inputs = {name: value for name, value in vars(term).items() if name not in ("scale", "prefix")}
-    total, metrics = chunked_distillation_loss(**inputs, evaluate=evaluate)
-    named = {}
-    for name, pairs in metrics.items():
-        by_step = {"": pairs} if pairs.ndim == 1 else {f"_{i + 1}": pair for i, pair in enumerate(pairs)}
-        named |= {f"{term.prefix}{name}{step}": pair for step, pair in by_step.items()}
-    return term.scale * total, named
