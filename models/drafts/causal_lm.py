@@ -33,17 +33,10 @@ from models.lora import add_adapters, merge_adapters
 from models.losses.config import LossConf
 from models.losses.loss_weights import shift_left, token_weights
 from models.parallel.dtensor import full_tensor
-from models.targets import modeling
+from models.targets import modeling, pretrained
 from models.targets.cache import CacheWrite
 from models.targets.config import CheckpointSource, ModelSource
 from models.targets.language_model import LanguageModel, TargetOutput
-from models.targets.pretrained import (
-    build_planning_model,
-    check_pretrained,
-    load_model,
-    load_tokenizer,
-    read_model_config,
-)
 from models.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -51,7 +44,7 @@ log = logging.getLogger(__name__)
 RECORDED_FIELDS = ("name", "path", "revision", "layers", "max_depth")
 
 
-class CausalLMDraft(CachedDecoding, Draft):
+class CausalLMDraft(CachedDecoding):
     """A causal LM with a cache; it reads no features of the target."""
 
     conf_class = CausalLMConf
@@ -98,7 +91,7 @@ class CausalLMDraft(CachedDecoding, Draft):
         metadata, recorded_seed = read_origin(directory, target)
         conf = CausalLMConf(path=str(directory))
         source = CheckpointSource(path=str(directory))
-        check_pretrained(source)
+        pretrained.check_pretrained(source)
         check_same_tokenizer(target, source)
         if "start" in metadata:
             origin = json.loads(metadata["start"])
@@ -219,7 +212,7 @@ def build_initial_model(conf: CausalLMConf, target: Target) -> Any:
             log.info("draft: a pretrained model keeps all its layers, draft.layers=%s has no effect", conf.layers)
         check_same_tokenizer(target, conf)
         if target.head.weight.is_meta:  # planning needs shapes only
-            return build_planning_model(conf, torch.float32)
+            return pretrained.build_planning_model(conf, torch.float32)
         return load_finite_model(conf, torch.float32)
     layers = conf.layers or []
     target.check_layers(layers, default=choose_layers(target.config, target.num_layers))
@@ -231,7 +224,7 @@ def load_finite_model(source: ModelSource, dtype: torch.dtype) -> Any:
 
     Nothing that such a draft proposes would be accepted, and no error would say so.
     """
-    model = load_model(source, dtype)
+    model = pretrained.load_model(source, dtype)
     broken = find_non_finite(model)
     require(
         broken is None,
@@ -297,7 +290,7 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
         return
     target_tokens, draft_tokens = (
         {i: token for token, i in tokenizer.get_vocab().items()}
-        for tokenizer in (target.tokenizer, load_tokenizer(source))
+        for tokenizer in (target.tokenizer, pretrained.load_tokenizer(source))
     )
     rule = f"{source.location_key}: must have the target's tokenizer"
     remedy = "choose a draft of the target's family"
@@ -307,7 +300,7 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
                 f"{rule}, got {source.location!r}, where token {i} is {draft_tokens.get(i)!r} "
                 f"instead of {target_tokens.get(i)!r}; {remedy}"
             )
-    draft_rows = read_model_config(source).get_text_config().vocab_size
+    draft_rows = pretrained.read_model_config(source).get_text_config().vocab_size
     lacking = {i: token for i, token in target_tokens.items() if draft_rows <= i < target.vocab_size}
     last = max(lacking.keys() - target.tokenizer.added_tokens_decoder, default=None)
     require(last is None, f"{rule}, got {source.location!r}, whose embeddings end before token {last}; {remedy}")

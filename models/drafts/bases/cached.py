@@ -11,7 +11,7 @@ Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,8 +36,8 @@ class CachePass:
     mask: Bool[Tensor, "b 1 t s"]
 
 
-class CachedDecoding:
-    """A part of a `Draft` whose method adds one pass over new tokens and the tensors it needs.
+class CachedDecoding(Draft):
+    """A draft whose method adds one pass over new tokens and the tensors it needs.
 
     The state holds at least `lengths` [B] and `hidden` [B, H], the last output of each row.
     """
@@ -108,8 +108,8 @@ class CachedDecoding:
             used += tokens.shape[1]
             return self.logits(hidden)
 
-        first, kept_ids = self.logits(hidden)[:, 0], cast(Draft, self).kept_ids
-        return grow(tree, sampler, first, expand, kept_ids=kept_ids, vocab_size=self.target_vocab)
+        first = self.logits(hidden)[:, 0]
+        return grow(tree, sampler, first, expand, kept_ids=self.kept_ids, vocab_size=self.target_vocab)
 
 
 def new_layer_state(config: Any, weight: Tensor, batch: int, slots: int) -> DraftState:
