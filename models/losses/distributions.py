@@ -66,11 +66,6 @@ class TargetDistribution:
     # If coarse, the draft ids of the columns; draft_vocab for a token that the draft lacks.
     column_ids: Int[Tensor, "tokens k"] | None = None
 
-    @property
-    def num_token_columns(self) -> int:
-        """Return the number of columns that stand for a single token: all but the bucket."""
-        return (self.soft if self.column_ids is None else self.column_ids).shape[-1]
-
 
 def target_distribution(
     logits: Float[Tensor, "tokens vocab"],

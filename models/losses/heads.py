@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from models.parallel.dtensor import is_sharded
+from models.parallel.dtensor import is_sharded, local_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class SplitHeads(Heads):
 
 def build_heads(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Heads:
     """Build the heads of a loss, which add to `grads`; weights that are DTensors, and their gradients, are rows."""
-    own_weights = tuple(_autocast(read_rows(weight).detach()) for weight in weights)
-    own_grads = tuple(grad if grad is None else read_rows(grad) for grad in grads)
+    own_weights = tuple(_autocast(local_part(weight).detach()) for weight in weights)
+    own_grads = tuple(grad if grad is None else local_part(grad) for grad in grads)
     if not is_sharded(weights[0]):
         return Heads(weights=own_weights, grads=own_grads)
     mesh = cast(Any, weights[0]).device_mesh
@@ -100,11 +100,6 @@ def allocate_grads(weights: Sequence[Tensor]) -> list[Tensor | None]:
     """Return zeros in fp32, split as the weights are, for those that learn; nothing does without autograd."""
     learns = torch.is_grad_enabled()
     return [torch.zeros_like(w, dtype=torch.float32) if learns and w.requires_grad else None for w in weights]
-
-
-def read_rows(tensor: Tensor) -> Tensor:
-    """Return the rows of a DTensor that this process holds, or another tensor as it is."""
-    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
 
 
 def apply_heads(heads: Sequence[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:

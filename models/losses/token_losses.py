@@ -75,7 +75,8 @@ def lk_hybrid(draft: DraftDistribution, target: TargetDistribution, conf: LossCo
 
 def topk_kl(draft: DraftDistribution, target: TargetDistribution, conf: LossConf) -> Tensor:
     """Return the forward KL over the target's k likeliest tokens and one bucket of all others."""
-    num_tokens = target.num_token_columns  # without the bucket of a coarse target
+    # Columns without the bucket of a coarse target.
+    num_tokens = (target.soft if target.column_ids is None else target.column_ids).shape[-1]
     top_probs, ids = topk_rows(target.soft[..., :num_tokens], min(conf.top_k, num_tokens))
     target_rest = target.soft.scatter(-1, ids, 0.0).sum(-1)
     ids = ids.expand(*draft.alpha.shape, -1)

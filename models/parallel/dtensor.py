@@ -18,6 +18,11 @@ def is_sharded(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a DTensor that this process holds, or another tensor as it is."""
+    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor. Collective: call it on every rank that holds a shard."""
     return cast(Any, tensor).full_tensor() if is_sharded(tensor) else getattr(tensor, "full_value", tensor)

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models.io.errors import UserError
-from models.parallel.dtensor import is_sharded
+from models.parallel.dtensor import is_sharded, local_part
 from models.parallel.tensor_parallel import (
     EMBEDDING_STYLES,
     EXPERTS_PLAN_STYLE,
@@ -94,7 +94,7 @@ def compute_on_local_shards(model: Any) -> None:
     Raise UserError for a layer that is split in an unknown way.
     """
     for name, layer in model.named_modules():
-        if not _is_split(layer):
+        if not any(map(is_sharded, layer.parameters(recurse=False))):
             continue
         if find_style(model._ep_plan, name) == EXPERTS_PLAN_STYLE:
             _replace_forward(layer, EXPERTS_SHARD, run_experts)
@@ -110,10 +110,6 @@ def compute_on_local_shards(model: Any) -> None:
         _replace_forward(layer, style, compute)
 
 
-def _is_split(layer: nn.Module) -> bool:
-    return any(map(is_sharded, layer.parameters(recurse=False)))
-
-
 def _replace_forward(layer: Any, style: ShardStyle, compute: Callable[..., Tensor]) -> None:
     """Let a layer compute on this rank's part of its weights where no gradient is asked for."""
     split = next(p for p in layer.parameters(recurse=False) if is_sharded(p))
@@ -123,9 +119,7 @@ def _replace_forward(layer: Any, style: ShardStyle, compute: Callable[..., Tenso
     if isinstance(local, nn.Embedding):
         local.padding_idx = None  # of a gradient alone, and perhaps past this rank's rows
     local._parameters = {
-        key: parameter
-        if parameter is None
-        else nn.Parameter(cast(Any, parameter).to_local() if is_sharded(parameter) else parameter, requires_grad=False)
+        key: parameter if parameter is None else nn.Parameter(local_part(parameter), requires_grad=False)
         for key, parameter in layer._parameters.items()
     }
     # No submodule: its weights are the layer's own.
