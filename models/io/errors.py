@@ -46,11 +46,6 @@ class Rule:
     holds: Callable[[Any], bool]
     remedy: str
 
-    def describe(self, key: str, value: Any) -> str:
-        """Return the sentence for a value that breaks the rule."""
-        typed = value.value if isinstance(value, Enum) else value
-        return f"{key}: {self.text}, got {typed}; {self.remedy}"
-
 
 def at_least(minimum: int | float, remedy: str = "raise it") -> Rule:
     return Rule(f"must be at least {minimum}", lambda value: value >= minimum, remedy)
@@ -86,7 +81,7 @@ def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:
     """
     prefix = f"{group}." if group else ""
     problems = [
-        rule.describe(prefix + name, value)
+        f"{prefix}{name}: {rule.text}, got {value.value if isinstance(value, Enum) else value}; {rule.remedy}"
         for name, rule in rules.items()
         if (value := getattr(conf, name)) is not None and not rule.holds(value)
     ]
