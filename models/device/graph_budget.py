@@ -213,7 +213,9 @@ def _describe_value(
     if isinstance(value, Tensor):
         # PyTorch compiles again for other strides; those of contiguous tensors follow from sizes.
         strides = () if value.is_contiguous() else ("strides", value.stride())
-        yield path, _describe_sizes(value), value.dtype, *strides
+        any_size_dim = getattr(value, "any_size_dim", None)
+        sizes = tuple("any" if dim == any_size_dim else size for dim, size in enumerate(value.shape))
+        yield path, sizes, value.dtype, *strides
     elif value is None or kind in (bool, int, float, str):
         yield path, value
     elif kind is list:  # of numbers
@@ -235,11 +237,6 @@ def mark_any_size(tensor: Tensor, dim: int) -> Tensor:
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
     tensor.any_size_dim = dim  # type: ignore[attr-defined]
     return tensor
-
-
-def _describe_sizes(tensor: Tensor) -> tuple[Any, ...]:
-    any_size_dim = getattr(tensor, "any_size_dim", None)
-    return tuple("any" if dim == any_size_dim else size for dim, size in enumerate(tensor.shape))
 
 
 def _name_parts(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:

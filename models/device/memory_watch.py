@@ -29,7 +29,8 @@ class MemoryWatch:
             # Neuron's module has the peak alone (torch-neuronx 2.14), which then counts from the start of the process.
             getattr(torch.get_device_module(device.name), "reset_peak_memory_stats", lambda: None)()
         elif device.name == "cpu":
-            reset_host_peak()
+            if os.access(CLEAR_REFS, os.W_OK):  # on Linux alone
+                CLEAR_REFS.write_text("5")
             self.bytes_before = psutil.Process(os.getpid()).memory_info().rss
 
     @property
@@ -47,12 +48,6 @@ class MemoryWatch:
             peak = MAXRSS_UNIT * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return max(0, peak - self.bytes_before)
         return None
-
-
-def reset_host_peak() -> None:
-    """Let the peak of resident memory begin anew where the system can, which is Linux."""
-    if os.access(CLEAR_REFS, os.W_OK):
-        CLEAR_REFS.write_text("5")
 
 
 @contextmanager
