@@ -36,20 +36,10 @@ from models.targets import architectures
 from models.targets.cache import CacheWrite, LayerArgs, StaticCache, write_layer
 
 CACHE_NAMES = ("cache", "past_key_values")
+# A cache that holds nothing: the decoder only asks whether it has one. Callers always pass positions, so nothing is
+# derived from its length.
+PRESENT = Cache(layers=[])
 CAUSAL_LM_CLASSES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-
-
-class PresentCache(Cache):
-    """A cache that holds nothing: the decoder only asks whether it has one.
-
-    Callers always pass positions, so nothing is derived from the length.
-    """
-
-    def __init__(self) -> None:
-        self.layers = []
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        return 0
 
 
 class LayerCache(Cache):
@@ -125,16 +115,13 @@ class HookedDecoder:
             position_ids=positions,
             attention_mask=masks,
             use_cache=cache_write is not None,
-            **{self.cache_name: None if cache_write is None else _PRESENT},
+            **{self.cache_name: None if cache_write is None else PRESENT},
         ).last_hidden_state
         captured = [cast(Tensor, self.state.layer_inputs[i]) for i in layers]
         # Otherwise a compiled graph would return them twice.
         self.state.layer_inputs = {}
         self.state.cache_write = None
         return hidden, captured
-
-
-_PRESENT = PresentCache()
 
 
 def find_cache_name(forward: Callable) -> str:

@@ -29,15 +29,8 @@ class TreeConf:
     file: str | None = None  # in a format of models/trees/tree_formats.py; replaces the above
 
     def __post_init__(self) -> None:
-        check_values(
-            self,
-            "tree",
-            depth=at_least(1),
-            nodes=at_least(1),
-            beam_width=at_least(1),
-            children=at_least(1),
-            ngram_tokens=at_least(0, "0 copies none"),
-        )
+        sizes = dict.fromkeys(("depth", "nodes", "beam_width", "children"), at_least(1))
+        check_values(self, "tree", **sizes, ngram_tokens=at_least(0, "0 copies none"))
         for name in list_unread_fields(self.kind):
             require(
                 getattr(self, name) == getattr(TreeConf, name),

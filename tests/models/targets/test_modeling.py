@@ -118,7 +118,7 @@ def test_a_decoder_asks_an_empty_cache_only_for_methods_that_ours_has(family):
     for layer in decoder.layers:
         layer.forward = lambda hidden_states, **_kwargs: hidden_states
     output = decoder(
-        input_ids=IDS, position_ids=POSITIONS, attention_mask=masks, use_cache=True, **{name: modeling.PresentCache()}
+        input_ids=IDS, position_ids=POSITIONS, attention_mask=masks, use_cache=True, **{name: modeling.PRESENT}
     )
     assert output.last_hidden_state.shape[:2] == IDS.shape
 
