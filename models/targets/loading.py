@@ -24,16 +24,14 @@ from models.targets.target import Target
 log = logging.getLogger(__name__)
 
 
-def load_target(
-    conf: TargetConf, device: Device, *, name: str | None = None, load_part: Callable[[ModelSource], Any] | None = None
-) -> Target:
+def load_target(conf: TargetConf, device: Device, *, name: str | None = None, model: Any = None) -> Target:
     """Load the model, freeze it and move it to the device; return it with its tokenizer.
 
-    `load_part` loads a model that is divided among several devices, and leaves it there. Raise
-    UserError for a model that is missing or cannot be served exactly.
+    A loaded `model` stays where it is, as it is divided among several devices. Raise UserError for a model that is
+    missing or cannot be served exactly.
     """
-    model = load_part(conf) if load_part else load_model(conf, device.dtype)
-    target = freeze_model(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
+    loaded = load_model(conf, device.dtype) if model is None else model
+    target = freeze_model(loaded, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
     _record_origin(target, conf)
     if not target.eos_ids and target.tokenizer is not None and target.tokenizer.eos_token:
         log.warning(
@@ -42,8 +40,8 @@ def load_target(
             target.tokenizer.eos_token,
             target.tokenizer.eos_token_id,
         )
-    if not load_part:  # after the checks, which a lazy device would compile
-        model.to(device.torch_device)
+    if model is None:  # after the checks, which a lazy device would compile
+        loaded.to(device.torch_device)
     return target
 
 
@@ -84,13 +82,10 @@ def load_split_target(conf: TargetConf, device: Device, *, tensor: int, replicas
 
     inductor.deterministic = True  # processes choose kernels by what they time, and must propose the same tokens
 
-    def load_part(source: ModelSource) -> Any:
-        model = _load_part(source, device.dtype, tensor=tensor, replicas=replicas, shards=shards)
-        if shards == 1:
-            compute_on_local_shards(model)
-        return model
-
-    target = load_target(conf, device, load_part=load_part)
+    model = _load_part(conf, device.dtype, tensor=tensor, replicas=replicas, shards=shards)
+    if shards == 1:
+        compute_on_local_shards(model)
+    target = load_target(conf, device, model=model)
     target.processes, target.gathers_weights = tensor * shards, shards > 1
     target.head.joins_ranks = True
     return target.eager() if target.gathers_weights else target

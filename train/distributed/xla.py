@@ -60,7 +60,7 @@ class XlaParallel(Parallel):
         """Build the target, its layers split on the host, where the fingerprint and drafts need all weights."""
         if not self.is_target_split:
             return load_target(conf.target, self.device)
-        target = load_target(conf.target, self.device, load_part=lambda source: load_model(source, self.device.dtype))
+        target = load_target(conf.target, self.device, model=load_model(conf.target, self.device.dtype))
         model, reads_head = target.model, find_draft_class(conf.draft).reads_target_head
         tables = [layer.weight for layer in (model.get_input_embeddings(), target.head)]
         whole = list_whole_tables(model, reads_head=reads_head)
