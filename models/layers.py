@@ -66,10 +66,9 @@ def attend(
 ) -> Float[Tensor, "b h t d"]:
     """Return softmax attention with grouped key-value heads; True in `mask` lets a query attend.
 
-    With gradients the heads are repeated: CUDA's kernels for training that take a mask take no
-    groups, and its fallback keeps a T x S matrix of scores for each head. For one token in bf16, PyTorch's
-    grouped attention takes a CPU four times as long as folded heads do. Prompts attend in chunks where no kernel
-    may take the mask.
+    With gradients the heads are repeated: CUDA's kernels for training that take a mask take no groups, and its fallback
+    keeps a T x S matrix of scores for each head. For one token in bf16, PyTorch's grouped attention takes a CPU four
+    times as long as folded heads do. Prompts attend in chunks where no kernel may take the mask.
     """
     bias = attention_bias(mask, query.dtype)
     if torch.is_grad_enabled():

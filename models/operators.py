@@ -1,8 +1,7 @@
 """Operators of losses and of decoding, by those that every accelerator's compiler has.
 
-Some compilers have no sort, no top-k of wide rows or of more than two dimensions, no remainder or
-argmax of integers, no gather of bools and no scatter that adds integers;
-`tests/models/test_operations.py` keeps these out of our graphs.
+Some compilers have no sort, no top-k of wide rows or of more than two dimensions, no remainder or argmax of integers,
+no gather of bools and no scatter that adds integers; `tests/models/test_operations.py` keeps these out of our graphs.
 """
 
 import math

@@ -37,8 +37,7 @@ def save_checkpoint(
 ) -> None:
     """Write model.safetensors and config.json; a failure leaves an existing checkpoint intact.
 
-    `write_extra_files` writes further files, such as a tokenizer's, into the empty folder that is
-    its argument.
+    `write_extra_files` writes further files, such as a tokenizer's, into the empty folder that it takes.
     """
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with report_disk_errors(directory):

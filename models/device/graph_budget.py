@@ -72,8 +72,7 @@ class GraphBudget:
     def unannounced(self) -> int:
         """Return the number of graphs that the run needed but did not announce.
 
-        Shapes that were called count too: their graphs may stem from an earlier run in this
-        process.
+        Shapes that were called count too: their graphs may stem from an earlier run in this process.
         """
         needed = {name: max(len(s), self.compiled[name]) for name, s in self.called_shapes.items()}
         return (Counter(needed) - self.announced).total()

@@ -83,8 +83,7 @@ class RouteChoice(NamedTuple):
 def choose_route(name: str, host: Host) -> RouteChoice:
     """Return the route for a device name; raise UserError with the reason if it is unavailable.
 
-    Broken Neuron packages are an error for `auto` too, because a user who installed them does not
-    expect the CPU.
+    Broken Neuron packages are an error for `auto` too, because a user who installed them does not expect the CPU.
     """
     if name in ("auto", "neuron", "xla"):
         check_package_mix()

@@ -175,9 +175,8 @@ class Draft(nn.Module):
     def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return further arguments of `loss_terms`: random numbers and values that change with the step.
 
-        Each row has its own generator, so that it gets the same numbers in any micro-batch and process.
-        A thread that runs ahead of the step calls it on the host: it must not read weights or the mode
-        of the module.
+        Each row has its own generator, so that it gets the same numbers in any micro-batch and process. A thread that
+        runs ahead of the step calls it on the host: it must not read weights or the mode of the module.
         """
         return {}
 

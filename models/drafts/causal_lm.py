@@ -2,8 +2,7 @@
 
     position t:   tokens up to t   ->   token t+1, compared with the target's distribution at t
 
-The losses, and training on text that the draft generates, are those of DistillSpec
-(https://arxiv.org/abs/2310.08461).
+The losses, and training on text that the draft generates, are those of DistillSpec (https://arxiv.org/abs/2310.08461).
 
 Axes: B rows, T tokens, H hidden, S slots.
 """

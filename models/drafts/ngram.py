@@ -125,9 +125,8 @@ class MixedDraft(Draft):
 def graft_chain(grown: Proposal, chain: Int[Tensor, "batch copied"]) -> Proposal:
     """Return the proposal with a chain of tokens below its root, merged with equal paths.
 
-    As long as the tree has the chain's tokens, the next token becomes a child of the tree's node.
-    The nodes of that part exist twice. The copies have no children, and `walk_choices` takes the
-    first of equal siblings.
+    As long as the tree has the chain's tokens, the next token becomes a child of the tree's node. The nodes of that
+    part exist twice. The copies have no children, and `walk_choices` takes the first of equal siblings.
 
     >>> tree = Proposal(ids=torch.tensor([[7, 8]]), parents=torch.tensor([[-1, -1]]))
     >>> graft_chain(tree, torch.tensor([[8, 5]]))  # 5 becomes a child of the first 8

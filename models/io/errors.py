@@ -76,8 +76,7 @@ SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1, "
 def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:
     """Check fields of a configuration by name; raise one UserError that lists all broken rules.
 
-    `group` is the path of the configuration, such as `optim`. A field that is None passes every
-    rule.
+    `group` is the path of the configuration, such as `optim`. A field that is None passes every rule.
     """
     prefix = f"{group}." if group else ""
     problems = [

@@ -1,8 +1,7 @@
 """The positions that count in a draft's loss, and their weights; see docs/losses.md.
 
-An answer token weighs 1; a position has the weight of the token that it drafts. Where a split
-document's later piece repeats the end of the piece before as its context, those tokens weigh 0: they
-are trained in the piece before.
+An answer token weighs 1; a position has the weight of the token that it drafts. Where a split document's later piece
+repeats the end of the piece before as its context, those tokens weigh 0: they are trained in the piece before.
 """
 
 import torch

@@ -5,9 +5,8 @@ its `LossName`. Its gradient is autograd's, unless `GRADIENTS` has a function th
 passes over the vocabulary: slope - draft * sum(slope), with slope_v = draft_v * d loss / d draft_v
 (docs/losses.md).
 
-A token whose supervised token (the target's likeliest, for `ce` that of the text) is outside the
-draft's vocabulary is not `covered`: its loss is 0 (as in EAGLE-3), its weight stays in the
-denominator, and the metrics count it as a miss.
+A token whose supervised token (the target's likeliest, for `ce` that of the text) is outside the draft's vocabulary is
+not `covered`: its loss is 0 (as in EAGLE-3), its weight stays in the denominator, and the metrics count it as a miss.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,8 @@
 """Tensor parallelism of a frozen target on the XLA route, and of its plan for every machine.
 
-Elsewhere transformers splits the target itself, in models/targets/loading.py. Both follow the
-model's `tp_plan`, which this module applies with the caller's layer classes; these have the
-signatures of Neuron's NxD. No gradients are computed. See docs/nxd.md for the styles of a plan, and
-for the order of key-value heads that several ranks hold.
+Elsewhere transformers splits the target itself, in models/targets/loading.py. Both follow the model's `tp_plan`, which
+this module applies with the caller's layer classes; these have the signatures of Neuron's NxD. No gradients are
+computed. See docs/nxd.md for the styles of a plan, and for the order of key-value heads that several ranks hold.
 """
 
 import re

@@ -39,8 +39,7 @@ def report_load_errors(source: ModelSource, file: str) -> Iterator[None]:
 def check_hub(source: ModelSource | None) -> None:
     """Raise UserError if the hub lacks the model or does not answer, or its local path is none.
 
-    A local folder, a model in the cache and None pass. from_pretrained would retry for half a
-    minute before it fails.
+    A local folder, a model in the cache and None pass. from_pretrained would retry for half a minute before it fails.
     """
     if source is None or Path(source.location).is_dir():
         return

@@ -103,10 +103,7 @@ class HookedDecoder:
         cache_write: tuple[StaticCache, CacheWrite] | None,
         recomputes: bool = False,
     ) -> tuple[Float[Tensor, "batch seq hidden"], list[Tensor]]:
-        """Return the normed hidden states, and the inputs of these layers.
-
-        If it `recomputes`, a layer keeps its input alone for the backward pass, which runs it again.
-        """
+        """Return the normed hidden states, and the inputs of these layers."""
         # A new dict: graphs must not depend on what an earlier pass left in it.
         self.state.layer_inputs = dict.fromkeys(layers)
         self.state.cache_write, self.state.recomputes = cache_write, recomputes

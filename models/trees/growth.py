@@ -54,9 +54,8 @@ def node_depths(ancestors: Bool[Tensor, "batch verified verified"]) -> Int[Tenso
 class Proposal:
     """One token tree per row: node i is a child of node `parents[i]`; -1 is the root.
 
-    `child_log_probs`: the log-probabilities from which the children of the root and of each node were
-    drawn, without replacement and in their order; entries of leaves are not used. It is None if the
-    tree was not drawn.
+    `child_log_probs`: the log-probabilities from which the children of the root and of each node were drawn, without
+    replacement and in their order; entries of leaves are not used. It is None if the tree was not drawn.
     """
 
     ids: Int[Tensor, "batch nodes"]
@@ -75,9 +74,7 @@ def grow(
 ) -> Proposal:
     """Return a proposal of the shape of `tree`, grown from the root's raw logits `first`.
 
-    `expand` returns the raw logits after each chosen node, or the same ones for all of them.
-    `kept_ids` are the target ids of a reduced draft vocabulary, and `vocab_size` is the size of the
-    target's.
+    `kept_ids` are the target ids of a reduced draft vocabulary, and `vocab_size` is the size of the target's.
     """
     grow_kind = _grow_dynamic if tree.kind is TreeKind.dynamic else _grow_static
     return grow_kind(tree, _CandidateScorer(sampler, kept_ids, vocab_size or first.shape[-1]), first[:, None], expand)

@@ -36,10 +36,7 @@ class History:
     def on_path(
         self, node_ids: Int[Tensor, "batch verified"], ancestors: Bool[Tensor, "batch verified verified"]
     ) -> "History":
-        """Return the histories of the texts that end in the root and each node: [batch, verified, vocab].
-
-        `ancestors` is the mask of each node's ancestors and itself.
-        """
+        """Return the histories of the texts that end in the root and each node: [batch, verified, vocab]."""
         on_path = mark_tokens(node_ids[:, None].expand_as(ancestors), ancestors, self.in_text.shape[-1])
         return History(in_text=self.in_text[:, None] | on_path, in_answer=self.in_answer[:, None] | on_path)
 
@@ -134,10 +131,9 @@ def _cutoff_distances(ordered: Float[Tensor, " vocab"], num_kept: int) -> Float[
 class Sampler:
     """The ranking of a draft's candidates in one round, by the target's rule and a source of noise.
 
-    With the target's noise both models tend to choose the same token (coupled). With `draws` the
-    noise is the draft's, so children are drawn without replacement (the largest perturbed
-    log-probabilities: Kool et al., arXiv 1903.06059) and the distributions that they were drawn
-    from are recorded. Without noise candidates are ranked by probability.
+    With the target's noise both models tend to choose the same token (coupled). With `draws` the noise is the draft's,
+    so children are drawn without replacement (the largest perturbed log-probabilities: Kool et al., arXiv 1903.06059)
+    and the distributions that they were drawn from are recorded. Without noise candidates are ranked by probability.
     """
 
     rule: SamplingConf

@@ -60,8 +60,7 @@ class XlaDevice(Device):
     def count_graphs() -> int:
         """Return the number of graphs compiled so far in this process.
 
-        Pending operations are computed first, so that their graph counts here and not at the next
-        sync.
+        Pending operations are computed first, so that their graph counts here and not at the next sync.
         """
         import torch_xla  # pyright: ignore[reportMissingImports]
         from torch_xla.debug import metrics  # pyright: ignore[reportMissingImports]

@@ -2,10 +2,9 @@
 
     slots:  [ known tokens 0 .. length-1 | nodes expanded while growing ... | garbage ]
 
-The cache has one entry for each input read. A language model reads tokens, so that its `lengths` count
-the root, the last emitted token. An EAGLE draft reads pairs, the target's feature of a token with the
-token after it, so that its `lengths` and positions are one less. `advance` overwrites the expanded nodes:
-no key moves.
+The cache has one entry for each input read. A language model reads tokens, so that its `lengths` count the root, the
+last emitted token. An EAGLE draft reads pairs, the target's feature of a token with the token after it, so that its
+`lengths` and positions are one less. `advance` overwrites the expanded nodes: no key moves.
 
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
