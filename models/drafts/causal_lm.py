@@ -100,7 +100,6 @@ class CausalLMDraft(CachedDecoding):
         return draft.to(target.head.weight.device)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
-        """Return the draft rebuilt from its origin and seed, or why that is impossible."""
         if self.seed is None:
             return "the checkpoint does not record what it was started from"
         try:
@@ -148,7 +147,6 @@ class CausalLMDraft(CachedDecoding):
     # --- decoding ---------------------------------------------------------------------------
 
     def new_state(self, batch: int, slots: int) -> DraftState:
-        """Return an empty cache, and room for the last hidden state of each row."""
         weight = self.lm.head.weight
         return {
             "cache": self.lm.new_cache(batch, slots),
@@ -160,7 +158,6 @@ class CausalLMDraft(CachedDecoding):
         return state["cache"].num_slots
 
     def start(self, state: DraftState, prompts: ReadPrompts) -> DraftState:
-        """Run a pass over the prompts and their first new tokens; return the state after them."""
         ids, count = prompts.ids, prompts.lengths + 1
         tokens = torch.cat([ids, torch.zeros_like(ids[:, :1])], 1)
         tokens = tokens.scatter(1, prompts.lengths[:, None], prompts.first_token[:, None])

@@ -167,7 +167,6 @@ class EagleDraft(CachedDecoding, FeatureDraft):
     # --- decoding ---------------------------------------------------------------------------
 
     def new_state(self, batch: int, slots: int) -> DraftState:
-        """Return an empty cache, and room for the last output of each row."""
         return new_layer_state(self.config, self.fc.weight, batch, slots)
 
     def forward_step(
@@ -197,7 +196,6 @@ class Eagle1Draft(EagleDraft):
         return cast(DecoderLayer, self.layers[0])
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
-        """Return the target's final hidden states in the dtype of the layer."""
         return target_output.hidden.to(self.fc.weight.dtype)
 
     def merge_inputs(

@@ -147,7 +147,6 @@ class HydraDraft(CachedDecoding, HeadsDraft):
         return self.target_embeddings(input_ids).to(self.dtype)
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
-        """Return the target's final hidden states in the dtype of the heads."""
         return target_output.hidden.to(self.dtype)
 
     def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:

@@ -211,7 +211,6 @@ class Eagle3Conf(EagleConf):
         return self.train_head
 
     def describe_engine_limits(self) -> str | None:
-        """Return which engines read `norm_output`, if it is on."""
         if not self.norm_output:
             return None
         return "draft.norm_output: vLLM reads it, vLLM Neuron does not; false serves both"
@@ -268,7 +267,6 @@ class MedusaConf(HeadsConf):
     draft_class: ClassVar[str] = "models.drafts.medusa:MedusaDraft"
 
     def describe_engine_limits(self) -> str | None:
-        """Return which releases of vLLM read the checkpoint."""
         return "vLLM reads Medusa heads up to version 0.32; 0.33 removed the method"
 
     @property

@@ -51,7 +51,6 @@ class XlaDevice(Device):
         return replace(self, ledger=GraphLedger())
 
     def synchronize(self) -> None:
-        """Compute all recorded operations."""
         import torch_xla  # pyright: ignore[reportMissingImports]
 
         torch_xla.sync(wait=True)

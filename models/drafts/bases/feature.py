@@ -99,7 +99,6 @@ class FeatureDraft(Draft):
         return draft.convert_weights(target)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
-        """Return the draft rebuilt from its seed and vocabulary, or why that is impossible."""
         if self.seed is None:
             return "the checkpoint does not record its seed"
         untrained = self.build(self.conf, target, loss=self.loss_conf, seed=self.seed)
@@ -203,7 +202,6 @@ class HeadsDraft(FeatureDraft):
         return min(depth, 1)
 
     def new_state(self, batch: int, slots: int) -> DraftState:
-        """Return room for one hidden state per row."""
         return {"hidden": self.heads[0].weight.new_zeros(batch, self.config.hidden_size)}
 
 
