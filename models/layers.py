@@ -142,17 +142,19 @@ def init_normal(*parts: nn.Module) -> None:
                 nn.init.normal_(module.weight, std=0.02)
 
 
-def draw_dropout_mask(
+def draw_dropout(
     generators: list[np.random.Generator], shape: tuple[int, int], *, dropout: float
-) -> Bool[Tensor, "b t inputs"]:
-    """Return which inputs of each row's positions dropout keeps.
+) -> dict[str, Bool[Tensor, "b t inputs"]]:
+    """Return, as `dropout_mask`, which inputs of each row's positions dropout keeps; nothing without dropout.
 
     They are drawn on the host, row by row, so that every layout drops the same. Numbers of 16 bits
     decide, which are drawn several times as fast as floating-point ones.
     """
+    if not dropout:
+        return {}
     first_passing = round(dropout * 2**16)
     drawn = [generator.integers(2**16, size=shape, dtype=np.uint16) for generator in generators]
-    return torch.from_numpy(np.stack([numbers >= first_passing for numbers in drawn]))
+    return {"dropout_mask": torch.from_numpy(np.stack([numbers >= first_passing for numbers in drawn]))}
 
 
 def drop_inputs(

@@ -29,7 +29,7 @@ from models.drafts.base import DraftState, Extras, LossTerms
 from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached, new_layer_state
 from models.drafts.bases.feature import FeatureDraft
 from models.drafts.options import Eagle1Conf, EagleConf
-from models.layers import DecoderLayer, draw_dropout_mask, drop_inputs, init_normal
+from models.layers import DecoderLayer, draw_dropout, drop_inputs, init_normal
 from models.losses.loss_weights import position_weights, shift_left
 from models.parallel.dtensor import full_tensor
 from models.targets.language_model import TargetOutput
@@ -131,10 +131,8 @@ class EagleDraft(CachedDecoding, FeatureDraft):
 
     def prepare_batch(self, batch: Batch, *, step: int, generators: list[np.random.Generator]) -> Extras:
         """Return the inputs that dropout keeps, the same ones at all steps of a position."""
-        if not self.conf.dropout:
-            return {}
         shape = (batch.input_ids.shape[1], 2 * self.config.hidden_size)
-        return {"dropout_mask": draw_dropout_mask(generators, shape, dropout=self.conf.dropout)}
+        return draw_dropout(generators, shape, dropout=self.conf.dropout)
 
     def unroll_steps(
         self, batch: Batch, hidden: Float[Tensor, "b t h"], dropout_mask: Bool[Tensor, "b t inputs"] | None = None

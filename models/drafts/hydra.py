@@ -27,7 +27,7 @@ from models.drafts.bases.cached import CachedDecoding, CachePass, attend_cached,
 from models.drafts.bases.feature import HeadsDraft
 from models.drafts.options import HydraConf
 from models.io.errors import require
-from models.layers import DecoderLayer, RMSNorm, attend, draw_dropout_mask, drop_inputs, init_normal
+from models.layers import DecoderLayer, RMSNorm, attend, draw_dropout, drop_inputs, init_normal
 from models.losses.loss_weights import shift_left
 from models.targets.language_model import TargetOutput
 from models.targets.modeling import build_rotary
@@ -154,11 +154,8 @@ class HydraDraft(CachedDecoding, HeadsDraft):
 
         All heads have the same choices, a shorter first block the first of its columns.
         """
-        if not self.conf.dropout:
-            return {}
         columns = (1 + self.max_depth + self.config.hydra_num_layers) * self.config.hidden_size
-        shape = (batch.input_ids.shape[1], columns)
-        return {"dropout_mask": draw_dropout_mask(generators, shape, dropout=self.conf.dropout)}
+        return draw_dropout(generators, (batch.input_ids.shape[1], columns), dropout=self.conf.dropout)
 
     def loss_terms(
         self, batch: Batch, target_output: TargetOutput, dropout_mask: Bool[Tensor, "b t columns"] | None = None
