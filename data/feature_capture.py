@@ -157,8 +157,7 @@ def write_missing_files(
         f"run_name: must name a new store or one of this target, got {folder}, whose target has "
         "other weights; choose another run_name",
     )
-    hashes = {"target_sha256": target.fingerprint, "tables_sha256": target.tables_fingerprint}
-    manifest = replace(manifest, **hashes)
+    manifest = replace(manifest, target_sha256=target.fingerprint, tables_sha256=target.tables_fingerprint)
     if DOCUMENTS_FILE in missing:
         write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())
     # A lazy device records the target's pass and what is stored of it as one graph.

@@ -147,6 +147,6 @@ def _extract_first_turn(row: dict[str, Any]) -> str:
         "ids" not in row,
         f"mixture.exclude: every prompt must be text, got token ids for id {row['id']}; give the file of its texts",
     )
-    if "messages" not in row:
-        return row["text"] if "text" in row else (row["turns"] or [""])[0]
-    return next(m["content"] for m in row["messages"] if m["role"] == "user")
+    if "messages" in row:
+        return next(message["content"] for message in row["messages"] if message["role"] == "user")
+    return row["text"] if "text" in row else row["turns"][0]

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import constants
 
@@ -121,12 +120,10 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
         except RowRejectedError as error:
             skipped[str(error)] += 1
             continue
-        labels: dict[str, Any] = {"location": f"{folder}, row {row.id}"}
-        if row.messages is not None:
-            labels |= {"conversation": number}
-        documents = [replace(document, **labels) for document in documents]
-        num_rows += len(documents)
-        yield from documents
+        conversation = None if row.messages is None else number
+        for document in documents:
+            num_rows += 1
+            yield replace(document, location=f"{folder}, row {row.id}", conversation=conversation)
     require(
         num_rows > 0,
         f"data.path: some row must have an answer, got none in {folder}; "
