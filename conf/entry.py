@@ -154,10 +154,7 @@ def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
 
 
 def validate_config(cfg: DictConfig) -> Any:
-    """Return the composed config as its dataclass, which runs the checks of `__post_init__`.
-
-    Raise UserError for a key that the dataclass does not have, and for a run outside its folder.
-    """
+    """Return the composed config as its dataclass, checked; unknown keys and a bad run_name are errors too."""
     _expand_homes(cfg)
     try:
         conf: Any = OmegaConf.to_object(cfg)

@@ -41,10 +41,7 @@ MAX_ZEROED_SHARE = 0.1  # of a layer's values; int8 rounds 1 % of normally distr
 
 
 def capture_features(conf: CaptureConf, *, command: str) -> Path:
-    """Capture the files that the store lacks and return its folder.
-
-    `command` is recorded in the manifest as the command that resumes this capture.
-    """
+    """Capture the files that the store lacks and return its folder; the manifest records the `command` that resumes."""
     require(
         conf.data.source not in (DataSource.demo, DataSource.captured),
         f"data.source: must be documents, got {conf.data.source.value}; run `python -m data.prepare` and give "
@@ -178,11 +175,8 @@ def write_missing_files(
 
 
 def write_store_file(manifest: Manifest, folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
-    """Write one file atomically, then record its checksum: the file is valid from now on.
-
-    The processes of a split target compute the same, and the main one writes it.
-    """
-    if not IS_MAIN_PROCESS:
+    """Write one file atomically, then record its checksum: the file is valid from now on."""
+    if not IS_MAIN_PROCESS:  # the processes of a split target compute the same
         return
     # save_file would write under a temporary name of its own, which a kill leaves behind.
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})

@@ -84,10 +84,7 @@ class Dialogue:
         return replace(self.row, messages=messages, documents=self.documents, answers=self.answers)
 
     async def _answer_messages(self, chat: ChatTemplate, messages: list[Message]) -> list[Message]:
-        """Return the messages with the target's answers, up to the last one that it could give.
-
-        If turns of the data are left, `end_reason` says why.
-        """
+        """Return the messages with the target's answers, up to the last one that it could give."""
         history: list[Message] = []
         messages = join_answers(messages)
         # None stands for an answer that the data lacks.

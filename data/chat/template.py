@@ -61,10 +61,7 @@ def _reject_on_template_error() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A tokenizer's chat template, and its arguments: tools, and those of the row and the config.
-
-    Raises UserError for tokenizers without a template.
-    """
+    """A tokenizer's chat template, and its arguments: tools, and those of the row and the config."""
 
     tokenizer: "PreTrainedTokenizerBase"
     arguments: dict[str, Any] = field(default_factory=dict)

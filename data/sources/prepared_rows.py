@@ -168,10 +168,7 @@ def read_prepared_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_answering_target(folder: Path, split: str, tokenizer: Any) -> str:
-    """Return whose answers the files of a split hold, or "the target" if they do not tell.
-
-    Raise UserError if their token ids are of another tokenizer.
-    """
+    """Return whose answers a split holds, "the target" if it does not tell; reject ids of another tokenizer."""
     from models.checkpoints.fingerprints import tokenizer_fingerprint  # deferred: imports PyTorch
 
     files = chain.from_iterable(list_prepared_files(folder, split).values())

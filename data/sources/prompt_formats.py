@@ -52,10 +52,7 @@ def _is_message_list(value: Any) -> bool:
 
 
 def parse_message_texts(value: Any) -> Any:
-    """Return a list of messages that are stored as JSON, one text each, with the texts parsed.
-
-    Any other value is returned unchanged. A text that is not JSON stays beside the messages.
-    """
+    """Return a list of messages that are stored as JSON, one text each, parsed; any other value stays as it is."""
     match value:
         case [str(first), *_] if MESSAGE_TEXT.match(first) and _is_message(parse_if_json(first)):
             return [parse_if_json(text) for text in value]
@@ -147,10 +144,7 @@ def describe_prompt_formats() -> str:
 
 
 def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
-    """Return an iterator over the rows of a prompt file, a directory or a dataset.
-
-    Rows that cannot be read are included. A UserError begins with `key`, the setting that named the source.
-    """
+    """Return an iterator over the rows of a prompt file, a directory or a dataset, which the setting `key` names."""
     path = Path(source)
     is_saved = any((path / name).exists() for name in SAVED_DATASET_FILES)
     if path.exists() and not is_saved:

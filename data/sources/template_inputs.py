@@ -28,10 +28,7 @@ def read_known_inputs(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_template_inputs(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return `system`, `tools` and `template`, the arguments, as far as a row has them in columns of their own.
-
-    Raises RowRejectedError for those of a wrong type.
-    """
+    """Return `system`, `tools` and `template`, the arguments, that a row has; reject those of a wrong type."""
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
     tools = parse_json(raw.get("tools"), "tools") or _read_functions(raw.get("functions"))
     template = parse_json(next((raw[name] for name in TEMPLATE_COLUMNS if raw.get(name)), None), "template arguments")
