@@ -8,6 +8,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -113,7 +114,7 @@ def _count_chars(message: dict[str, Any]) -> int:
 
 def _turn_hashes(turns: list[tuple[str, str]], *, is_plain_text: bool) -> Iterator[int]:
     """Yield hashes of every question and of its answer's beginning; a plain text is both."""
-    for (role, text), (next_role, next_text) in zip(turns, [*turns[1:], ("", "")], strict=True):
+    for (role, text), (next_role, next_text) in pairwise([*turns, ("", "")]):
         if role == "user":
             answer = next_text if next_role == "assistant" else ""
             yield from prompt_hashes(text, text if is_plain_text else answer)
