@@ -105,10 +105,7 @@ class ShardBuilder:
         return {name: values.cpu().flatten(0, 1) for name, values in self._compute(batch).items()}
 
     def measure_rounding(self) -> dict[str, tuple[float, float]]:
-        """Return the rounding of each layer: the root mean square of |x - stored| / |x|, and the share of values lost.
-
-        Raises UserError if a layer's error is not finite, because its features are not.
-        """
+        """Return each layer's rounding: the root mean square of |x - stored| / |x|, and the share of values lost."""
         layers = {"captured": map("layer {}".format, self.plan.schema.layers), "hidden": ["final"]}
         rounding = {}
         for name, error_sums in self._error_sums.items():

@@ -140,8 +140,7 @@ def load_dataset_split(
 ) -> Any:
     """Return one split of a Hugging Face dataset: a hub name, a saved directory or a data file.
 
-    Without `split`, return the first of SPLIT_PREFERENCE that the dataset has. Raises UserError, which begins with the
-    setting `key` and names the split by `split_key`, if the split cannot be loaded.
+    Without `split`, return the first of SPLIT_PREFERENCE that the dataset has. Errors name the settings by their keys.
     """
     path = Path(source)
     split_key = split_key or _split_key(key)
