@@ -24,7 +24,7 @@ from models.io.errors import require
 
 ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
 LICENSE_COLUMNS = ("license", "licence")  # many data sets spell it the British way
-CANDIDATE_SCHEMA = INPUT_SCHEMA.append(pa.field("sign", pa.uint64())).append(pa.field("held_out", pa.bool_()))
+CANDIDATE_SCHEMA = pa.schema([*INPUT_SCHEMA, ("sign", pa.uint64()), ("held_out", pa.bool_())])
 
 
 @dataclass(kw_only=True)

@@ -82,9 +82,7 @@ _ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int32(), float: pa.float64(), st
 _SAMPLING_TYPE = pa.struct(  # Seeds are below 2^48.
     [(part.name, pa.int64() if part.name == "seed" else _ARROW_TYPES[part.type]) for part in fields(SamplingInfo)]
 )
-SCHEMA = INPUT_SCHEMA.append(pa.field("documents", pa.list_(_DOCUMENT_TYPE))).append(
-    pa.field("answers", pa.list_(_SAMPLING_TYPE))
-)
+SCHEMA = pa.schema([*INPUT_SCHEMA, ("documents", pa.list_(_DOCUMENT_TYPE)), ("answers", pa.list_(_SAMPLING_TYPE))])
 
 
 def row_to_columns(row: PreparedRow) -> dict[str, Any]:
