@@ -36,15 +36,12 @@ def find_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]
 
 
 def check_template_arguments(tokenizer: "PreTrainedTokenizerBase", arguments: dict[str, Any], key: str) -> None:
-    """Raise UserError for an argument that the chat template does not name, and so would leave without effect.
-
-    Switches of thinking pass: settings for many targets have them.
-    """
+    """Raise UserError for an argument that the chat template does not name, and so would leave without effect."""
     words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
     for name in arguments:
         near = difflib.get_close_matches(name, words, n=1)
         require(
-            name in words or name in THINKING_SWITCHES,
+            name in words or name in THINKING_SWITCHES,  # settings for many targets have these
             f"{key}.{name}: must be an argument that the chat template reads, got none of this name; "
             + (f"did you mean {near[0]}?" if near else "leave it out"),
         )

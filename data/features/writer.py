@@ -96,10 +96,8 @@ class ShardBuilder:
         return shard
 
     def _features_on_host(self, rows: list[int]) -> dict[str, Tensor]:
-        """Return the features of rows, flattened over positions, on the host.
-
-        The last batch is filled up with other rows, so that every batch has one size and one graph.
-        """
+        """Return the features of rows, flattened over positions, on the host."""
+        # The last batch is filled up with other rows, so that every batch has one size and one graph.
         full_batch = [(rows[0] + i) % len(self.plan.packed) for i in range(self.batch)]
         batch = self.plan.packed.batch(full_batch).to(self.target.device.torch_device)
         return {name: values.cpu().flatten(0, 1) for name, values in self._compute(batch).items()}

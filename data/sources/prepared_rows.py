@@ -138,16 +138,14 @@ def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, 
 
 
 def write_prepared_rows(path: Path, rows: Iterable[PreparedRow], counts: dict[str, Any]) -> None:
-    """Write a file of prepared rows atomically; its footer has their numbers by source and license, and `counts`.
-
-    Reading the rows may change `counts`: they are read after the last row.
-    """
+    """Write a file of prepared rows atomically; its footer has their numbers by source and license, and `counts`."""
     licenses: dict[str, Counter[str]] = defaultdict(Counter)
     with atomic_path(path) as partial, parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table:
         for batch in batch_records(map(row_to_columns, rows)):
             for columns in batch:
                 licenses[columns["source"]][columns["license"]] += 1
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
+        # Reading the rows may change `counts`: they are read after the last row.
         metadata = {"version": PREPARED_VERSION, "licenses": licenses, **counts}
         table.add_key_value_metadata({METADATA_KEY.decode(): json.dumps(metadata)})
 

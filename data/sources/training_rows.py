@@ -101,8 +101,7 @@ def count_training_rows(conf: DataConf) -> int | None:
 def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
     """Return a lazy iterator over the rows of the data.
 
-    A dataset is loaded immediately, files are opened with the first row. `skipped` is filled with
-    the counts of skipped rows by reason. Raises UserError if no row can be used.
+    A dataset is loaded immediately, files are opened with the first row. `skipped` is filled with counts by reason.
     """
     if conf.source is DataSource.demo or conf.path is None:
         raise ValueError("the demo has prompts, not rows")
