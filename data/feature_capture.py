@@ -59,7 +59,10 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     manifest = build_manifest(
         plan, conf, computed_in=device.dtype, tokenizer_hash=tokenizer_hash, command=command
     ).resume(folder)
-    missing = list_missing_files(manifest, folder, checksums=conf.checksums)
+    damaged = dict(manifest.find_damaged(folder, checksums=conf.checksums))
+    for name, damage in damaged.items():
+        log.warning("%s is %s: capturing it again", folder / name, damage)
+    missing = [name for name in manifest.file_names if name in damaged or name not in manifest.files]
     if missing:
         with report_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -121,14 +124,6 @@ def build_manifest(
         languages=documents.languages,
         license=describe_licenses(conf.data),
     )
-
-
-def list_missing_files(manifest: Manifest, folder: Path, *, checksums: bool) -> list[str]:
-    """Return the names of the files still to be written; log a warning for damaged ones."""
-    damaged = dict(manifest.find_damaged(folder, checksums=checksums))
-    for name, damage in damaged.items():
-        log.warning("%s is %s: capturing it again", folder / name, damage)
-    return [n for n in manifest.file_names if n in damaged or n not in manifest.files]
 
 
 def write_missing_files(
