@@ -32,7 +32,7 @@ def list_options(schema: type) -> Iterator[tuple[str, str, dict[str, Any]]]:
     ['schema/eagle3', {'override /target@_global_.target': 'qwen3-8b'}, '_self_']
     """
     fields = {field.name for field in dataclasses.fields(schema)}
-    for name, entry in _load_drafts().items():
+    for name, entry in load_drafts().items():
         recipe = {key: choice for key, choice in entry["recipe"].items() if key in fields}
         groups = {key: choice for key, choice in recipe.items() if isinstance(choice, str | dict)}
         for group, choice in groups.items():
@@ -51,7 +51,7 @@ def list_options(schema: type) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 @functools.cache
-def _load_drafts() -> dict[str, Any]:
+def load_drafts() -> dict[str, Any]:
     """Return the entries of conf/drafts.yaml; raise UserError for one without a method or a recipe."""
     drafts = yaml.safe_load((CONF / "drafts.yaml").read_text())
     for name, entry in drafts.items():
@@ -65,8 +65,3 @@ def _load_drafts() -> dict[str, Any]:
             f"conf/drafts.yaml: {name}.recipe: must have keys, got {entry.get('recipe')}; name at least its target",
         )
     return drafts
-
-
-def is_draft_entry(name: str) -> bool:
-    """Return whether conf/drafts.yaml has an entry of this name."""
-    return name in _load_drafts()

@@ -37,7 +37,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from conf.drafts import is_draft_entry, list_options
+from conf.drafts import list_options, load_drafts
 from conf.error_lines import (
     complete_keys,
     reword_message,
@@ -154,10 +154,7 @@ def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
 
 
 def validate_config(cfg: DictConfig) -> Any:
-    """Return the composed config as its dataclass, which runs the checks of `__post_init__`.
-
-    Raise UserError for a key that the dataclass does not have, and for a run outside its folder.
-    """
+    """Return the composed config as its dataclass, checked; unknown keys and a bad run_name are errors too."""
     _expand_homes(cfg)
     try:
         conf: Any = OmegaConf.to_object(cfg)
@@ -245,12 +242,11 @@ def chosen_sequence() -> str | None:
 
 def command_that_writes(path: Path) -> str | None:
     """Return the command of the chosen sequence and target that writes `path`, or None."""
-    name = chosen_sequence()
     modules = {_of_sequence(output): module for output, module in WRITERS.items()}
-    if name is None or (module := modules.get(str(path))) is None:
+    if (module := modules.get(str(path))) is None:
         return None
     target = [typed for typed in HydraConfig.get().overrides.task if typed.startswith("target")]
-    return shlex.join(["python", "-m", module, f"experiment={name}", *target])
+    return shlex.join(["python", "-m", module, f"experiment={chosen_sequence()}", *target])
 
 
 def _of_sequence(path: str) -> str | None:
@@ -316,7 +312,7 @@ def _config_file_note(error: BaseException) -> str:
     if match is None:
         return ""
     group, _, name = match[1].rpartition("/")
-    if group == "draft" and is_draft_entry(name):
+    if group == "draft" and name in load_drafts():
         return f" (in conf/drafts.yaml, {name})"
     if group == "recipe":
         return f" (in conf/recipe/{name}.yaml, which is for another method; leave recipe={name} out)"

@@ -50,12 +50,12 @@ def unknown_key_message(key: str, schema: type | None) -> str:
     if not dataclasses.is_dataclass(schema):  # a free dict, such as chat template arguments
         return f"{key}: no such key; to add it write +{key}=VALUE"
     parent, _, name = key.rpartition(".")
-    keys = dict(_list_keys(schema))
-    top_level = [path for path in keys if "." not in path]
-    matches = [path for path, last in keys.items() if last == name]
+    paths = list(_list_paths(schema))
+    top_level = [path for path in paths if "." not in path]
+    matches = [path for path in paths if path.rpartition(".")[2] == name]
     matches += difflib.get_close_matches(name, top_level, n=1)
-    path = f"{parent}." if parent else ""
-    remedy = f"did you mean {path}{matches[0]}?" if matches else f"choose one of {', '.join(sorted(top_level))}"
+    prefix = f"{parent}." if parent else ""
+    remedy = f"did you mean {prefix}{matches[0]}?" if matches else f"choose one of {', '.join(sorted(top_level))}"
     return f"{key}: no such key; {remedy}"
 
 
@@ -66,7 +66,7 @@ def complete_keys(message: str, schema: Any) -> str:
     >>> complete_keys("sampling.top_k: must be at least 0, got -3", EvalConf)
     'evaluation.sampling.top_k: must be at least 0, got -3'
     """
-    paths = [path for path, _ in _list_keys(schema)]
+    paths = list(_list_paths(schema))
 
     def complete(match: re.Match[str]) -> str:
         longer = [path for path in paths if path.endswith(f".{match[0]}")]
@@ -82,12 +82,12 @@ def unknown_option_message(group: str, name: str, options: list[str]) -> str:
     return f"{group}: no such option, got '{name}'; {remedy}"
 
 
-def _list_keys(schema: Any) -> Iterator[tuple[str, str]]:
-    """Yield every key below a dataclass as its path and the last part of the path."""
+def _list_paths(schema: Any) -> Iterator[str]:
+    """Yield the path of every key below a dataclass."""
     for field in dataclasses.fields(schema):
-        yield field.name, field.name
+        yield field.name
         if dataclasses.is_dataclass(field.type):
-            yield from ((f"{field.name}.{path}", last) for path, last in _list_keys(field.type))
+            yield from (f"{field.name}.{path}" for path in _list_paths(field.type))
 
 
 def unreadable_message(key: str, equals: str, value: str) -> str:

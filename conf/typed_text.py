@@ -30,8 +30,12 @@ def quote_typed_text(overrides: list[str], schema: type, *, is_sweep: bool = Fal
 
     In a sweep commas part the texts of several runs. Raise UserError for empty text, and for a key that has no effect.
     """
+    unused = tuple(
+        f"{field.name}.{name}" for field in dataclasses.fields(schema) for name in field.metadata.get("unused", ())
+    )
     for override in overrides:
-        _check_effect(override, schema)
+        key = override.lstrip("+~").partition("=")[0]
+        require(not f"{key}.".startswith(unused), f"{key}: must be left out, as it has no effect here, got {override}")
     return [_quote_override(override, schema, is_sweep) for override in overrides]
 
 
@@ -69,14 +73,6 @@ def _format_value(value: Any) -> str:
         return "[" + ",".join(map(_format_value, value)) + "]"
     value = value.value if isinstance(value, Enum) else value
     return quote(value) if isinstance(value, str) else str(value)
-
-
-def _check_effect(override: str, schema: type) -> None:
-    key = override.lstrip("+~").partition("=")[0]
-    starts = tuple(
-        f"{field.name}.{name}" for field in dataclasses.fields(schema) for name in field.metadata.get("unused", ())
-    )
-    require(not f"{key}.".startswith(starts), f"{key}: must be left out, as it has no effect here, got {override}")
 
 
 def _quote_override(override: str, schema: type, is_sweep: bool) -> str:

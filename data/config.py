@@ -32,11 +32,6 @@ class DataSource(Enum):
     prepared = "prepared"  # a folder that data.prepare wrote
 
     @property
-    def reads_rows(self) -> bool:
-        """Return False for the demo, which has prompts, and a store, which has documents."""
-        return self not in (DataSource.demo, DataSource.captured)
-
-    @property
     def unread_keys(self) -> tuple[str, ...]:
         """Return the keys of `data` that concern other sources alone."""
         of_rows = ("subset", "format", "column", "turns", "template", "processes")
@@ -158,7 +153,7 @@ class DataConf:
             ),
             split=Rule(
                 f"must be a name for data.source={self.source.value}, which is not sliced",
-                lambda split: "[" not in split or self.source.reads_rows,
+                lambda split: "[" not in split or self.source not in (DataSource.demo, DataSource.captured),
                 first_rows,
             ),
             row_length=at_least(16, "a row must hold a prompt and its answer"),

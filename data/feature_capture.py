@@ -41,10 +41,7 @@ MAX_ZEROED_SHARE = 0.1  # of a layer's values; int8 rounds 1 % of normally distr
 
 
 def capture_features(conf: CaptureConf, *, command: str) -> Path:
-    """Capture the files that the store lacks and return its folder.
-
-    `command` is recorded in the manifest as the command that resumes this capture.
-    """
+    """Capture the files that the store lacks and return its folder; the manifest records the `command` that resumes."""
     require(
         conf.data.source not in (DataSource.demo, DataSource.captured),
         f"data.source: must be documents, got {conf.data.source.value}; run `python -m data.prepare` and give "
@@ -62,7 +59,10 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     manifest = build_manifest(
         plan, conf, computed_in=device.dtype, tokenizer_hash=tokenizer_hash, command=command
     ).resume(folder)
-    missing = list_missing_files(manifest, folder, checksums=conf.checksums)
+    damaged = dict(manifest.find_damaged(folder, checksums=conf.checksums))
+    for name, damage in damaged.items():
+        log.warning("%s is %s: capturing it again", folder / name, damage)
+    missing = [name for name in manifest.file_names if name in damaged or name not in manifest.files]
     if missing:
         with report_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,14 +126,6 @@ def build_manifest(
     )
 
 
-def list_missing_files(manifest: Manifest, folder: Path, *, checksums: bool) -> list[str]:
-    """Return the names of the files still to be written; log a warning for damaged ones."""
-    damaged = dict(manifest.find_damaged(folder, checksums=checksums))
-    for name, damage in damaged.items():
-        log.warning("%s is %s: capturing it again", folder / name, damage)
-    return [n for n in manifest.file_names if n in damaged or n not in manifest.files]
-
-
 def write_missing_files(
     missing: list[str], plan: CapturePlan, manifest: Manifest, conf: CaptureConf, device: Device
 ) -> None:
@@ -157,8 +149,7 @@ def write_missing_files(
         f"run_name: must name a new store or one of this target, got {folder}, whose target has "
         "other weights; choose another run_name",
     )
-    hashes = {"target_sha256": target.fingerprint, "tables_sha256": target.tables_fingerprint}
-    manifest = replace(manifest, **hashes)
+    manifest = replace(manifest, target_sha256=target.fingerprint, tables_sha256=target.tables_fingerprint)
     if DOCUMENTS_FILE in missing:
         write_store_file(manifest, folder, DOCUMENTS_FILE, plan.document_tensors())
     # A lazy device records the target's pass and what is stored of it as one graph.
@@ -179,11 +170,8 @@ def write_missing_files(
 
 
 def write_store_file(manifest: Manifest, folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
-    """Write one file atomically, then record its checksum: the file is valid from now on.
-
-    The processes of a split target compute the same, and the main one writes it.
-    """
-    if not IS_MAIN_PROCESS:
+    """Write one file atomically, then record its checksum: the file is valid from now on."""
+    if not IS_MAIN_PROCESS:  # the processes of a split target compute the same
         return
     # save_file would write under a temporary name of its own, which a kill leaves behind.
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})

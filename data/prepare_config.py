@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from data.config import CONTENT_COLUMNS, MISSING
 from models.device.config import DeviceConf
-from models.io.errors import BELOW_ONE, POSITIVE, SEED, Rule, UserError, at_least, check_values, require, unused
+from models.io.errors import BELOW_ONE, POSITIVE, Rule, UserError, at_least, check_values, require, unused
 from models.io.secrets import find_secrets, redact
 from models.io.tracking import TrackerConf
 from models.parallel.config import TensorConf
@@ -124,10 +124,7 @@ class AnswersConf:
         check_values(
             self,
             "answers",
-            temperature=SAMPLING_RULES["temperature"],
-            top_p=SAMPLING_RULES["top_p"],
-            top_k=SAMPLING_RULES["top_k"],
-            seed=SEED,
+            **{name: SAMPLING_RULES[name] for name in ("temperature", "top_p", "top_k", "seed")},
             max_new_tokens=at_least(1),
             batch=at_least(1),
             concurrency=at_least(1),

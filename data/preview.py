@@ -40,13 +40,10 @@ def preview_data(conf: DataConf, target: TargetConf, *checks: Callable[[], Any])
     them or does not allow data.turns, and for token ids beyond the target's vocabulary.
     """
     run_checks(*checks, lambda: check_data_exists(conf))
-    kinds = {
-        DataSource.demo: "prompts from the standard library's source and documentation",
-        DataSource.captured: "features of the target, stored by data.capture",
-    }
-    recorded = Preview(kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer"))
-    if not conf.source.reads_rows:
-        return recorded
+    if conf.source is DataSource.demo:
+        return Preview(kind="prompts from the standard library's source and documentation")
+    if conf.source is DataSource.captured:
+        return Preview(kind="features of the target, stored by data.capture")
     if conf.template:
         check_template_arguments(load_tokenizer(target), conf.template, "data.template")
     rows = list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
@@ -67,7 +64,7 @@ def preview_data(conf: DataConf, target: TargetConf, *checks: Callable[[], Any])
     if conf.source is DataSource.prepared:
         author = read_answering_target(Path(str(conf.path)), conf.split, load_tokenizer(target))
         return Preview(kind=f"answers by {author}, recorded by data.prepare")
-    return recorded
+    return Preview(kind="token ids, with a flag for each token of an answer")
 
 
 def _render_first(

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -129,12 +128,9 @@ def answer_rows(
         with asyncio.Runner() as runner:
             row_ids = runner.get_loop().run_until_complete(job.answer_all(rows, total))
         job.report_failures(journal.with_suffix(".failed.jsonl"))
-        failed: Iterator[dict[str, Any]] = (
-            {"source": failure["source"], "dropped": f"failed: {failure['reason']}"}
-            for failure in job.failures.values()
-        )
-        finished = (records.read(row_id) for row_id in row_ids if row_id in records.offsets)
-        for record in chain(failed, finished):
+        for failure in job.failures.values():
+            report.dropped[failure["source"]][f"failed: {failure['reason']}"] += 1
+        for record in (records.read(row_id) for row_id in row_ids if row_id in records.offsets):
             report.add_record(record)
             if "row" in record:
                 yield row_from_columns(record["row"])

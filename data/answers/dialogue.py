@@ -84,16 +84,13 @@ class Dialogue:
         return replace(self.row, messages=messages, documents=self.documents, answers=self.answers)
 
     async def _answer_messages(self, chat: ChatTemplate, messages: list[Message]) -> list[Message]:
-        """Return the messages with the target's answers, up to the last one that it could give.
-
-        If turns of the data are left, `end_reason` says why.
-        """
+        """Return the messages with the target's answers, up to the last one that it could give."""
         history: list[Message] = []
-        messages = join_answers(messages)
-        # None stands for an answer that the data lacks.
-        turns = messages if messages[-1]["role"] == "assistant" else [*messages, None]
+        turns = join_answers(messages)
+        if turns[-1]["role"] != "assistant":
+            turns.append({"role": "assistant", "content": ""})  # stands for an answer that the data lacks
         for index, message in enumerate(turns):
-            if message is not None and message["role"] != "assistant":
+            if message["role"] != "assistant":
                 history.append(message)
                 continue
             prompt = chat.render(history, add_generation_prompt=True)
@@ -104,10 +101,9 @@ class Dialogue:
             answer = await self._generate_answer(ids)
             written = answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids
             text = decode_answer(self.tokenizer, written)
-            has_call = message is not None and message.get("tool_calls")
-            rendered = chat.render([*history, message]) if has_call else ""
+            rendered = chat.render([*history, message]) if message.get("tool_calls") else ""
             reason = self._find_end_reason(answer, text, prompt, rendered)
-            if not rendered and any(other["role"] == "tool" for other in turns[index + 1 : index + 2] if other):
+            if not rendered and any(other["role"] == "tool" for other in turns[index + 1 : index + 2]):
                 reason = reason or DIFFERENT_TOOL_CALL  # the result of a call that the data does not show
             history.append(
                 merge_tool_call(message, text) if rendered and not reason else build_exact_message(chat, history, text)

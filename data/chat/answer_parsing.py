@@ -12,6 +12,7 @@ from typing import Any
 from data.chat.template import ChatTemplate, Message
 from data.sources.row_formats import REASONING_KEYS
 from data.sources.rows import RowRejectedError
+from data.sources.template_inputs import parse_if_json
 
 THOUGHT_START, THOUGHT_END = "<think>", "</think>"  # Qwen3, DeepSeek and most others; the prompt may hold the start
 # Harmony (gpt-oss): one message per channel, with or without a recipient
@@ -25,7 +26,6 @@ TOOL_CALL_START = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|\{")
 # The last characters of a prompt locate its answer in a rendered conversation: a template may
 # rewrite everything before them.
 PROMPT_TAIL_CHARS = 8
-NOT_JSON = (ValueError, RecursionError)  # an answer may repeat a bracket to its limit
 _json_decoder = json.JSONDecoder()
 
 
@@ -91,17 +91,12 @@ def parse_tool_calls(text: str) -> list[tuple[str, Any]]:
     [('add', {'a': 1})]
     """
     text = text.rpartition(THOUGHT_END)[2]
-    calls = []
-    for name, arguments in HARMONY_CALL.findall(text):
-        try:
-            calls.append((name, json.loads(arguments)))
-        except NOT_JSON:
-            calls.append((name, arguments))
+    calls = [(name, parse_if_json(arguments)) for name, arguments in HARMONY_CALL.findall(text)]
     start = text.find("{")
     while start >= 0:
         try:
             value, start = _json_decoder.raw_decode(text, start)
-        except NOT_JSON:
+        except (ValueError, RecursionError):  # an answer may repeat a bracket to its limit
             start += 1
         else:
             if isinstance(value, dict) and "name" in value:

@@ -58,10 +58,7 @@ def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, 
 
 
 def _strip_trailing_eos(text: str, chat: ChatTemplate, messages: list[Message]) -> str:
-    """Return the text without the EOS token that some templates write after the last turn.
-
-    A turn's own end-of-turn token stays, even if it is the EOS token.
-    """
+    """Return the text without the EOS token that some templates write after the last turn and its own end."""
     eos = str(chat.tokenizer.eos_token or "")
     stripped = text.removesuffix(eos).rstrip()
     if not stripped.endswith(tuple(find_added_tokens(chat.tokenizer))):

@@ -39,11 +39,11 @@ class MaskStats:
         """Raise UserError if every document lacks an answer token, or every one lacks a prompt."""
         of_category = f" of category {category!r}" if category else ""
         require(
-            not self.documents or self.without_answers < self.documents,
+            self.without_answers < self.documents,
             f"data: documents{of_category} must hold answer tokens, got none in {self.documents:,}; {MASK_HINT}",
         )
         require(
-            not self.documents or self.without_prompt < self.documents,
+            self.without_prompt < self.documents,
             f"data: documents{of_category} must hold prompts too, got only answers in {self.documents:,}; {MASK_HINT}",
         )
 

@@ -10,10 +10,7 @@ from models.io.errors import require
 
 
 def check_prompt_ids(row: PreparedRow, *, tokenizer: Any, max_tokens: int | None, vocab_size: int) -> None:
-    """Raise RowRejectedError if the target cannot read the first prompt.
-
-    It may have up to `max_tokens` tokens, each with an embedding. Raises UserError for messages without a template.
-    """
+    """Raise RowRejectedError unless the target can read the first prompt: `max_tokens` at most, all with embeddings."""
     if row.text is not None:
         ids = tokenizer(row.text, verbose=False)["input_ids"]
     else:

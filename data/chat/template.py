@@ -36,15 +36,12 @@ def find_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]
 
 
 def check_template_arguments(tokenizer: "PreTrainedTokenizerBase", arguments: dict[str, Any], key: str) -> None:
-    """Raise UserError for an argument that the chat template does not name, and so would leave without effect.
-
-    Switches of thinking pass: settings for many targets have them.
-    """
+    """Raise UserError for an argument that the chat template does not name, and so would leave without effect."""
     words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
     for name in arguments:
         near = difflib.get_close_matches(name, words, n=1)
         require(
-            name in words or name in THINKING_SWITCHES,
+            name in words or name in THINKING_SWITCHES,  # settings for many targets have these
             f"{key}.{name}: must be an argument that the chat template reads, got none of this name; "
             + (f"did you mean {near[0]}?" if near else "leave it out"),
         )
@@ -61,10 +58,7 @@ def _reject_on_template_error() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A tokenizer's chat template, and its arguments: tools, and those of the row and the config.
-
-    Raises UserError for tokenizers without a template.
-    """
+    """A tokenizer's chat template, and its arguments: tools, and those of the row and the config."""
 
     tokenizer: "PreTrainedTokenizerBase"
     arguments: dict[str, Any] = field(default_factory=dict)

@@ -45,8 +45,7 @@ def iter_documents(
 ) -> Iterator[TokenizedDocument]:
     """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
-    `vocab_size` is the number of the target's embeddings; `track` may show the progress of the rows. Raises UserError
-    for a row of token ids beyond the vocabulary.
+    `track` may show the progress of the rows. Raises UserError for a row with token ids from `vocab_size` on.
     """
     rows = read_training_rows(conf, skipped)
     tokenize = partial(documents_from_row, conf=conf, tokenizer=tokenizer, vocab_size=vocab_size)
@@ -166,10 +165,8 @@ def document_from_messages(
 
 
 def _fill_reasoning_keys(message: Message) -> Message:
-    """Return the message with its reasoning under every key, as templates drop it under one that they do not read.
-
-    A text that was cut in its thought is reasoning alone.
-    """
+    """Return the message with its reasoning under every key, as templates drop it under one that they do not read."""
+    # A text that was cut in its thought is reasoning alone.
     if message.get("finish_reason") == "length" and not (thought := message_from_text(message["content"]))["content"]:
         message = {**message, **thought}
     reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
@@ -177,10 +174,8 @@ def _fill_reasoning_keys(message: Message) -> Message:
 
 
 def _tokenize_text(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[CharSpan]) -> TokenizedDocument:
-    """Return the tokens of a text, with those of its spans marked.
-
-    The text is split where answers begin, because serving tokenizes a prompt by itself.
-    """
+    """Return the tokens of a text, with those of its spans marked."""
+    # The text is split where answers begin, because serving tokenizes a prompt by itself.
     begins = [begin for begin, _ in spans] if _can_tokenize_parts(tokenizer) else []
     ids, offsets = [], []
     for left, right in pairwise([0, *begins, len(text)]):

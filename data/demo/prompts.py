@@ -60,10 +60,7 @@ def held_out_prompts() -> list[DemoPrompt]:
 
 
 def training_prompts(count: int, seed: int) -> list[DemoPrompt]:
-    """Return at most `count` distinct prompts from training files, the four categories in turn.
-
-    The `open_ended` prompts are paragraphs from inside the standard library's documentation.
-    """
+    """Return at most `count` distinct prompts from training files, the four categories in turn."""
     code, docs = (library_texts(kind, held_out=False) for kind in ("code", "docs"))
     share = -(-count // len(CATEGORIES))  # rounded up
     continuations = {  # by category, then by prompt

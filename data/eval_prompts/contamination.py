@@ -25,10 +25,7 @@ class Contamination:
 
 
 def check_contamination(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Contamination:
-    """Return the held-out prompts that occur in the training data of the checkpoint's run.
-
-    If the run's file of hashes cannot be read, the result says so in `reason`.
-    """
+    """Return the held-out prompts that occur in the training data of the checkpoint's run."""
     file = checkpoint_dir.resolve().parent / PROMPT_HASHES_FILE
     try:
         training_hashes = set(np.load(file, allow_pickle=False).tolist())

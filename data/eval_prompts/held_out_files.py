@@ -22,7 +22,7 @@ from data.config import DEMO, DataConf, DataSource
 from data.eval_prompts.hold_out import prompt_lengths, spread_over_categories
 from data.packing.documents import Documents
 from data.sources.prepared_rows import HELD_OUT, read_prepared_rows
-from data.sources.prompt_formats import NO_CATEGORY
+from data.sources.prompt_formats import NO_CATEGORY, PromptRow
 from data.sources.rows import RowRejectedError
 from data.sources.splits import list_split_names
 from models.io.errors import require
@@ -32,18 +32,17 @@ from models.targets.config import TargetConf
 log = logging.getLogger(__name__)
 FINAL_FILE, SELECTION_FILE = "held_out.jsonl", "selection.jsonl"  # beside the checkpoint folder
 RUN_CONFIG = "config.yaml"  # of a training run, beside its checkpoint
-PromptFileRow = dict[str, Any]
 
 
 @dataclass(kw_only=True)
 class HeldOutPrompts:
     """Prompts for choosing a checkpoint (`selection`) and for its report (`final`)."""
 
-    selection: list[PromptFileRow] = field(default_factory=list)
-    final: list[PromptFileRow] = field(default_factory=list)
+    selection: list[PromptRow] = field(default_factory=list)
+    final: list[PromptRow] = field(default_factory=list)
 
 
-def rows_from_documents(documents: Documents, numbers: list[int], origin: str) -> list[PromptFileRow]:
+def rows_from_documents(documents: Documents, numbers: list[int], origin: str) -> list[PromptRow]:
     """Return the documents' prompts as the token ids that the draft would have trained on."""
     lengths = prompt_lengths(documents)
     return [
@@ -61,7 +60,7 @@ def rows_from_documents(documents: Documents, numbers: list[int], origin: str) -
 
 def rows_from_prepared(
     conf: DataConf, tokenizer: Any, count: int, max_tokens: int | None, vocab_size: int
-) -> list[PromptFileRow]:
+) -> list[PromptRow]:
     """Return up to `count` prompts that data.prepare held out, spread over all categories."""
     folder, usable_rows = Path(str(conf.path)), []
     is_wanted = conf.source is DataSource.prepared and HELD_OUT not in list_split_names(conf.split) and count > 0

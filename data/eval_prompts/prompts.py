@@ -180,7 +180,7 @@ def fingerprint_prompts(prompts: list[EvalPrompt]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> list[dict]:
+def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> list[PromptRow]:
     """Return the prompts of a file, a directory or a dataset as `prompt_from_row` builds them.
 
     None and `demo` stand for the demo's prompts. Raises UserError for a line that is not a prompt.
@@ -239,7 +239,7 @@ def _clean_row(row: PromptRow) -> None:
     require_row(all(text.strip() for text in row.get("turns", [])), "an empty turn")
 
 
-def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) -> EvalPrompt:
+def _build_first_turn(tokenizer, row: PromptRow, key: str, vocab_size: int | None) -> EvalPrompt:
     messages, remaining_turns, text = row.get("messages", []), [], row.get("text", "")
     if "turns" in row:
         text, *remaining_turns = row["turns"]

@@ -23,7 +23,7 @@ from models.targets.language_model import TargetOutput
 
 # Segments of packed rows, each with the positions of its tokens in the rows laid end to end.
 LocatedSegments = list[tuple[Segment, Int[np.ndarray, " _"]]]
-CHUNK_ROWS = 32  # rows of hidden states dequantized at a time
+CHUNK_ROWS = 32  # rows of hidden states dequantized at a time, so few that they stay in the processor's cache
 SEGMENT_FIELDS = list(SegmentIndex.__annotations__)
 DOCUMENT_TENSORS = [*DOCUMENT_FIELDS, "supervised", *(f"segments.{name}" for name in SEGMENT_FIELDS)]  # of their file
 
@@ -101,10 +101,7 @@ class FeatureStore:
     def _read_hidden_states(
         self, name: str, segments: LocatedSegments, shape: tuple[int, int]
     ) -> Float[Tensor, "rows length width"]:
-        """Return dequantized hidden states, with those of a token's layers side by side.
-
-        Rows are read in small chunks so that the intermediate values stay in the processor's cache.
-        """
+        """Return dequantized hidden states, with those of a token's layers side by side."""
         spec = self.tensor_specs[name]
         # numpy uses huge pages on Linux: page faults on small ones take longer than filling them.
         zeros = np.zeros((math.prod(shape), math.prod(spec.shape) * self.dtype.itemsize), np.uint8)

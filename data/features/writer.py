@@ -96,19 +96,14 @@ class ShardBuilder:
         return shard
 
     def _features_on_host(self, rows: list[int]) -> dict[str, Tensor]:
-        """Return the features of rows, flattened over positions, on the host.
-
-        The last batch is filled up with other rows, so that every batch has one size and one graph.
-        """
+        """Return the features of rows, flattened over positions, on the host."""
+        # The last batch is filled up with other rows, so that every batch has one size and one graph.
         full_batch = [(rows[0] + i) % len(self.plan.packed) for i in range(self.batch)]
         batch = self.plan.packed.batch(full_batch).to(self.target.device.torch_device)
         return {name: values.cpu().flatten(0, 1) for name, values in self._compute(batch).items()}
 
     def measure_rounding(self) -> dict[str, tuple[float, float]]:
-        """Return the rounding of each layer: the root mean square of |x - stored| / |x|, and the share of values lost.
-
-        Raises UserError if a layer's error is not finite, because its features are not.
-        """
+        """Return each layer's rounding: the root mean square of |x - stored| / |x|, and the share of values lost."""
         layers = {"captured": map("layer {}".format, self.plan.schema.layers), "hidden": ["final"]}
         rounding = {}
         for name, error_sums in self._error_sums.items():

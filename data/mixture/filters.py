@@ -8,6 +8,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from models.io.errors import require
 
 ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
 LICENSE_COLUMNS = ("license", "licence")  # many data sets spell it the British way
-CANDIDATE_SCHEMA = INPUT_SCHEMA.append(pa.field("sign", pa.uint64())).append(pa.field("held_out", pa.bool_()))
+CANDIDATE_SCHEMA = pa.schema([*INPUT_SCHEMA, ("sign", pa.uint64()), ("held_out", pa.bool_())])
 
 
 @dataclass(kw_only=True)
@@ -113,7 +114,7 @@ def _count_chars(message: dict[str, Any]) -> int:
 
 def _turn_hashes(turns: list[tuple[str, str]], *, is_plain_text: bool) -> Iterator[int]:
     """Yield hashes of every question and of its answer's beginning; a plain text is both."""
-    for (role, text), (next_role, next_text) in zip(turns, [*turns[1:], ("", "")], strict=True):
+    for (role, text), (next_role, next_text) in pairwise([*turns, ("", "")]):
         if role == "user":
             answer = next_text if next_role == "assistant" else ""
             yield from prompt_hashes(text, text if is_plain_text else answer)
@@ -147,6 +148,6 @@ def _extract_first_turn(row: dict[str, Any]) -> str:
         "ids" not in row,
         f"mixture.exclude: every prompt must be text, got token ids for id {row['id']}; give the file of its texts",
     )
-    if "messages" not in row:
-        return row["text"] if "text" in row else (row["turns"] or [""])[0]
-    return next(m["content"] for m in row["messages"] if m["role"] == "user")
+    if "messages" in row:
+        return next(message["content"] for message in row["messages"] if message["role"] == "user")
+    return row["text"] if "text" in row else row["turns"][0]

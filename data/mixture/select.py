@@ -26,10 +26,9 @@ def select_splits(files: list[Path], mixture: MixtureConf) -> tuple[dict[str, Da
 def select_rows(
     hashes: UInt64[np.ndarray, " rows"], source: Int[np.ndarray, " rows"], conf: MixtureConf
 ) -> tuple[Int[np.ndarray, " selected"], dict[str, Counter[str]]]:
-    """Drop duplicate rows and take each source's share.
+    """Drop duplicate rows, by the hashes of their questions, and take each source's share.
 
-    `hashes` are hashes of the rows' questions; `source` is an index into the manifest's sources. Return the indices of
-    the selected rows in the order in which they are written, and the drop counts by source and reason.
+    Return the selected rows' indices in the order in which they are written, and the drop counts by source and reason.
     """
     # the first row of each hash; sorting by hash shuffles the rows reproducibly
     _, first_rows = np.unique(hashes, return_index=True)

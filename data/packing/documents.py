@@ -138,8 +138,7 @@ class Packed:
 
     def content_hash(self) -> str:
         """Return a hash of all that a draft learns from: the documents and their places in rows."""
-        documents = self.documents
-        return hash_arrays(documents.ids, documents.answer, documents.starts, self.table, self.starts)
+        return hash_arrays(self.documents.ids, self.documents.answer, self.documents.starts, self.table, self.starts)
 
     def pieces(self, rows: list[int]) -> list[list[DocumentPiece]]:
         """Return the pieces of each of these rows, from left to right."""

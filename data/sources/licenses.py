@@ -17,6 +17,5 @@ def describe_licenses(data: DataConf) -> str:
         for file in sorted(Path(data.path).glob("train-*.parquet")):
             for licenses in read_prepared_metadata(file)["licenses"].values():
                 counts.update(licenses)
-    named = {name or NOT_RECORDED: count for name, count in counts.items()}
-    recorded = ", ".join(f"{name} ({count:,} rows)" for name, count in named.items())
+    recorded = ", ".join(f"{name or NOT_RECORDED} ({count:,} rows)" for name, count in counts.items())
     return data.license or recorded or KNOWN_LICENSES.get(data.path or "", "")

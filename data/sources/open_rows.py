@@ -86,7 +86,13 @@ def list_data_files(path: Path, word: str) -> list[Path]:
         return [path]
     if not path.is_dir() or any((path / name).exists() for name in SAVED_DATASET_FILES):
         return []
-    files = _list_table_files(path)
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if _has_suffix(file, JSON_SUFFIXES + PARQUET_SUFFIXES)
+        and file.name not in DESCRIBING_FILES
+        and not file.is_dir()
+    )
     named = [file for file in files if _has_word(file, word)]
     listed = named or [file for file in files if not any(_has_word(file, other) for other in SPLIT_WORDS)] or files
     below = sorted(file for file in path.rglob("*") if file.is_file() and file.name not in DESCRIBING_FILES)
@@ -95,18 +101,6 @@ def list_data_files(path: Path, word: str) -> list[Path]:
         read, left = (f"{paths[0].relative_to(path)} ({len(paths)} files)" for paths in (listed, others))
         log_once(log, f"{path}: {word} is read from {read}, not from {left}")
     return listed
-
-
-def _list_table_files(folder: Path) -> list[Path]:
-    """List the files of a folder that hold rows."""
-    if not folder.is_dir():
-        return []
-    endings = JSON_SUFFIXES + PARQUET_SUFFIXES
-    return sorted(
-        file
-        for file in folder.iterdir()
-        if _has_suffix(file, endings) and file.name not in DESCRIBING_FILES and not file.is_dir()
-    )
 
 
 def _has_suffix(file: Path, suffixes: tuple[str, ...]) -> bool:
@@ -122,11 +116,10 @@ def list_split_files(path: Path, name: str) -> list[Path]:
 
 def list_source_files(source: str, split: str, subset: str | None = None) -> list[Path]:
     """List the files that a local source reads: all below a directory that `datasets` reads."""
+    if files := _list_files(source, "data.path", subset, split):
+        return [*dict.fromkeys(chain.from_iterable(files.values()))]
     path = Path(source)
-    files = [list_split_files(path, name) for name in list_split_names(split)]
-    if not all(files) or (path.is_dir() and subset is not None):
-        return sorted(filter(Path.is_file, [path, *path.rglob("*")]))
-    return [*dict.fromkeys(chain.from_iterable(files))]
+    return sorted(filter(Path.is_file, [path, *path.rglob("*")]))
 
 
 def _has_word(file: Path, word: str) -> bool:
@@ -147,8 +140,7 @@ def load_dataset_split(
 ) -> Any:
     """Return one split of a Hugging Face dataset: a hub name, a saved directory or a data file.
 
-    Without `split`, return the first of SPLIT_PREFERENCE that the dataset has. Raises UserError, which begins with the
-    setting `key` and names the split by `split_key`, if the split cannot be loaded.
+    Without `split`, return the first of SPLIT_PREFERENCE that the dataset has. Errors name the settings by their keys.
     """
     path = Path(source)
     split_key = split_key or _split_key(key)

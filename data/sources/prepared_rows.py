@@ -82,9 +82,7 @@ _ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int32(), float: pa.float64(), st
 _SAMPLING_TYPE = pa.struct(  # Seeds are below 2^48.
     [(part.name, pa.int64() if part.name == "seed" else _ARROW_TYPES[part.type]) for part in fields(SamplingInfo)]
 )
-SCHEMA = INPUT_SCHEMA.append(pa.field("documents", pa.list_(_DOCUMENT_TYPE))).append(
-    pa.field("answers", pa.list_(_SAMPLING_TYPE))
-)
+SCHEMA = pa.schema([*INPUT_SCHEMA, ("documents", pa.list_(_DOCUMENT_TYPE)), ("answers", pa.list_(_SAMPLING_TYPE))])
 
 
 def row_to_columns(row: PreparedRow) -> dict[str, Any]:
@@ -140,16 +138,14 @@ def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, 
 
 
 def write_prepared_rows(path: Path, rows: Iterable[PreparedRow], counts: dict[str, Any]) -> None:
-    """Write a file of prepared rows atomically; its footer has their numbers by source and license, and `counts`.
-
-    Reading the rows may change `counts`: they are read after the last row.
-    """
+    """Write a file of prepared rows atomically; its footer has their numbers by source and license, and `counts`."""
     licenses: dict[str, Counter[str]] = defaultdict(Counter)
     with atomic_path(path) as partial, parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table:
         for batch in batch_records(map(row_to_columns, rows)):
             for columns in batch:
                 licenses[columns["source"]][columns["license"]] += 1
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
+        # Reading the rows may change `counts`: they are read after the last row.
         metadata = {"version": PREPARED_VERSION, "licenses": licenses, **counts}
         table.add_key_value_metadata({METADATA_KEY.decode(): json.dumps(metadata)})
 
@@ -168,10 +164,7 @@ def read_prepared_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_answering_target(folder: Path, split: str, tokenizer: Any) -> str:
-    """Return whose answers the files of a split hold, or "the target" if they do not tell.
-
-    Raise UserError if their token ids are of another tokenizer.
-    """
+    """Return whose answers a split holds, "the target" if it does not tell; reject ids of another tokenizer."""
     from models.checkpoints.fingerprints import tokenizer_fingerprint  # deferred: imports PyTorch
 
     files = chain.from_iterable(list_prepared_files(folder, split).values())

@@ -5,17 +5,15 @@ turns, rendered by the chat template if the target has one), or `ids` (a prompt 
 of the run's target). What the template renders has the row's `system`, `tools` and `template` beside it.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from data.sources.files import JSON_SUFFIXES, PARQUET_SUFFIXES, RawRow, read_dataset_rows, read_file_rows
 from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, load_dataset_split
-from data.sources.template_inputs import read_known_inputs, read_template_inputs
+from data.sources.template_inputs import parse_if_json, read_known_inputs, read_template_inputs
 from models.io.errors import require
 
 PromptRow = dict[str, Any]
@@ -54,24 +52,15 @@ def _is_message_list(value: Any) -> bool:
 
 
 def parse_message_texts(value: Any) -> Any:
-    """Return a list of messages that are stored as JSON, one text each, with the texts parsed.
-
-    Any other value is returned unchanged. A text that is not JSON stays beside the messages.
-    """
+    """Return a list of messages that are stored as JSON, one text each, parsed; any other value stays as it is."""
     match value:
-        case [str(first), *_] if MESSAGE_TEXT.match(first) and _is_message(_parse_text(first)):
-            return [_parse_text(text) for text in value]
+        case [str(first), *_] if MESSAGE_TEXT.match(first) and _is_message(parse_if_json(first)):
+            return [parse_if_json(text) for text in value]
     return value
 
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and not value.keys().isdisjoint(("role", "from"))
-
-
-def _parse_text(text: Any) -> Any:
-    with suppress(TypeError, ValueError, RecursionError):
-        return json.loads(text)
-    return text
 
 
 def _is_list_of(kind: type) -> Callable[[Any], bool]:
@@ -125,29 +114,28 @@ def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:
             return {"ids": value, "chat_template": bool(row.get("chat_template"))}
         case "text":
             return {"text": value}
-    read_inputs = read_template_inputs if column == "messages" or _is_message_list(value) else read_known_inputs
-    inputs = read_inputs(row)
-    match column:
         case "messages" | "prompt" if isinstance(value, list):
-            return {"messages": value, **inputs}
+            return {"messages": value, **read_template_inputs(row)}
         case "turns":
-            return {"turns": value, **inputs}
+            return {"turns": value, **read_known_inputs(row)}
+    inputs = read_known_inputs(row)
     question = "\n\n".join(filter(None, (value, context)))
     if column == "instruction" and (earlier := messages_from_history(row.get("history"))):
         return {"messages": [*earlier, {"role": "user", "content": question}], **inputs}
     return {"turns": [question], **inputs}
 
 
-def messages_from_history(history: Any) -> list[dict[str, str]]:
+def messages_from_history(history: Any) -> list[dict[str, Any]]:
     """Return the turns before an instruction, which have pairs of texts as LLaMA-Factory writes them; else none."""
     match history:
         case [*pairs] if all(_is_list_of(str)(pair) and len(pair) == 2 for pair in pairs):
-            return [
-                {"role": role, "content": text}
-                for pair in pairs
-                for role, text in zip(("user", "assistant"), pair, strict=True)
-            ]
+            return messages_from_texts([text for pair in pairs for text in pair])
     return []
+
+
+def messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
+    """Convert texts to messages of alternating roles, beginning with the user."""
+    return [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(texts)]
 
 
 def describe_prompt_formats() -> str:
@@ -156,10 +144,7 @@ def describe_prompt_formats() -> str:
 
 
 def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
-    """Return an iterator over the rows of a prompt file, a directory or a dataset.
-
-    Rows that cannot be read are included. A UserError begins with `key`, the setting that named the source.
-    """
+    """Return an iterator over the rows of a prompt file, a directory or a dataset, which the setting `key` names."""
     path = Path(source)
     is_saved = any((path / name).exists() for name in SAVED_DATASET_FILES)
     if path.exists() and not is_saved:

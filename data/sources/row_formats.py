@@ -3,15 +3,13 @@
 A row that cannot be parsed raises RowRejectedError with the reason under which callers count it.
 """
 
-import json
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from data.config import RowFormat
-from data.sources.prompt_formats import parse_message_texts, prompt_from_row
+from data.sources.prompt_formats import messages_from_texts, parse_message_texts, prompt_from_row
 from data.sources.rows import (
     Conversation,
     ParsedRow,
@@ -24,6 +22,7 @@ from data.sources.rows import (
 from data.sources.template_inputs import (
     SYSTEM_COLUMNS,
     add_system_prompt,
+    parse_if_json,
     parse_tool_calls,
     read_call_texts,
     read_function_call,
@@ -108,7 +107,7 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
                 [parse_message({"role": turn.get("from"), "content": turn.get("value")}) for turn in value], raw
             )
         case [str(), *_] if all(isinstance(text, str) for text in value):
-            return RowFormat.ultrachat, _build_conversation(_messages_from_texts(list(value)), raw)
+            return RowFormat.ultrachat, _build_conversation(messages_from_texts(list(value)), raw)
         case [int(), *_] if all(isinstance(token_id, int) for token_id in value):
             flags: Any = raw.get("answer")
             require_row(isinstance(flags, list) and len(flags) == len(value), "ids without an answer flag for each")
@@ -135,10 +134,10 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
         return PlainText(text=prompt["text"])
     questions = prompt["turns"]
     if len(questions) == 1:
-        return _build_conversation(_add_answer(_messages_from_texts(questions), raw), raw)
+        return _build_conversation(_add_answer(messages_from_texts(questions), raw), raw)
     # Empty assistant turns stand between the questions until answers are generated.
     texts = [text for question in questions for text in (question, "")][:-1]
-    return _build_conversation(_messages_from_texts(texts), raw)
+    return _build_conversation(messages_from_texts(texts), raw)
 
 
 def _add_answer(messages: Iterable[dict[str, Any]], raw: dict[str, Any]) -> list[dict[str, Any]]:
@@ -157,11 +156,6 @@ def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:
             case [{"role": _}, *_] as messages:
                 return [parse_message(message) for message in messages]
     return []
-
-
-def _messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
-    """Convert texts to messages of alternating roles, beginning with the user."""
-    return [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(texts)]
 
 
 def parse_prompt_messages(raw_messages: list[Any]) -> list[dict[str, Any]]:
@@ -234,6 +228,4 @@ def _is_json_list(value: Any) -> bool:
 
 def _parse_json_list(value: Any) -> Any:
     """Parse a list that a table stores as JSON, in one text or message by message; return other values as they are."""
-    with suppress(ValueError, RecursionError):
-        value = json.loads(value) if _is_json_list(value) else value
-    return parse_message_texts(value)
+    return parse_message_texts(parse_if_json(value) if _is_json_list(value) else value)

@@ -35,10 +35,7 @@ def rename_single(split: str, names: list[str]) -> str:
 
 
 def resolve_split(split: str, counts: dict[str, int], split_key: str) -> list[tuple[str, int, int]]:
-    """Return the parts of a split as (name, begin, end), given each name's number of rows.
-
-    `split_key` is the split's setting. Raises UserError for a split that cannot be parsed or whose name is unknown.
-    """
+    """Return the parts of a split as (name, begin, end), where each name has `counts` rows; reject any other split."""
     from datasets import ReadInstruction
 
     check_split_names(split, list(counts), split_key)

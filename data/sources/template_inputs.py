@@ -28,10 +28,7 @@ def read_known_inputs(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_template_inputs(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return `system`, `tools` and `template`, the arguments, as far as a row has them in columns of their own.
-
-    Raises RowRejectedError for those of a wrong type.
-    """
+    """Return `system`, `tools` and `template`, the arguments, that a row has; reject those of a wrong type."""
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
     tools = parse_json(raw.get("tools"), "tools") or _read_functions(raw.get("functions"))
     template = parse_json(next((raw[name] for name in TEMPLATE_COLUMNS if raw.get(name)), None), "template arguments")
@@ -46,11 +43,9 @@ def read_template_inputs(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _read_functions(value: Any) -> list[dict[str, Any]] | None:
     """Return the tools of older data, which describes functions alone; None for a column of something else."""
-    with suppress(RowRejectedError):
-        value = parse_json(value, "functions")
-    match value:
-        case [{"name": str()}, *_]:
-            return [{"type": "function", "function": function} for function in value]
+    match parse_if_json(value):
+        case [{"name": str()}, *_] as functions:
+            return [{"type": "function", "function": function} for function in functions]
     return None
 
 
@@ -58,6 +53,13 @@ def add_system_prompt(messages: list[dict[str, Any]], system: str) -> list[dict[
     """Return the messages, which begin with the system prompt, if there is one, unless they have their own."""
     has_own = any(message["role"] == "system" for message in messages)
     return messages if has_own or not system else [{"role": "system", "content": system}, *messages]
+
+
+def parse_if_json(value: Any) -> Any:
+    """Return a text that is JSON parsed, and any other value as it is."""
+    with suppress(TypeError, ValueError, RecursionError):
+        return json.loads(value)
+    return value
 
 
 def parse_json(value: Any, name: str) -> Any:

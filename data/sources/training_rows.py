@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import constants
 
@@ -102,8 +101,7 @@ def count_training_rows(conf: DataConf) -> int | None:
 def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
     """Return a lazy iterator over the rows of the data.
 
-    A dataset is loaded immediately, files are opened with the first row. `skipped` is filled with
-    the counts of skipped rows by reason. Raises UserError if no row can be used.
+    A dataset is loaded immediately, files are opened with the first row. `skipped` is filled with counts by reason.
     """
     if conf.source is DataSource.demo or conf.path is None:
         raise ValueError("the demo has prompts, not rows")
@@ -121,12 +119,10 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
         except RowRejectedError as error:
             skipped[str(error)] += 1
             continue
-        labels: dict[str, Any] = {"location": f"{folder}, row {row.id}"}
-        if row.messages is not None:
-            labels |= {"conversation": number}
-        documents = [replace(document, **labels) for document in documents]
-        num_rows += len(documents)
-        yield from documents
+        conversation = None if row.messages is None else number
+        for document in documents:
+            num_rows += 1
+            yield replace(document, location=f"{folder}, row {row.id}", conversation=conversation)
     require(
         num_rows > 0,
         f"data.path: some row must have an answer, got none in {folder}; "

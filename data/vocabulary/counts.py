@@ -37,10 +37,7 @@ class TokenCounts:
 
     @property
     def groups(self) -> dict[str, Int[Tensor, " vocab"]]:
-        """Return the total counts, then those of each category and language, largest first.
-
-        The groups of a kind after the first MAX_TABLE_GROUPS are added up in one.
-        """
+        """Return the total counts, then those of each category and language, largest first, the smallest in one."""
         groups = {"all": self.total}
         for kind, counts in (("category", self.categories), ("language", self.languages)):
             largest = sorted(counts.items(), key=lambda group: -group[1].sum())

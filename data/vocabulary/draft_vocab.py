@@ -20,20 +20,17 @@ def required_token_ids(tokenizer) -> list[int]:
     return sorted(byte_ids | set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
 
 
-def choose_kept_ids(
-    counts: Int[Tensor, " vocab"], size: int | None, required_ids: list[int]
-) -> Int[Tensor, " draft_vocab"]:
+def choose_kept_ids(counts: Int[Tensor, " vocab"], size: int, required_ids: list[int]) -> Int[Tensor, " draft_vocab"]:
     """Return the target ids of the draft vocabulary, in ascending order.
 
     `required_ids` are chosen first, then the most frequent tokens; ties are broken by ascending id.
-    A `size` of None keeps the full vocabulary. Raises UserError for a size out of range.
+    Raises UserError for a size out of range.
 
     >>> import torch
     >>> choose_kept_ids(torch.tensor([0, 5, 1, 9, 5]), 3, required_ids=[0])
     tensor([0, 1, 3])
     """
     vocab_size = len(counts)
-    size = vocab_size if size is None else size
     require(
         size <= vocab_size,
         f"draft.vocab_size: must be at most the target's {vocab_size} tokens, got {size}; null keeps them all",

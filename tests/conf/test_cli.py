@@ -193,12 +193,12 @@ def test_a_mistake_in_an_entry_of_a_draft_names_the_entry(command, capsys, tmp_p
     monkeypatch.setattr(
         store, "repo", store.repo | {"draft": dict(store.repo["draft"])}
     )  # forgets the entry afterwards
-    drafts._load_drafts.cache_clear()
+    drafts.load_drafts.cache_clear()
     try:
         with pytest.raises(SystemExit):
             command("draft=bare")
     finally:
-        drafts._load_drafts.cache_clear()
+        drafts.load_drafts.cache_clear()
     assert re.search(message, capsys.readouterr().err)
 
 
