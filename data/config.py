@@ -16,7 +16,7 @@ from models.trees.sampling_config import SAMPLING_RULES
 MISSING: Any = "???"  # OmegaConf's marker for a required value
 
 CONTENT_COLUMNS = """
-    messages conversations data ids text prompt instruction input question turns
+    messages conversations data ids text prompt instruction input question problem turns
     answer output response completion solution
 """.split()  # noqa: SIM905 - a list would take a line for each name
 DEMO = "demo"  # stands in for a path and names the embedded demo's prompts

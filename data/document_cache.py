@@ -46,7 +46,7 @@ def read_cached_documents(
     with report_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = f"{path.name}.lock"
-    acquire_lock(folder, lock, timeout_s=WAIT_SECONDS)
+    acquire_lock(folder, lock, timeout_s=WAIT_SECONDS, key="output_dir")
     try:
         if path.exists():
             log.info("data: tokenized before, in %s", path)

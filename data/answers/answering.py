@@ -207,8 +207,9 @@ class _AnswerJob:
             f"({', '.join(f'{count:,} {reason}' for reason, count in reasons)}), "
             f"{len(self.journal.offsets):,} done; listed in {file}"
         )
+        remedy = "rerun for these" + ("" if self.is_aborted else ", or set answers.skip_failed=true")
         require(
             self.conf.skip_failed and not self.is_aborted,
-            f"answers: every row must be answered, got {summary}; rerun for these, or set answers.skip_failed=true",
+            f"answers: every row must be answered, got {summary}; {remedy}",
         )
         log.warning("answers: left out %s", summary)

@@ -130,7 +130,7 @@ def _find_splits(path: Path) -> list[str]:
     """Return the names of a directory's splits, as `datasets` tells them from the files' names."""
     from datasets import get_dataset_split_names
 
-    with suppress(OSError, ValueError):  # names that the library does not take
+    with suppress(OSError, RuntimeError, ValueError):  # names that the library does not take, and loading scripts
         return get_dataset_split_names(str(path))
     return []
 
@@ -167,7 +167,7 @@ def load_dataset_split(
                 return tables
         preferred = next(name for name in (*SPLIT_PREFERENCE, *tables) if name in tables)
         return select_split(tables, split or preferred, split_key)
-    except (DatasetsError, OSError, ValueError) as error:
+    except (DatasetsError, OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loading script
         raise UserError(
             f"{key}: must be a dataset that can be loaded, got {source!r} ({first_line(error.__cause__ or error)}); "
             f"check {split_key} and the subset beside it; {LOCAL_REMEDY.format(key=key)}"
@@ -185,13 +185,13 @@ def _load_from_hub(name: str, subset: str | None, split: str | None, revision: s
 def check_hub_dataset(name: str, key: str) -> None:
     """Check that the hub is reachable and has the dataset; raise UserError otherwise."""
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     if constants.HF_HUB_OFFLINE:  # loading reads the cache or fails immediately
         return
     try:
         HfApi().dataset_info(name, timeout=10)
-    except HTTPError as error:
+    except (HFValidationError, HTTPError) as error:
         raise UserError(
             f"{key}: must be a reachable hub name, got {name!r} ({first_line(error)}); "
             f"set HF_HUB_OFFLINE=1 to use a copy in the cache; {LOCAL_REMEDY.format(key=key)}"

@@ -21,7 +21,7 @@ from data.sources.row_formats import truncate_to_last_answer
 from data.sources.rows import Conversation, ParsedRow, PlainText, document_from_spans
 from data.sources.splits import list_split_names
 from data.sources.text_hashes import hash_first_question
-from models.io.errors import require
+from models.io.errors import UserError, require
 from models.io.files import atomic_path
 
 BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
@@ -152,7 +152,13 @@ def write_prepared_rows(path: Path, rows: Iterable[PreparedRow], counts: dict[st
 
 def read_prepared_metadata(path: Path) -> dict[str, Any]:
     """Read the metadata in the footer of a prepared file; reject any other version by UserError."""
-    footer = parquet.read_metadata(path).metadata or {}
+    try:
+        footer = parquet.read_metadata(path).metadata or {}
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(
+            f"data.path: must hold intact Parquet files, got {path} ({error}); copy it again, or delete it and run "
+            "`python -m data.prepare` again"
+        ) from error
     metadata = json.loads(footer.get(METADATA_KEY, "{}"))
     version = metadata.get("version", 1)
     require(

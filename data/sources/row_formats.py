@@ -50,6 +50,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # datasets and 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", *REASONING_KEYS)
 NOT_AN_OBJECT = "a message that is not an object"
 NO_ANSWER = "no assistant turn"
+QUESTION_COLUMNS = ("question", "problem", "instruction", "prompt")
 ANSWER_COLUMNS = ("output", "response", "answer", "completion", "solution")  # beside a plain prompt
 
 
@@ -61,12 +62,12 @@ def parse_row(raw: dict[str, Any], format: RowFormat = RowFormat.auto, column: s
     column_name = (
         column
         or FORMAT_COLUMNS.get(format)
-        or next((n for n in LIST_COLUMNS if raw.get(n) and (isinstance(raw[n], list) or _is_json_list(raw[n]))), None)
+        or next((name for name in LIST_COLUMNS if _is_conversation(raw, name)), None)
     )
     if column_name is None or format is RowFormat.prompt:
         row = _parse_prompt_row(raw, column)
     else:
-        detected, row = _parse_column(raw, column_name)
+        detected, row = _parse_column(raw, column_name, is_text=format is RowFormat.text or column_name == "text")
         require_row(format in (RowFormat.auto, detected), f"column {column_name} has the format {detected.value}")
         require_row(
             column is not None or format is not RowFormat.auto or detected is not RowFormat.text,
@@ -93,9 +94,19 @@ def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
     return replace(row, messages=messages)
 
 
-def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRow]:
-    """Detect the format of a column's value, and parse the row in it."""
-    value: Any = _parse_json_list(raw.get(column))
+def _is_conversation(raw: dict[str, Any], column: str) -> bool:
+    """Return whether a column has a list that identifies the row's format: not texts that stand beside a question."""
+    value = raw.get(column)
+    is_list = bool(value) and (isinstance(value, list) or _is_json_list(value))
+    if not is_list or column not in ("data", "ids"):
+        return is_list
+    texts = all(isinstance(item, str) for item in _parse_json_list(value))
+    return not (texts and any(isinstance(raw.get(name), str) for name in QUESTION_COLUMNS))
+
+
+def _parse_column(raw: dict[str, Any], column: str, *, is_text: bool) -> tuple[RowFormat, ParsedRow]:
+    """Detect the format of a column's value, and parse the row in it; a text may be JSON without being read as such."""
+    value: Any = raw.get(column) if is_text else _parse_json_list(raw.get(column))
     match value:
         case str(text):
             return RowFormat.text, PlainText(text=text)
@@ -150,11 +161,11 @@ def _add_answer(messages: Iterable[dict[str, Any]], raw: dict[str, Any]) -> list
 def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a prompt row's answer, a text or messages as in TRL's datasets; none without one."""
     for name in ANSWER_COLUMNS:
-        match _parse_json_list(raw.get(name)):
-            case str(text) if text:
-                return [{"role": "assistant", "content": text}]
-            case [{"role": _}, *_] as messages:
+        match _parse_json_list(raw.get(name)), raw.get(name):
+            case [{"role": _}, *_] as messages, _:
                 return [parse_message(message) for message in messages]
+            case _, str(text) if text:
+                return [{"role": "assistant", "content": text}]
     return []
 
 

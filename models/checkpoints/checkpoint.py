@@ -86,7 +86,7 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     problems += [  # nothing that such a draft proposes would be accepted, and no error would say so
         f"has {name} with values that are not finite"
         for name, tensor in sorted(tensors.items())
-        if not tensor.isfinite().all()
+        if not is_finite(tensor)
     ]
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
     require(
@@ -152,4 +152,10 @@ def check_metadata(metadata: Mapping[str, str], *, tokenizer_hash: str, target_h
 
 def find_non_finite(model: nn.Module) -> str | None:
     """Return the name of the first weight with a NaN or an infinity, or None if all are finite."""
-    return next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
+    return next((name for name, weight in model.named_parameters() if not is_finite(weight)), None)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor of any type has no NaN and no infinity."""
+    is_fp8 = tensor.is_floating_point() and tensor.itemsize == 1  # which PyTorch cannot ask
+    return bool((tensor.float() if is_fp8 else tensor).isfinite().all())

@@ -25,7 +25,7 @@ COPY_BYTES = 1 << 28  # more than any cache holds
 def core_flops(machine: MachineConf, dtype: torch.dtype) -> float:
     """Return the operations of a core per second; types that are not listed count as fp32."""
     name = str(dtype).removeprefix("torch.")
-    return machine.tflops.get(name, machine.tflops["float32"]) * 1e12 / machine.cores
+    return machine.tflops[name if name in machine.tflops else "float32"] * 1e12 / machine.cores
 
 
 def check_route(machine: MachineConf, conf: DeviceConf) -> None:

@@ -256,6 +256,9 @@ def choose_layers(config: Any, depth: int) -> list[int]:
 def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> Any:
     """Build a model of only these layers of the target, with their weights or random ones."""
     config = modeling.keep_layers(target.model.config, layers)
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    if is_quantized:
+        del config.quantization_config  # the draft's weights are plain
     model = type(target.model)._from_config(config, dtype=torch.float32)
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not copy_weights:
@@ -267,6 +270,11 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
         name: layer_index.sub(lambda match: str(layers[int(match[0])]), name) for name in model.state_dict()
     }
     missing = [name for name in target_names.values() if name not in target_weights]
+    require(
+        not (missing and is_quantized),
+        f"draft.init_from: needs a target with plain weights, got pruned for {target.name}, which is quantized; choose "
+        "draft.init_from=random, or a pretrained draft",
+    )
     require(
         not missing,
         f"draft.layers: must keep the kind of each layer in its new place, got {layers}, for which the target lacks "

@@ -9,7 +9,8 @@
 Axes: B rows, T tokens, H hidden.
 """
 
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +21,7 @@ from models.batch import Batch
 from models.drafts.base import LossTerms, Needs
 from models.drafts.eagle import EagleDraft
 from models.drafts.options import Eagle3Conf
+from models.io.errors import require
 from models.layers import Eagle3Layer, RMSNorm, drop_inputs, init_normal
 from models.parallel.dtensor import copy_full, full_tensor
 from models.targets.language_model import TargetOutput
@@ -79,6 +81,16 @@ class Eagle3Draft(EagleDraft):
             "eagle_aux_hidden_state_layer_ids": default_layers(target),
             **dict.fromkeys(NORM_SWITCHES, False),
         }
+
+    @classmethod
+    def load(cls, directory: Path, target: Target) -> "Eagle3Draft":
+        draft = cast(Eagle3Draft, super().load(directory, target))
+        require(
+            all(0 <= layer < target.num_layers for layer in draft.needs.layers),
+            f"checkpoint: its captured layers must lie in 0..{target.num_layers - 1} for target {target.name}, got "
+            f"{draft.needs.layers}; choose the draft of this target",
+        )
+        return draft
 
     @property
     def graph_switches(self) -> list[bool]:

@@ -83,6 +83,12 @@ class MedusaDraft(HeadsDraft):
             **overrides,
         )
 
+    @classmethod
+    def default_keys(cls, target: Target) -> dict[str, Any]:
+        """Return the keys that vLLM's converted drafts lack, with the values that vLLM takes, or the target's."""
+        sizes = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+        return super().default_keys(target) | sizes | {"num_hidden_layers": 1, "original_lm_head": False}
+
     @property
     def heads(self) -> list[nn.Linear]:
         heads: Any = [self.lm_head] if self.config.original_lm_head else self.lm_heads

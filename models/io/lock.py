@@ -36,8 +36,8 @@ def claim_run_folder(folder: Path) -> None:
         acquire_lock(folder)
 
 
-def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0) -> None:
-    """Lock a run's folder for this process until it ends or calls `release_lock`.
+def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0, key: str = "run_name") -> None:
+    """Lock the folder that `key` names for this process until it ends or calls `release_lock`.
 
     Wait up to `timeout_s` seconds for another holder, then raise UserError with its name. Do
     nothing if this process holds the lock already.
@@ -52,8 +52,8 @@ def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0)
         os.close(descriptor)
         holder = path.read_text().strip() or "another process"
         raise UserError(
-            f"run_name: must name a folder that no other process writes, got {folder}, held by "
-            f"{holder}; wait until it ends, or choose another run_name"
+            f"{key}: must name a folder that no other process writes, got {folder}, held by "
+            f"{holder}; wait until it ends, or choose another {key}"
         )
     os.truncate(descriptor, 0)
     os.write(descriptor, f"{_describe_holder()}\n".encode())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from models.io.errors import at_least, check_values, require
+from models.io.errors import UserError, at_least, check_values, require
 from models.trees.tree import Tree, TreeKind, tree_from_paths
 from models.trees.tree_formats import read_fields
 
@@ -72,7 +72,10 @@ class TreeConf:
             "tree: tuned belongs to a checkpoint, got it in a command without one; take another, such as tree=chain",
         )
         fields = read_fields(Path(self.file))
-        return TreeConf(kind=TreeKind(fields.pop("kind")), **fields)
+        try:
+            return TreeConf(kind=TreeKind(fields.pop("kind")), **fields)
+        except UserError as error:
+            raise UserError(f"tree.file: must hold a valid tree, got {self.file}: {error}") from error
 
     def build(self) -> Tree:
         """Build the tree; raise UserError for paths or a file that are invalid."""

@@ -88,17 +88,18 @@ NO_TREE = Tree(kind=TreeKind.chain, depth=0, nodes=0)  # autoregressive decoding
 
 
 def tree_from_paths(paths: list[list[int]], *, kind: TreeKind = TreeKind.static) -> Tree:
-    """Build a tree of rank paths; raise UserError for a missing prefix or a duplicate."""
+    """Build a tree of rank paths; raise UserError for a missing prefix, a duplicate or a negative rank."""
     unique = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
     require(
         len(unique) == len(paths) and bool(paths) and all(paths),
         f"tree.paths: must be distinct and not empty, got {paths}",
     )
+    require(min(map(min, unique)) >= 0, f"tree.paths: ranks count from 0, got {paths}; 0 is the likeliest token")
     index: dict[tuple[int, ...], int] = {(): 0}
     levels: list[list[tuple[int, int]]] = [[] for _ in unique[-1]]  # the last path is the deepest
     for path in unique:
         require(
-            path[:-1] in index and min(path) >= 0,
+            path[:-1] in index,
             f"tree.paths: every path needs its prefix, got {list(path)} without {list(path[:-1])}; add it",
         )
         level = levels[len(path) - 1]

@@ -51,14 +51,16 @@ def read_fields(file: Path) -> dict[str, Any]:
 def read_paths(file: Path) -> RankPaths:
     """Return the rank paths of a tree file of any format; raise UserError if it has none."""
     content = _load_json(file)
-    if isinstance(content, dict) and "0" in content:
-        return _paths_from_adjacency(content, file)
     paths = content.get("paths") if isinstance(content, dict) else content
-    if not isinstance(paths, list) or not all(
-        isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths
-    ):
+    if isinstance(content, dict) and "0" in content:
+        paths = _paths_from_adjacency(content, file)
+    if not isinstance(paths, list) or not paths or not all(map(_is_path, paths)):
         raise UserError(f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]")
     return paths
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, list) and all(type(rank) is int for rank in value)
 
 
 def _load_json(file: Path) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -16,7 +17,7 @@ from models.batch import Batch
 from models.checkpoints import checkpoint, checkpoint_files
 from models.drafts.base import Draft, DraftState, HeadTerm, LossTerms, Needs, require_no_bias
 from models.drafts.options import DraftConf
-from models.io.errors import require
+from models.io.errors import UserError, first_line, require
 from models.losses.config import LossConf
 from models.losses.loss_weights import position_weights, shift_left, shift_right
 from models.parallel.dtensor import full_tensor
@@ -80,7 +81,15 @@ class FeatureDraft(Draft):
     @classmethod
     def load(cls, directory: Path, target: Target) -> "FeatureDraft":
         _, recorded_seed = checkpoint.read_origin(directory, target)
-        config = cls.config_class(**(cls.default_keys(target) | checkpoint_files.read_config(directory)))
+        keys = cls.default_keys(target) | checkpoint_files.read_config(directory)
+        try:
+            config = cls.config_class(**keys)
+            conf = cls.conf_class(**cls.fields_from_config(config))
+        except (AttributeError, StrictDataclassError, TypeError, ValueError) as error:
+            raise UserError(
+                f"checkpoint: config.json must have the keys and values of a {cls.conf_class.method} draft, got "
+                f"{directory}: {first_line(error)}; take the file as it was published"
+            ) from error
         require(
             config.hidden_size == target.hidden_size,
             f"checkpoint: hidden size must be the target's {target.hidden_size}, "
@@ -92,7 +101,6 @@ class FeatureDraft(Draft):
             f"checkpoint: its layer must rotate whole heads, got partial_rotary_factor={share} in "
             f"{directory}; remove the key from config.json if this project trained the draft",
         )
-        conf = cls.conf_class(**cls.fields_from_config(config))
         draft = cls(conf, config, target)
         draft.seed = recorded_seed
         draft.take_tensors(checkpoint.load_tensors(directory, draft.checkpoint_tensors()))

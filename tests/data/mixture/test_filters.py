@@ -10,6 +10,7 @@ from data.config import TurnSelection
 from data.mixture.filters import FilterRules, filter_row
 from data.prepare_config import MixtureConf, SourceConf
 from data.sources.prepared_rows import PreparedRow, parse_prepared_row, row_from_columns
+from data.sources.prompt_formats import PROMPT_FORMATS
 from data.sources.rows import Conversation, RowRejectedError
 from data.sources.text_hashes import prompt_hashes
 
@@ -57,6 +58,12 @@ def test_every_format_yields_the_same_conversation(shape):
     assert [(m["role"], m["content"]) for m in row.messages or []] == CHAT
     assert row.text is None
     assert "hashed_ip" not in str(row)
+
+
+@pytest.mark.parametrize("name", sorted({form.columns[-1] for form in PROMPT_FORMATS.values()}))
+def test_a_mapped_question_replaces_every_column_that_could_be_it(name):
+    row = filter_raw_row({name: "old", "asked": "Hi"}, columns={"prompt": "asked"})
+    assert row.messages == build_messages(CHAT[0])
 
 
 def test_prompts_without_answers_are_questions():

@@ -318,3 +318,10 @@ def test_a_damaged_or_missing_file_is_refused_in_one_line(tmp_path):
         with pytest.raises(UserError, match=f"mixture.sources.s.path: {message}") as refused:
             read_rows(tmp_path / name)
         assert "\n" not in str(refused.value)
+
+
+def test_a_data_set_with_a_loading_script_is_refused_in_one_line(tmp_path):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/rows.py").write_text("import datasets")
+    with pytest.raises(UserError, match=r"^mixture.sources.s.path: must be a dataset that can be loaded, .*script"):
+        read_rows(tmp_path / "rows")

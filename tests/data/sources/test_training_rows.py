@@ -55,6 +55,26 @@ def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
     assert [row.messages for row in read_rows(conf)[0]] == [MESSAGES] * 2
 
 
+def test_an_answer_or_a_text_may_be_json(tmp_path):
+    rows = [
+        {"instruction": "Two fruits, as JSON.", "output": '["apple", "banana"]'},
+        {"question": "One?", "answer": '[{"a": 1}]'},
+    ]
+    answers = [row.messages[-1]["content"] for row in read_rows(write_jsonl(tmp_path, *rows))[0]]
+    assert answers == [rows[0]["output"], rows[1]["answer"]]
+    for column, form in {"text": RowFormat.auto, "body": RowFormat.text}.items():
+        conf = write_jsonl(tmp_path, {column: '["a", "b"]'}, column=column, format=form)
+        assert read_rows(conf) == ([PlainText(text='["a", "b"]')], Counter())
+
+
+@pytest.mark.parametrize("column", ["ids", "data"])
+def test_texts_beside_a_question_are_no_conversation(tmp_path, column):
+    conf = write_jsonl(tmp_path, {"question": "What?", "answer": "This", column: ["a1", "a2"]})
+    ((row,), skipped) = read_rows(conf)
+    assert [message["content"] for message in row.messages] == ["What?", "This"]
+    assert not skipped
+
+
 def test_every_format_is_detected_from_the_row(tmp_path):
     conf = write_jsonl(
         tmp_path,
@@ -264,3 +284,15 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
 def test_a_conf_that_cannot_work_is_refused(build, message):
     with pytest.raises(UserError, match=message):
         build()
+
+
+def test_damaged_prepared_files_are_refused_in_one_line(tmp_path):
+    (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"^data.path: must hold intact Parquet files, got .*; copy it again, or"):
+        read_rows(DataConf(source=DataSource.prepared, path=str(tmp_path)))
+
+
+def test_a_name_that_no_hub_takes_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(UserError, match=r"^data.path: must be a reachable hub name, got 'my data'"):
+        check_hub_dataset("my data", "data.path")

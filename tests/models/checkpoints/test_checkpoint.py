@@ -80,6 +80,22 @@ def test_a_broken_config_is_refused(saved):
         checkpoint_files.read_config(saved)
 
 
+def test_architectures_are_a_list(saved):
+    (saved / "config.json").write_text('{"architectures": 3}')
+    with pytest.raises(UserError, match=r"config\.json, .*\(architectures is no list: 3\)"):
+        checkpoint_files.read_config(saved)
+
+
+def test_weights_in_fp8_are_read_and_must_be_finite(tmp_path):
+    weight = torch.ones(2, 2).to(torch.float8_e4m3fn)
+    for name, value in {"intact": 1.0, "broken": float("nan")}.items():
+        tensors = {"fc.weight": weight.float().fill_(value).to(torch.float8_e4m3fn)}
+        checkpoint.save_checkpoint(tmp_path / name, tensors, config={}, metadata={})
+    assert checkpoint.load_tensors(tmp_path / "intact", {"fc.weight": weight})["fc.weight"].float().sum() == 4
+    with pytest.raises(UserError, match=r"fc\.weight with values that are not finite"):
+        checkpoint.load_tensors(tmp_path / "broken", {"fc.weight": weight})
+
+
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"must be a folder with model\.safetensors"):
         checkpoint.load_tensors(tmp_path, TENSORS)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from models.device import machine_specs
-from models.device.machine_specs import LARGEST_MATRIX, check_dtype, measure_machine
+from models.device.config import MachineConf
+from models.device.machine_specs import LARGEST_MATRIX, check_dtype, core_flops, measure_machine
 from tests.support.models.tiny import CPU
 
 
@@ -41,3 +42,8 @@ def test_matrices_are_as_large_as_the_time_allows(monkeypatch, gflops, size):
     machine = measure_machine(CPU)
     assert machine.tflops["float32"] == pytest.approx(gflops / 1000, rel=0.05)
     assert sizes[-1] == max(sizes) == size
+
+
+def test_a_machine_without_a_figure_for_fp32_has_that_of_another_type():
+    machine = MachineConf(name="m", tflops={"bfloat16": 100.0})
+    assert core_flops(machine, torch.bfloat16) == 100e12 / machine.cores

@@ -382,6 +382,18 @@ def test_layers_of_a_kind_that_depends_on_their_place_are_refused():
         prune_layers(target, [1, 3], copy_weights=True)
 
 
+def test_a_draft_of_a_quantized_target_has_plain_weights(target):
+    quantized = copy.copy(target)
+    quantized.model = copy.deepcopy(target.model)
+    quantized.decoder = quantized.model.get_decoder()
+    quantized.model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    draft = prune_layers(quantized, [0, 5], copy_weights=False)
+    assert not hasattr(draft.config, "quantization_config")
+    quantized.decoder.layers[0].mlp = torch.nn.Identity()  # its weights have other names
+    with pytest.raises(UserError, match=r"^draft.init_from: needs a target with plain weights, got pruned for"):
+        prune_layers(quantized, [0, 5], copy_weights=True)
+
+
 def test_a_random_start_is_drawn_from_the_seed(target):
     conf = CausalLMConf(init_from=InitFrom.random, layers=[0, 5])
     first, same, other = (build_draft(conf, target, loss=LossConf(), seed=s) for s in (0, 0, 1))

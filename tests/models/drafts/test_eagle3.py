@@ -19,6 +19,7 @@ from models.losses.config import LossConf
 from models.targets.language_model import TargetOutput
 from models.trees.sampling_config import SamplingConf
 from tests.support.models.methods import choose_varied_text, measure_share_of_maximum
+from tests.support.models.saved_configs import edit_config
 from tests.support.models.tiny import LAYERS, VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
 
 
@@ -130,6 +131,21 @@ def test_the_untrained_draft_is_rebuilt_from_the_checkpoint(target, learned, tmp
 def test_impossible_captured_layers_are_refused(target, layers):
     with pytest.raises(UserError, match=r"draft\.layers"):
         new_draft(target, layers=layers)
+
+
+def test_captured_layers_that_the_target_lacks_are_refused_before_decoding(target, tmp_path):
+    new_draft(target).save(tmp_path, target)
+    edit_config(tmp_path, eagle_aux_hidden_state_layer_ids=[0, 1, 99])
+    with pytest.raises(UserError, match=r"^checkpoint: its captured layers must lie in 0\.\.5 .*, got \[0, 1, 99\]; "):
+        load_draft(tmp_path, target)
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 3}, {"hidden_size": "32"}])
+def test_values_that_a_config_cannot_have_are_refused_in_one_line(target, tmp_path, change):
+    new_draft(target).save(tmp_path, target)
+    edit_config(tmp_path, **change)
+    with pytest.raises(UserError, match=r"^checkpoint: config.json must have the keys and values of a eagle3 draft"):
+        load_draft(tmp_path, target)
 
 
 def test_a_draft_vocabulary_is_at_most_the_targets(target):

@@ -21,6 +21,7 @@ from models.trees.config import TreeConf
 from models.trees.sampling_config import SamplingConf
 from models.trees.tree import TreeKind
 from tests.support.models.methods import CASES
+from tests.support.models.saved_configs import edit_config
 from tests.support.models.tiny import VOCAB, batch_of, chain, learn, sampled_texts, tree
 from tests.support.models.watching import watch_rounds
 from tests.support.runs import toy_run
@@ -59,6 +60,17 @@ def test_medusa_is_saved_in_the_layout_that_vllm_reads(target, tmp_path):
     assert draft.conf.separate_lm_heads is False
     assert draft.config.original_lm_head
     assert draft.config.model_type == "medusa"
+
+
+def test_a_medusa_draft_that_was_converted_for_vllm_needs_no_further_keys(target, tmp_path):
+    """abhigoyal/vllm-medusa-vicuna-7b-v1.3 has no `original_lm_head`; vLLM's defaults are those of its MedusaConfig."""
+    build(MedusaConf(heads=2), target).save(tmp_path, target)
+    edit_config(tmp_path, drop=("original_lm_head", "num_hidden_layers", "hidden_size", "vocab_size"))
+    draft = load_draft(tmp_path, target)
+    assert (draft.conf.heads, draft.conf.num_layers, draft.conf.separate_lm_heads) == (2, 1, True)
+    edit_config(tmp_path, drop=("num_heads",))
+    with pytest.raises(UserError, match=r"keys and values of a medusa draft, got .*num_heads"):
+        load_draft(tmp_path, target)
 
 
 def test_an_untrained_medusa_repeats_the_targets_own_guess(target):

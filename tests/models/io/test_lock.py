@@ -72,6 +72,14 @@ def test_a_run_that_is_started_again_waits_for_a_vanished_holder(tmp_path):
     lock.release_lock(tmp_path)
 
 
+def test_the_remedy_names_the_setting_that_chose_the_folder(tmp_path):
+    with (
+        hold_elsewhere(tmp_path),
+        pytest.raises(UserError, match=r"^output_dir: .*; wait until .*, or choose another output_dir"),
+    ):
+        lock.acquire_lock(tmp_path, key="output_dir")
+
+
 def test_a_process_may_lock_its_folder_twice_and_release_it_once(tmp_path):
     lock.acquire_lock(tmp_path)
     lock.acquire_lock(tmp_path)

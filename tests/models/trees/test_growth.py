@@ -146,7 +146,7 @@ REFUSED = {
     "tree.nodes: of a dynamic tree must be above tree.depth = 4, got 4; raise it, or take tree=chain": {"nodes": 4},
     "tree.paths: a static tree needs rank paths, got null": {"kind": TreeKind.static},
     "tree.paths: every path needs its prefix, got [0, 0]": {"kind": TreeKind.static, "paths": [[1], [0, 0]]},
-    "tree.paths: every path needs its prefix, got [-1]": {"kind": TreeKind.static, "paths": [[-1]]},
+    "tree.paths: ranks count from 0, got [[-1]]": {"kind": TreeKind.static, "paths": [[-1]]},
     "tree.paths: must be distinct and not empty, got [[0], [0]]": {"kind": TreeKind.static, "paths": [[0], [0]]},
     "tree.file: must be a readable JSON file, got nowhere.json": {"kind": TreeKind.static, "file": "nowhere.json"},
 }

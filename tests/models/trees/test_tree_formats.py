@@ -54,6 +54,8 @@ REFUSED = {
     '{"tree": [[0]]}': "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
     "[0, 1]": "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
     '[["a"]]': "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
+    "[]": "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
+    '{"0": []}': "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
     "[[0.5]]": "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
     '{"0": ["2", "1"]}': "must number nodes level by level from root 0, got {} with ['2', '1'] "
     "below node 0; expected ['1', '2']",
@@ -74,6 +76,18 @@ def test_other_files_are_refused_in_a_single_line(tmp_path, content):
     with pytest.raises(UserError) as refused:
         read_paths(file)
     assert str(refused.value) == f"tree.file: {REFUSED[content].replace('{}', str(file))}"
+
+
+def test_a_negative_rank_is_told_as_such():
+    with pytest.raises(UserError, match=r"^tree.paths: ranks count from 0, got \[\[0\], \[-1\]\]; 0 is the likeliest"):
+        tree_from_paths([[0], [-1]])
+
+
+def test_numbers_of_a_file_that_do_not_go_together_are_the_files(tmp_path):
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps({"tree": {"kind": "dynamic", "depth": 5, "nodes": 3}}))
+    with pytest.raises(UserError, match=r"^tree.file: must hold a valid tree, got .*tree.json: tree.nodes: .* got 3"):
+        TreeConf(file=str(file)).build()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Save checkpoints of every kind with rotary settings that differ from every reader's defaults."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,10 @@ def save_draft(family: str, draft: str, folder: Path) -> Path:
     target = build_target(family)
     build_draft(DRAFTS[draft], target, loss=LossConf(), seed=0).save(folder, target)
     return next(folder.glob("target-*"), folder)
+
+
+def edit_config(folder: Path, *, drop: Sequence[str] = (), **keys) -> None:
+    """Change the values of these keys in a checkpoint's config.json, and remove those to drop."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | keys
+    file.write_text(json.dumps({key: value for key, value in config.items() if key not in drop}))
