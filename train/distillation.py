@@ -90,8 +90,7 @@ def train_draft(
     It starts from the checkpoint of its first stage, if there is one. The draft is not returned, so that its memory
     and that of its training are free afterwards.
     """
-    on_host = parallel.builds_draft_on_host
-    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed, on_host=on_host)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed, on_host=parallel.builds_draft_on_host)
     if first_checkpoint is not None:
         draft.start_from_first_stage(first_checkpoint, target)
     if layers := draft.needs.layers:

@@ -48,8 +48,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path, *
         log.info("graphs: none to compile, because compiling is off on this device")
         return
     target = build_run_target(conf, parallel)
-    on_host = parallel.builds_draft_on_host
-    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed, on_host=on_host)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed, on_host=parallel.builds_draft_on_host)
     has_prompts = conf.evaluation.prompts is not None or conf.data.source is DataSource.demo
     if conf.data.source is not DataSource.captured and has_prompts:
         rows = draw_rows(conf.optim.rows_per_step, conf.data.row_length, target.vocab_size, overlap=conf.data.overlap)

@@ -11,7 +11,7 @@ from operator import mul
 import torch
 
 from data.features.reader import FeatureStore
-from data.features.target_pass import build_target_pass
+from data.features.target_pass import run_target
 from data.packing.documents import Packed
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
@@ -47,7 +47,7 @@ def measure_loss_metrics(
     device = target.device
     if device.lazy:
         return {}
-    run_target, losses = build_target_pass(target, compiled=False), []
+    losses = []
     for prompt, answer in zip(prompts, answers, strict=True):
         position, end = torch.arange(length), len(prompt) + len(answer)
         ids = torch.tensor(prompt + answer + [0] * (length - end))
@@ -80,12 +80,12 @@ def build_stored_eval(target: Target, rows: Packed, store: FeatureStore) -> Call
 
     @torch.no_grad()
     def evaluate(draft: Draft) -> dict[str, float]:
-        def compare_row(row: int) -> Loss:
+        losses = []
+        for row in range(len(rows)):
             batch = rows.batch([row]).weigh_drafted_tokens().to(device)
             target_output = store.read_target_output(rows.pieces([row]), rows.length).to(device)
-            return compute_loss(draft.loss_terms(batch, target_output))
-
-        metrics = average_metrics([compare_row(row) for row in range(len(rows))])
+            losses.append(compute_loss(draft.loss_terms(batch, target_output)))
+        metrics = average_metrics(losses)
         tau = chain_acceptance_length(metrics)
         return {"hit": metrics["hit"]} if tau is None else {"teacher_forced_tau": tau}
 
