@@ -21,11 +21,9 @@ def main(conf: TrainPlanConf) -> None:
         conf = replace(conf, data=replace(conf.data, path=None))
     conf.check_settings()
     from train.planning.choice import plan_run
-    from train.planning.remedies import suggest_overrides
     from train.planning.tables import print_plan
 
-    plan = plan_run(conf)
-    print_plan(plan, [] if plan.fits(plan.best) else suggest_overrides(plan))
+    print_plan(plan_run(conf))
 
 
 if __name__ == "__main__":

@@ -102,10 +102,10 @@ class MachinePlan:
     def _trace_rows(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
         layout = option.layout
         target, draft = build_models(conf, self.dtype, layout.tensor)
-        store = read_store(conf, target, draft)
-        reads_store = conf.data.source is DataSource.captured
-        planned = default_schema(conf, target, draft) if reads_store else None
-        schema = store.spec.schema if store is not None else planned
+        schema = None
+        if conf.data.source is DataSource.captured:
+            store = read_store(conf, target, draft)
+            schema = default_schema(conf, target, draft) if store is None else store.spec.schema
         phases = trace_run(
             conf,
             target,

@@ -19,6 +19,7 @@ from train.planning.fake_process import (
     TRAINED,
     list_split_heads,
 )
+from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE
 from train.run.folder import disk_bytes_needed
@@ -28,7 +29,7 @@ DAY, HOUR, MINUTE = 86400, 3600, 60
 MIB, GIB = 2**20, 2**30
 
 
-def print_plan(plan: MachinePlan, changes: list[str]) -> None:
+def print_plan(plan: MachinePlan) -> None:
     """Print the tables of a plan, and whether it fits or which changes make it fit."""
     console = choose_console(CONSOLE)
     for table in (size_table(plan), layout_table(plan), memory_table(plan), time_table(plan)):
@@ -37,15 +38,16 @@ def print_plan(plan: MachinePlan, changes: list[str]) -> None:
             console.print(to_rich_table(table, ruled=console.is_terminal))
             for footnote in table.footnotes:
                 print_line(footnote)
-    print_line(f"\n{describe_fit(plan, changes)}")
+    print_line(f"\n{describe_fit(plan)}")
 
 
-def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
+def describe_fit(plan: MachinePlan) -> str:
     """Describe in a sentence whether the run fits, and if not, what to change."""
     best, size = plan.best, plan.machine.core_bytes
     limit = f"{format_gib(plan.byte_limit)} of {format_gib(size)} GiB per core"
     if plan.fits(best):
         return f"It fits: {format_gib(best.peak_bytes)} GiB of {limit}. Start {describe_launch(plan)}"
+    changes = suggest_overrides(plan)
     remedy = f"with {' '.join(changes)} it does" if changes else "choose a larger machine"
     return f"It does not fit: {format_gib(best.peak_bytes)} GiB of {limit}; {remedy}"
 
