@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.count_lines import PRODUCT, ROOT
 from scripts.prose import FRAGMENT, PRIVATE_WORDS, is_fragment, list_private_words
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("conf", "data", "infer", "models", "train")
 VAGUE_NAMES = {"found", "some", "said", "told", "given", "one"}
 MAX_LINES, MAX_FILES = 400, 12
 UNFORMATTED = "# fmt" + ":"  # in two parts, so that this file has none
@@ -51,7 +50,7 @@ def read_modules(*folders: str) -> list[Module]:
 
 def count_all() -> list[Count]:
     """Return every count that has a bound."""
-    modules, scripts, tests = read_modules(*PACKAGES), read_modules("scripts"), read_modules("tests")
+    modules, scripts, tests = read_modules(*PRODUCT), read_modules("scripts"), read_modules("tests")
     functions = [place for module in modules for place in list_functions(module)]
     one_word = [place for place in functions if "_" not in place.split(" ")[1].strip("_")]
     long = [m.path for m in modules + scripts + tests if len(m.text.splitlines()) > MAX_LINES]

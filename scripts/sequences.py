@@ -32,26 +32,21 @@ def main() -> None:
 
 def render_plan(name: str) -> str:
     """Return the figures of a sequence as Markdown, planned as its section says."""
-    plan = plan_run(compose("train_plan", TrainPlanConf, find_plan_words(name)))
-    return "\n".join([f"* {describe_answers(plan)}", f"* {describe_training(plan)}"])
-
-
-def find_plan_words(name: str) -> list[str]:
-    """Return the words of the plan command in the section of a sequence."""
     [words] = re.findall(rf"python -m train\.plan (experiment={name} .*)", PAGE.read_text())
-    return words.split()
+    plan = plan_run(compose("train_plan", TrainPlanConf, words.split()))
+    return "\n".join([f"* {describe_answers(plan)}", f"* {describe_training(plan)}"])
 
 
 def describe_answers(plan: MachinePlan) -> str:
     """Describe what the answers cost on one core, which reads the target's weights every round."""
-    (target, _), tokens, batch = plan.models, plan.conf.tokens or 0, BATCH
+    (target, _), tokens = plan.models, plan.conf.tokens or 0
     size = target.num_parameters * plan.dtype.itemsize
     start = f"answers: {tokens / 1e6:g} M tokens, "
     if size > plan.byte_limit:
         weights = f"{size / 1e9:.0f} GB of weights do not fit one core"
         return f"{start}by a server, or by several cores (`parallel.tensor=n`), because {weights}"
-    seconds = tokens / batch * size / plan.machine.core_bandwidth
-    return f"{start}at best {format_duration(seconds)} by one process with {batch} rows at a time"
+    seconds = tokens / BATCH * size / plan.machine.core_bandwidth
+    return f"{start}at best {format_duration(seconds)} by one process with {BATCH} rows at a time"
 
 
 def describe_training(plan: MachinePlan) -> str:

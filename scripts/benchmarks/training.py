@@ -34,9 +34,9 @@ PROMPT = 32  # prompt tokens of each row
 class Learner:
     """A configuration of the training step, with its measured times."""
 
-    compiled: bool
-    plain: bool
     loss: nn.Module
+    compiled: bool = False
+    plain: bool = False
     features: TargetOutput | None = None  # the features if the target pass is skipped
     seconds: list[float] = field(default_factory=list)
 
@@ -52,14 +52,12 @@ def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     batch = draw_rows(number, conf.data.row_length, target.vocab_size).batch(list(range(number)))
     batch = replace(batch, answer_mask=batch.positions >= PROMPT).to(target.device.torch_device)
     eager, compiled = (LossModule(draft, target.device, compiled=compiled) for compiled in (False, True))
-    learners = [Learner(compiled=False, plain=False, loss=eager)]
-    learners.append(Learner(compiled=False, plain=True, loss=eager))
     with torch.no_grad():
         features = run_target(target, draft.needs.layers, batch)
-    learners.append(Learner(compiled=False, plain=False, loss=eager, features=features))
+    learners = [Learner(loss=eager), Learner(loss=eager, plain=True), Learner(loss=eager, features=features)]
     if target.device.compiles:
-        learners.insert(0, Learner(compiled=True, plain=False, loss=compiled))
-        learners.append(Learner(compiled=True, plain=False, loss=compiled, features=features))
+        kept = Learner(loss=compiled, compiled=True, features=features)
+        learners = [Learner(loss=compiled, compiled=True), *learners, kept]
     optimizers, _ = build_optimizers(conf.optim, draft)
     for learner in learners:
         learn(learner, draft, target, batch, optimizers)  # compiles; not timed
