@@ -42,14 +42,14 @@ from train.distillation import train_draft
 from train.run.folder import open_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "features.md"
+DEVICE = ["device=cpu", "device.compile=false"]
 LENGTH, ANSWER, LOGGED = 256, 80, 2  # tokens of a row and of an answer; steps per log line
 STORES = (("demo", "bf16"), ("demo", "int8"), ("demo-medusa", "bf16"), ("demo-medusa", "int8"))
 
 
 def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> dict[str, str]:
     """Return one row of the table."""
-    common = [f"draft={name}", f"data.row_length={LENGTH}", f"run_name={name}-{dtype}", "device=cpu"]
-    common.append("device.compile=false")
+    common = [f"draft={name}", f"data.row_length={LENGTH}", f"run_name={name}-{dtype}", *DEVICE]
     source = ["data=jsonl", f"data.path={folder}/documents.jsonl", f"output_dir={folder}/capture"]
     sizes = [f"dtype={dtype}", "batch=32", "shard_mb=4"]
     conf = compose("capture", CaptureConf, [*common, *source, *sizes])
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="update docs/features.md")
     args = parser.parse_args()
     logging.disable_progress_bar()  # for loading weights
-    conf = compose("train", TrainConf, ["device=cpu", "device.compile=false"])
+    conf = compose("train", TrainConf, DEVICE)
     target = load_target(conf.target, open_device(conf.device))
     results = table(args, target)
     publish("store", results, setting=machine(target.device), page=PAGE, should_write=args.write)

@@ -16,7 +16,7 @@ from data.demo.corpus import library_texts
 from data.demo.prompts import CATEGORIES, held_out_prompts
 from infer.results.metrics import is_looping
 from scripts.demo_target.recipe import encode_texts
-from scripts.demo_target.train import make_loss
+from scripts.demo_target.train import next_token_loss
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def report(folder: Path) -> None:
         texts = library_texts(kind, held_out=True)
         stream = torch.from_numpy(encode_texts(tokenizer, texts).astype(np.int64))
         windows = stream[: len(stream) // 257 * 257].view(-1, 257)
-        loss = torch.stack([make_loss(model)(rows) for rows in windows.split(8)[:-1]]).mean()
+        loss = torch.stack([next_token_loss(model, rows) for rows in windows.split(8)[:-1]]).mean()
         bits = float(loss) / math.log(2) * len(stream) / sum(len(text.encode()) for text in texts)
         print(f"held-out {kind}: {float(loss):.3f} nats per token, {bits:.3f} bits per byte")
 

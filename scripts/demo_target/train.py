@@ -10,7 +10,7 @@ import argparse
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,25 +73,22 @@ def batches(streams: dict[str, np.ndarray], args: argparse.Namespace, seed: int)
         yield torch.from_numpy(np.stack(rows))
 
 
-def make_loss(model: Any) -> Callable[[Tensor], Tensor]:
-    def loss_of(ids: Tensor) -> Tensor:
-        ids = ids.to(model.device)
-        with torch.autocast(model.device.type, torch.bfloat16):
-            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            logits = model.lm_head(hidden)
-        return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
-
-    return loss_of
+def next_token_loss(model: Any, ids: Tensor) -> Tensor:
+    ids = ids.to(model.device)
+    with torch.autocast(model.device.type, torch.bfloat16):
+        hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden)
+    return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
 
 @torch.no_grad()
-def held_out_loss(loss_of, stream: np.ndarray, args: argparse.Namespace) -> float:
+def held_out_loss(model: Any, stream: np.ndarray, args: argparse.Namespace) -> float:
     """Return the mean loss over fixed windows of the held-out stream, split among the workers."""
     count = len(stream) // (args.length + 1)
     windows = stream[: count * (args.length + 1)].reshape(count, -1).astype(np.int64)
     indices = np.linspace(0, count - 1, dist.get_world_size() * HELD_OUT_BATCHES * args.batch)
     local_windows = windows[indices.astype(int)[dist.get_rank() :: dist.get_world_size()]]
-    losses = [loss_of(torch.from_numpy(part)) for part in np.split(local_windows, HELD_OUT_BATCHES)]
+    losses = [next_token_loss(model, torch.from_numpy(part)) for part in np.split(local_windows, HELD_OUT_BATCHES)]
     return float(mean_of_workers(torch.stack(losses).mean()))
 
 
@@ -178,15 +175,15 @@ def train(
     model = build_model(shape, shape.layers_at(0.0))
     model.to(device)
     compile_layers(model)
-    optimizers, loss_of = build_optimizers(model), make_loss(model)
+    optimizers = build_optimizers(model)
     step, minutes, next_snapshot = 0, 0.0, FIRST_SNAPSHOT
     rows = batches(streams, args, seed=args.seed)
     if rank == 0:
         save_snapshot(model, tokenizer, args.out)
-        compile_all(loss_of, next(rows))
+        compile_all(model, next(rows))
     dist.barrier()
     if rank > 0:  # after rank 0, whose kernels are in the cache
-        compile_all(loss_of, next(rows))
+        compile_all(model, next(rows))
     model.zero_grad()
 
     dist.barrier()
@@ -195,11 +192,11 @@ def train(
         if model.config.num_hidden_layers < shape.layers_at(minutes / args.minutes):
             model = deepen_model(model, shape, shape.layers_at(minutes / args.minutes))
             compile_layers(model)
-            optimizers, loss_of = build_optimizers(model), make_loss(model)
+            optimizers = build_optimizers(model)
         scale = lr_scale(step, minutes / args.minutes)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["peak_lr"] * scale
-        loss = loss_of(next(rows))
+        loss = next_token_loss(model, next(rows))
         loss.backward()
         average_gradients(model)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -214,7 +211,7 @@ def train(
         done = minutes >= args.minutes
         if step % LOG_EVERY == 0 or done:
             train_loss = float(mean_of_workers(torch.stack(recent).mean()))
-            unseen_loss = held_out_loss(loss_of, held_out, args)
+            unseen_loss = held_out_loss(model, held_out, args)
             recent = []
             if rank == 0:
                 log(args, step, minutes, train_loss, unseen_loss, bytes_per_token)
@@ -224,11 +221,11 @@ def train(
                 save_snapshot(model, tokenizer, args.out)
 
 
-def compile_all(loss_of, ids: Tensor) -> None:
+def compile_all(model: Any, ids: Tensor) -> None:
     """Compile forward, backward and evaluation before the time budget starts."""
-    loss_of(ids).backward()
+    next_token_loss(model, ids).backward()
     with torch.no_grad():
-        loss_of(ids)
+        next_token_loss(model, ids)
 
 
 def log(

@@ -18,7 +18,7 @@ from torch import multiprocessing as mp
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scripts.demo_target.train import average_gradients, batches, make_loss, prepare, save_snapshot, start_worker
+from scripts.demo_target.train import average_gradients, batches, next_token_loss, prepare, save_snapshot, start_worker
 
 PEAK_LR = 3e-4
 WARM_UP_STEPS = 10
@@ -30,7 +30,6 @@ def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
     """Run one worker of a data-parallel run, as in the first stage."""
     device = start_worker(rank, args)
     model = AutoModelForCausalLM.from_pretrained(args.source, dtype=torch.float32).to(device)
-    likelihood_loss = make_loss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
     rows = batches(streams, args, seed=args.seed)
     natural = {source: stream for source, stream in streams.items() if source != "structured"}
@@ -42,7 +41,7 @@ def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
         optimizer.param_groups[0]["lr"] = PEAK_LR * scale
         written = continue_greedily(model, next(prompts)[:, :PROMPT_TOKENS].to(device))
         unlikely, repeated = unlikelihood_loss(model, written)
-        likely = likelihood_loss(next(rows))
+        likely = next_token_loss(model, next(rows))
         optimizer.zero_grad()
         (likely + unlikely).backward()
         average_gradients(model)
