@@ -76,7 +76,7 @@ def measure(form: str, size: Size) -> dict[str, float]:
     return {"loss": loss, "seconds": seconds, "peak_mib": peak_mib() - baseline_mib}
 
 
-def _inputs(size: Size) -> dict[str, torch.Tensor]:
+def _inputs(size: Size) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -85,19 +85,17 @@ def _inputs(size: Size) -> dict[str, torch.Tensor]:
     return {
         "draft_hidden": normal(size.tokens, size.width).requires_grad_(),
         "target_hidden_or_topk": normal(size.tokens, size.width),
-        "draft_head": normal(size.vocab, size.width).requires_grad_(),
+        "draft_heads": [normal(size.vocab, size.width).requires_grad_()],
         "target_head": normal(size.vocab, size.width),
         "weight": torch.ones(size.tokens),
     }
 
 
-def _pass(form: str, inputs: dict[str, torch.Tensor], *, chunk: int) -> float:
-    for tensor in inputs.values():
+def _pass(form: str, inputs: dict[str, Any], *, chunk: int) -> float:
+    for tensor in (inputs["draft_hidden"], *inputs["draft_heads"]):
         tensor.grad = None
     conf = LossConf(name=LossName.lk_hybrid, logits_chunk=chunk)
-    heads = {"draft_heads": [inputs["draft_head"]], "target_head": inputs["target_head"]}
-    hidden = {name: inputs[name] for name in ("draft_hidden", "target_hidden_or_topk", "weight")}
-    total, _ = FORMS[form](**hidden, **heads, labels=None, kept_ids=None, conf=conf)
+    total, _ = FORMS[form](**inputs, labels=None, kept_ids=None, conf=conf)
     total.backward()
     return total.item() / len(inputs["weight"])
 
