@@ -51,25 +51,21 @@ def read_modules(*folders: str) -> list[Module]:
 def count_all() -> list[Count]:
     """Return every count that has a bound."""
     modules, scripts, tests = read_modules(*PRODUCT), read_modules("scripts"), read_modules("tests")
+    named, every = modules + tests, modules + scripts + tests
     functions = [place for module in modules for place in list_functions(module)]
     one_word = [place for place in functions if "_" not in place.split(" ")[1].strip("_")]
-    long = [m.path for m in modules + scripts + tests if len(m.text.splitlines()) > MAX_LINES]
-    accented = [m.path for m in modules + scripts if not m.text.isascii()]
-    drawers = [m.path for m in modules if DRAWERS & {*Path(m.path).with_suffix("").parts}]
-    hardware = [place for module in modules for place in list_hardware_names(module)]
-    doubled = list_doubled_classes(modules) + list_doubled_classes(tests)
-    crowded = list_crowded_rooms(modules + scripts + tests)
-    unformatted = [m.path for m in modules + scripts + tests if UNFORMATTED in m.text]
-    vague = [place for module in modules + tests for place in list_vague_names(module)]
+    forbidden = {
+        "class names defined twice": list_doubled_classes(modules) + list_doubled_classes(tests),
+        f"files of more than {MAX_LINES} lines": [m.path for m in every if len(m.text.splitlines()) > MAX_LINES],
+        f"rooms of more than {MAX_FILES} files": list_crowded_rooms(every),
+        "files with lines that the formatter leaves out": [m.path for m in every if UNFORMATTED in m.text],
+        "files with other characters than ASCII": [m.path for m in modules + scripts if not m.text.isascii()],
+        "modules and folders without a subject": [m.path for m in modules if DRAWERS & {*Path(m.path[:-3]).parts}],
+        f"names of hardware outside {MAY_NAME_HARDWARE[0]}": [p for m in modules for p in list_hardware_names(m)],
+        f"uses of the names {', '.join(sorted(VAGUE_NAMES))}": [p for m in named for p in list_vague_names(m)],
+    }
     return [
-        ("class names defined twice", len(doubled), 0, doubled),
-        (f"files of more than {MAX_LINES} lines", len(long), 0, long),
-        (f"rooms of more than {MAX_FILES} files", len(crowded), 0, crowded),
-        ("files with lines that the formatter leaves out", len(unformatted), 0, unformatted),
-        ("files with other characters than ASCII", len(accented), 0, accented),
-        ("modules and folders without a subject", len(drawers), 0, drawers),
-        (f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
-        (f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
+        *((what, len(places), 0, places) for what, places in forbidden.items()),
         *count_prose(modules, of="the product"),
         *count_prose(tests, of="the tests"),
         ("% of module-level functions of one word", share(one_word, functions), 5, one_word),
