@@ -53,7 +53,6 @@ def describe_training(plan: MachinePlan) -> str:
     """Describe the layout that the plan proposes, and what it takes."""
     (target, draft), best, layout = plan.models, plan.best, plan.best.layout
     assert plan.fits(best), f"{plan.conf.run_name}: must fit"
-    assert best.step_time
     seconds, steps = max(best.step_time.values()), planned_steps(plan) or 0
     keys = " ".join([f"parallel.tensor={layout.tensor}", *plan.choices])
     tensor = f" with `{keys}`" if layout.tensor > 1 or plan.choices else ""
