@@ -8,7 +8,7 @@ A row of an 8B's widths goes through the seven steps of EAGLE-3's training-time 
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 
@@ -29,7 +29,6 @@ from scripts.benchmarks.tables import PAGE, machine, publish
 HEADS, KV_HEADS, HEAD_SIZE, STEPS = 32, 8, 128, 7
 LENGTHS = (512, 1024, 2048, 4096)
 PICTURE = PAGE.parent / "img" / "attention.svg"
-Attend = Callable[[Tensor, list[Tensor], list[Tensor], Tensor], Tensor]
 
 
 def attend_plainly(query: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor) -> Tensor:
@@ -42,7 +41,7 @@ def attend_plainly(query: Tensor, keys: list[Tensor], values: list[Tensor], mask
     return out + sum(share * spread_heads(value, query) for share, value in zip(own_BHT1, values[1:], strict=True))
 
 
-FORMS: dict[str, Attend] = {"plain": attend_plainly, "kernel": attend_unrolled, "chunks": attend_unrolled}
+FORMS = {"plain": attend_plainly, "kernel": attend_unrolled, "chunks": attend_unrolled}
 
 
 def measure(form: str, length: int) -> dict[str, float]:
