@@ -5,10 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from infer.report.definitions import DEFINITIONS
-from infer.report.mode_tables import summary_table
 from infer.report.number_format import format_lossless
 from infer.report.prose import build_headline, describe_training, describe_verdicts, list_absences
-from infer.report.tables import build_tables, collect_definitions, render_markdown
+from infer.report.tables import build_tables, collect_definitions, render_markdown, summary_table
 from infer.report.views import has_several_drafts, list_modes
 from infer.results.schema import Report
 from models.io.files import write_text_atomically
