@@ -211,7 +211,8 @@ def _measure_draft(
     verifier, tree_mode = adapted or target, f"{candidate.name}/tree"
     weights = tensor_bytes([*draft.parameters(), *draft.buffers()])
     state = tensor_bytes(modes[tree_mode].decoder.session.buffers[1])
-    changed = _count_changed_answers(results[candidate.baseline], results[AUTOREGRESSIVE])
+    pairs = zip(results[candidate.baseline].prompt_results, results[AUTOREGRESSIVE].prompt_results, strict=True)
+    changed = sum(ours.generation.ids != originals.generation.ids for ours, originals in pairs)
     return DraftInfo(
         name=candidate.name,
         method=draft.method,
@@ -228,12 +229,6 @@ def _measure_draft(
         ],
         samples=collect_samples(verifier.tokenizer, results[tree_mode].prompt_results),
     )
-
-
-def _count_changed_answers(mode: ModeResult, original: ModeResult) -> int:
-    """Count the prompts that a mode answers differently from the original."""
-    pairs = zip(mode.prompt_results, original.prompt_results, strict=True)
-    return sum(ours.generation.ids != theirs.generation.ids for ours, theirs in pairs)
 
 
 def warm_up_modes(
