@@ -128,7 +128,7 @@ def tune_checkpoints(
             "lower batch, max_new_tokens or context, or choose shorter prompts"
         ):
             tunings = tune_drafts(target, drafts, prompts, conf, contexts, round_seconds)
-        report = build_tuning_report(tunings, target, target.device.describe(), prompts)
+        report = build_tuning_report(tunings, target, prompts)
     leave_processes()
     if not IS_MAIN_PROCESS:
         return

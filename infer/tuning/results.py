@@ -238,13 +238,11 @@ def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> l
     return commands
 
 
-def build_tuning_report(
-    tunings: list[DraftTuning], target: Target, device: dict[str, Any], prompts: list[EvalPrompt]
-) -> dict[str, Any]:
+def build_tuning_report(tunings: list[DraftTuning], target: Target, prompts: list[EvalPrompt]) -> dict[str, Any]:
     """Return all predictions and measurements, for tune.json."""
     return {
         "target": target.name,
-        "device": device,
+        "device": target.device.describe(),
         "prompts": {"count": len(prompts), "sha256": fingerprint_prompts(prompts)},
         "drafts": [
             {
