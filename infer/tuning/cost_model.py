@@ -191,7 +191,6 @@ class CostCurve:
         self._timings.setdefault(candidate, []).append(steps)
 
     def num_timings(self, candidate: TreeCandidate) -> int:
-        """Return the number of timings of a candidate."""
         return len(self._timings.get(candidate, []))
 
     def steps(self, candidate: TreeCandidate) -> float:

@@ -45,7 +45,6 @@ class TuningVerdict(Enum):
 
     @classmethod
     def from_speedup(cls, speedup: Estimate | None) -> "TuningVerdict":
-        """Return the verdict on a measured speed-up."""
         if speedup is None:
             return cls.unmeasured
         low, high = speedup.ci95 or (-np.inf, np.inf)
@@ -68,7 +67,6 @@ class TuningResult:
 
     @property
     def verdict(self) -> TuningVerdict:
-        """Return the verdict on the best candidate's measured speed-up."""
         return TuningVerdict.from_speedup(self.speedups[self.best.name])
 
     @property
