@@ -75,10 +75,6 @@ class TuningResult:
         speedup = self.speedups[self.best.name]
         return self.best if speedup and speedup.mean > 1 else None
 
-    @property
-    def choice_name(self) -> str:
-        return self.choice.name if self.choice else "none"
-
     def format_speedup(self, candidate: TreeCandidate) -> str:
         """Format the measured speed-up of a candidate, or a dash if it was not measured."""
         return format_estimate(self.speedups.get(candidate.name))
@@ -182,7 +178,7 @@ def build_summary(tunings: list[DraftTuning]) -> list[list[str]]:
             str(result.batch),
             str(result.context),
             tuning.name,
-            result.choice_name,
+            result.choice.name if result.choice else "none",
             f"{tuning.predicted_speedup(result, result.best):.2f}",
             result.format_speedup(result.best),
             result.verdict.value,
@@ -193,14 +189,12 @@ def build_summary(tunings: list[DraftTuning]) -> list[list[str]]:
 
 def collect_results(tunings: list[DraftTuning]) -> TrackedResults:
     """Return the summary and the choices for W&B."""
+    rows = build_summary(tunings)
     return TrackedResults(
         prefix="tune_report",
-        figures={
-            f"{tuning.name}/batch {result.batch}, context {result.context}": result.choice_name
-            for tuning, result in list_results(tunings)
-        },
+        figures={f"{draft}/batch {batch}, context {context}": choice for batch, context, draft, choice, *_ in rows},
         columns=SUMMARY_COLUMNS,
-        rows=build_summary(tunings),
+        rows=rows,
     )
 
 
