@@ -130,7 +130,7 @@ def trace_phases(
     return [prompt, one_token, verify, propose]
 
 
-def estimate_seconds(phase: TracedPhase, machine: MachineConf, *, draft_cores: int = 1, draft_passes: int = 1) -> float:
+def estimate_seconds(phase: TracedPhase, machine: MachineConf, *, draft_cores: int, draft_passes: int) -> float:
     """Return the least seconds of a phase: a pass reads weights and cache once, and nothing waits.
 
     The draft is split over `draft_cores`, those of the target, as serving engines do; the target is split already.

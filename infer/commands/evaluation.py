@@ -8,7 +8,6 @@ from infer.inputs.command_inputs import load_evaluation
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.report_files import collect_results, write_report_files
 from infer.report.tables import print_report
-from infer.results.schema import EvalReport
 from infer.tuning.report_tuning import tune_drafts_for_report
 from models.io.console import IS_MAIN_PROCESS, print_line
 from models.io.files import report_disk_errors
@@ -17,7 +16,7 @@ from models.parallel.processes import leave_processes
 
 
 def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> None:
-    """Evaluate the drafts in `directories` side by side; write the report to the folder `run`."""
+    """Evaluate the drafts in `directories` side by side; write the report to the folder `run` and the tracker."""
     target, drafts, evaluation = load_evaluation(conf, directories)
     if conf.tune:
         target_conf = resolve_target(conf.target, directories)
@@ -26,12 +25,8 @@ def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> 
         )
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
     leave_processes()
-    if IS_MAIN_PROCESS:
-        publish_report(report, conf, directories, run)
-
-
-def publish_report(report: EvalReport, conf: EvalConf, directories: list[Path], run: Path) -> None:
-    """Write the report to the folder `run` and to the tracker, and print it."""
+    if not IS_MAIN_PROCESS:
+        return
     with report_disk_errors(run):
         write_report_files(report, run)
     print_report(report)

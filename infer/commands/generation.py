@@ -35,7 +35,7 @@ ACCEPTED_STYLE = "green"  # tokens that the draft proposed; the others are the t
 
 
 def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
-    """Load a draft with its target, and answer the prompt or the prompts of the file."""
+    """Load a draft with its target, answer the prompt or those of the file, and write the answers in their order."""
     target_conf = resolve_target(conf.target, [directory])
     prompts = load_prompts(target_conf, conf)
     longest, batch = max(len(prompt.ids) for prompt in prompts), min(conf.batch, len(prompts))
@@ -59,7 +59,10 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
         else:
             generations = answer_prompts(decoder, verifying_target, prompts, conf)
     if conf.answers_file is not None and IS_MAIN_PROCESS:
-        write_answers(conf, verifying_target, prompts, generations)
+        lines = [describe_answer(conf, verifying_target, *answer) for answer in zip(prompts, generations, strict=True)]
+        with open_output_file(conf.answers_file) as file:
+            write_text_atomically(file, "".join(lines))
+        print_line(f"answers: {conf.answers_file}")
     leave_processes()
 
 
@@ -142,18 +145,9 @@ def answer_prompts(decoder: Decoder, target: Target, prompts: list[EvalPrompt], 
     return generations
 
 
-def write_answers(conf: GenerateConf, target: Target, prompts: list[EvalPrompt], generations: list[Generation]) -> None:
-    """Write a line of JSON for each prompt, in their order."""
-    assert conf.answers_file is not None
-    lines = [describe_answer(conf, target, *answer) for answer in zip(prompts, generations, strict=True)]
-    with open_output_file(conf.answers_file) as file:
-        write_text_atomically(file, "".join(lines))
-    print_line(f"answers: {conf.answers_file}")
-
-
 def describe_answer(conf: GenerateConf, target: Target, prompt: EvalPrompt, generation: Generation) -> str:
     """Return the line of a prompt and its answer: a row of training data, and of a file of prompts."""
-    has_end = generation.ids[-1:] != [] and generation.ids[-1] in target.eos_ids
+    has_end = generation.ids[-1] in target.eos_ids
     written = decode_answer(target.tokenizer, generation.ids[:-1] if has_end else generation.ids)
     is_stopped = has_end or any(string in written for string in conf.stop)
     is_cut = len(generation.ids) == conf.max_new_tokens and not is_stopped

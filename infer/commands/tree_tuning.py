@@ -4,7 +4,6 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
 from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts
@@ -117,7 +116,7 @@ def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target,
 def tune_checkpoints(
     conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds = read_clock
 ) -> None:
-    """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
+    """Tune the drafts in `directories`; write the choices to the folder `run` and the tracker, and print them."""
     target, prompts, contexts = load_tuning_inputs(conf, directories)
     with target.cpu_threads():
         drafts = {
@@ -129,16 +128,10 @@ def tune_checkpoints(
             "lower batch, max_new_tokens or context, or choose shorter prompts"
         ):
             tunings = tune_drafts(target, drafts, prompts, conf, contexts, round_seconds)
-        report = build_tuning_report(tunings, target, target.device.describe(), prompts)
+        report = build_tuning_report(tunings, target, prompts)
     leave_processes()
-    if IS_MAIN_PROCESS:
-        publish_choices(report, tunings, conf, directories, run)
-
-
-def publish_choices(
-    report: dict[str, Any], tunings: list[DraftTuning], conf: TuneConf, directories: list[Path], run: Path
-) -> None:
-    """Write the choices to the folder `run` and to the tracker, and print them."""
+    if not IS_MAIN_PROCESS:
+        return
     with report_disk_errors(run):
         for tuning in tunings:
             tuning.remove_trees(run)

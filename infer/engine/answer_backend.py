@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any
 
 from data.answers.dialogue import Answer
 from data.prepare_config import AnswersConf
@@ -21,9 +21,6 @@ from models.targets.target import Target
 BATCH_WAIT_S = 0.002  # before the first batch, so that requests sent together share it
 MIN_BATCH_DIVISOR = 4  # prompts wait until 1/4 of the rows are free, to share a prefill pass
 SESSION_DIVISOR = 2  # a session takes the shorter half of what waits, and more of that length
-NO_REQUESTS: list[tuple[list[int], int]] = []
-NO_SESSION: tuple[int, int] | None = None  # longest prompt and rows
-T = TypeVar("T")
 
 
 def _take_error(task: asyncio.Task[None]) -> None:
@@ -62,8 +59,9 @@ class TargetAnswerBackend:
         if not self.is_decoding:
             self._share(None)
 
-    def _share(self, message: T) -> T:
-        return share_from_main(message) if self.target.processes > 1 else message
+    def _share(self, message: Any) -> None:
+        if self.target.processes > 1:
+            share_from_main(message)
 
     async def _serve(self) -> None:
         await asyncio.sleep(BATCH_WAIT_S)
@@ -106,18 +104,19 @@ def answer_beside_main(target: Target, conf: AnswersConf) -> None:
     """Decode what the main process decodes, with this process's part of the target, until it closes its backend."""
 
     def take(count: int) -> list[Request]:
-        requests = _receive(NO_REQUESTS) if count else NO_REQUESTS
+        requests = _receive() if count else []
         return [Request(ids=ids, row_id=key, max_new_tokens=conf.max_new_tokens) for ids, key in requests]
 
-    while (session := _receive(NO_SESSION)) is not None:
-        for _ in stream_answers(target, conf, *session, take):
+    while (session := _receive()) is not None:
+        longest, batch = session
+        for _ in stream_answers(target, conf, longest, batch, take):
             pass
 
 
-def _receive(nothing: T) -> T:
+def _receive() -> Any:
     """Return what the main process shares; exit if it is gone, since it tells its error itself."""
     try:
-        return share_from_main(nothing)
+        return share_from_main(None)
     except RuntimeError:
         sys.exit(1)
 

@@ -66,10 +66,10 @@ class Session:
         self._scatter_rows = device.compile_if_lazy(scatter_rows)
         # A Target's weights are frozen; those of a draft that generates text in its place are not.
         frozen = FROZEN_PREFIXES if isinstance(target, Target) else ()
+        models = [target.model] if draft is None else [target.model, draft]
         if isinstance(target, Target):
-            device.pack_weights(target.model)
-            if draft is not None:
-                device.pack_weights(draft)
+            for model in models:
+                device.pack_weights(model)
         kind = self.kind = draft.graph_kind if draft else NO_DRAFT
         self._prefill = device.compile(steps.prefill, frozen_names=frozen, unread=UNREAD_BY_PREFILL)
         self._begin = device.compile(steps.begin, kind=kind, unread=UNREAD_BY_DRAFT)
@@ -83,7 +83,6 @@ class Session:
         self._views: WeakKeyDictionary[StaticCache, dict[tuple[int, bool], StaticCache]] = WeakKeyDictionary()
         # Graphs that take a view of a cache were tried on CPUs alone.
         self.reads_views = device.name == "cpu" or not device.has_static_shapes
-        models = [target.model] if draft is None else [target.model, draft]
         self.reads_any_length = all(map(device.can_read_any_length, models))  # in one graph, after weights are packed
 
     @property
@@ -178,7 +177,7 @@ class Session:
 
         return lambda state: _map_caches(state, narrow), lambda state: _map_caches(state, wholes.__getitem__)
 
-    def _first_slots(self, cache: StaticCache, count: int, *, any_length: bool = False) -> StaticCache:
+    def _first_slots(self, cache: StaticCache, count: int, *, any_length: bool) -> StaticCache:
         """Return a view of a cache; where graphs look caches up by identity, the same one in each call."""
         if not self.device.has_static_shapes:
             return cache.first_slots(count)

@@ -48,7 +48,7 @@ from models.targets.target import Target
 from models.trees.config import TreeConf
 from models.trees.tree import Tree
 
-CheckAnswers = Callable[[list[PromptResult]], Exactness]
+CheckAnswers = Callable[[str, list[PromptResult]], Exactness]  # of a mode by its name
 
 
 def evaluate_drafts(
@@ -69,7 +69,14 @@ def _run_evaluation(target: Target, candidates: list[DraftUnderTest], tree: Tree
         decoders = {name: mode.decoder for name, mode in modes.items()}
         answer_in_modes = bind_decoders(decoders, max_new_tokens=conf.new_tokens)
         answers = decode_in_turns(answer_in_modes, [[prompt] for prompt in prompts], "held-out prompts")
-        checks = {name: partial(_check_answers, mode, modes, answers, tolerances) for name, mode in modes.items()}
+
+        def check_answers(name: str, decoded: list[PromptResult]) -> Exactness:
+            """Compare answers with the mode's baseline, except those of ratio tests, which draw different ones."""
+            mode, base = modes[name], modes[name].baseline
+            if mode.decoder.program.acceptance_rule.verification.is_ratio_test:
+                return Exactness()
+            return compare_answers(modes[base].decoder, answers[base], decoded, tolerances[base])
+
         splits = measure_splits(modes, prompts, max_new_tokens=conf.new_tokens) if conf.phases else {}
         results = {
             name: ModeResult(
@@ -77,7 +84,7 @@ def _run_evaluation(target: Target, candidates: list[DraftUnderTest], tree: Tree
                 baseline=mode.baseline,
                 depth=mode.decoder.tree.max_path_length,
                 verification=mode.decoder.program.acceptance_rule.name,
-                exactness=checks[name](answers[name]),
+                exactness=check_answers(name, answers[name]),
                 split=splits.get(name),
                 draft_passes=draft and draft.passes(mode.decoder.tree.depth),
             )
@@ -85,7 +92,8 @@ def _run_evaluation(target: Target, candidates: list[DraftUnderTest], tree: Tree
             for draft in [mode.decoder.draft]
         }
         drafts = [
-            _measure_draft(candidate, target, modes, results, prompts, tree, checks, conf) for candidate in candidates
+            _measure_draft(candidate, target, modes, results, prompts, tree, check_answers, conf)
+            for candidate in candidates
         ]
     setup = _describe_setup(target, candidates, prompts, tree, conf, graph_budget)
     return build_report(setup, results, drafts)
@@ -182,20 +190,6 @@ def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
     return prompts
 
 
-def _check_answers(
-    mode: EvalMode,
-    modes: dict[str, EvalMode],
-    results: dict[str, list[PromptResult]],
-    tolerances: dict[str, LogitTolerance],
-    answers: list[PromptResult],
-) -> Exactness:
-    """Compare answers with the mode's baseline, except those of ratio tests, which draw different ones."""
-    if mode.decoder.program.acceptance_rule.verification.is_ratio_test:
-        return Exactness()
-    base = mode.baseline
-    return compare_answers(modes[base].decoder, results[base], answers, tolerances[base])
-
-
 def _measure_draft(
     candidate: DraftUnderTest,
     target: Target,
@@ -203,7 +197,7 @@ def _measure_draft(
     results: dict[str, ModeResult],
     prompts: list[EvalPrompt],
     tree: Tree,
-    checks: dict[str, CheckAnswers],
+    check_answers: CheckAnswers,
     conf: EvaluationConf,
 ) -> DraftInfo:
     """Describe a draft, and measure what is no mode: its batches."""
@@ -211,7 +205,8 @@ def _measure_draft(
     verifier, tree_mode = adapted or target, f"{candidate.name}/tree"
     weights = tensor_bytes([*draft.parameters(), *draft.buffers()])
     state = tensor_bytes(modes[tree_mode].decoder.session.buffers[1])
-    changed = _count_changed_answers(results[candidate.baseline], results[AUTOREGRESSIVE])
+    pairs = zip(results[candidate.baseline].prompt_results, results[AUTOREGRESSIVE].prompt_results, strict=True)
+    changed = sum(ours.generation.ids != originals.generation.ids for ours, originals in pairs)
     return DraftInfo(
         name=candidate.name,
         method=draft.method,
@@ -223,17 +218,11 @@ def _measure_draft(
         longest_row=directory and read_longest_row(directory),
         training=read_curve(directory) if directory else [],
         batches=[
-            measure_batch_size(target, candidate, tree, prompts, conf, batch, checks[tree_mode])
+            measure_batch_size(target, candidate, tree, prompts, conf, batch, partial(check_answers, tree_mode))
             for batch in sorted(conf.batch_sizes)
         ],
         samples=collect_samples(verifier.tokenizer, results[tree_mode].prompt_results),
     )
-
-
-def _count_changed_answers(mode: ModeResult, original: ModeResult) -> int:
-    """Count the prompts that a mode answers differently from the original."""
-    pairs = zip(mode.prompt_results, original.prompt_results, strict=True)
-    return sum(ours.generation.ids != theirs.generation.ids for ours, theirs in pairs)
 
 
 def warm_up_modes(

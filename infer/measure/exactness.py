@@ -65,13 +65,11 @@ class WidestDifferences:
         self.count, self.widest = 0, torch.zeros(0)  # in descending order
 
     def add(self, differences: Float[Tensor, " count"]) -> None:
-        """Add a part."""
         self.count += len(differences)
         widest = torch.cat([self.widest, differences])
         self.widest = widest.topk(min(self.num_kept, len(widest))).values
 
     def quantile(self) -> float:
-        """Return the quantile of all parts."""
         return float(self.widest[self.count - 1 - int(GAP_QUANTILE * (self.count - 1))])
 
 

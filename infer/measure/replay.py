@@ -23,6 +23,7 @@ from infer.engine.decode import Decoder
 from infer.engine.row_tensors import repeat_row, tensor_bytes
 from infer.engine.steps import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
+from infer.measure.bench import decode_prompts
 from infer.verify.greedy_and_coupled import walk_choices
 from models.drafts.base import Draft, DraftState, EmittedPath, ReadPrompts
 from models.io.console import track_progress
@@ -84,9 +85,7 @@ def collect_replay_texts(
     first_prompts = range(0, len(prompts), TARGET_BATCH_SIZE)
     for first in track_progress(first_prompts, "the target's answers"):
         batch = prompts[first : first + TARGET_BATCH_SIZE]
-        generations = decoder.decode(
-            [p.ids for p in batch], row_ids=[p.row_id for p in batch], max_new_tokens=num_tokens
-        )
+        generations = decode_prompts(decoder, batch, max_new_tokens=num_tokens, stops_at_eos=False)
         for prompt, generation in zip(batch, generations, strict=True):
             ids = torch.tensor(prompt.ids + generation.ids, device=target.device.torch_device)
             eos_indices = [i for i, token in enumerate(generation.ids) if token in target.eos_ids]

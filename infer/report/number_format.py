@@ -67,14 +67,10 @@ def format_estimate(value: Estimate | None, *, signed: bool = False) -> str:
     return f"{mean} [{interval}]"
 
 
-def format_number(value: float | None) -> str:
-    """Format a number with two decimals, or as a dash if there is none."""
-    return ABSENT if value is None else f"{value:.2f}"
-
-
-def format_mean(value: Estimate | None, *, decimals: int = 2) -> str:
-    """Format a mean without its interval."""
-    return ABSENT if value is None else f"{value.mean:.{decimals}f}"
+def format_number(value: Estimate | float | None, *, decimals: int = 2) -> str:
+    """Format a number, or a mean without its interval; a dash if there is none."""
+    number = value.mean if isinstance(value, Estimate) else value
+    return ABSENT if number is None else f"{number:.{decimals}f}"
 
 
 def format_millions(count: int) -> str:

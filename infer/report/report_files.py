@@ -5,17 +5,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from infer.report.definitions import DEFINITIONS
-from infer.report.mode_tables import summary_table
 from infer.report.number_format import format_lossless
 from infer.report.prose import build_headline, describe_training, describe_verdicts, list_absences
-from infer.report.tables import build_tables, collect_definitions, render_markdown
-from infer.report.views import has_several_drafts, list_modes
+from infer.report.tables import build_tables, collect_definitions, render_markdown, summary_table
+from infer.report.views import list_modes
 from infer.results.schema import Report
 from models.io.files import write_text_atomically
 from models.io.pages import render_html
 from models.io.tracking import TrackedResults
 
-MAX_PROMPT_CHARS = 400  # characters that are shown of a prompt: its last ones
 HEADLINE_METRICS = ("acceptance_length", "delivered_per_round", "speedup", "tokens_per_s")
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 KIND_LEGEND = {
@@ -41,9 +39,7 @@ def render_page(report: Report) -> str:
         plots=render_plots(report),
         definitions=collect_definitions(tables),
         all_definitions=DEFINITIONS,
-        several_drafts=has_several_drafts(report),
         kind_legend=KIND_LEGEND,
-        max_prompt_chars=MAX_PROMPT_CHARS,
     )
 
 

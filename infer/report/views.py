@@ -42,7 +42,6 @@ def list_sections(report: Report) -> dict[str, Section]:
 
 
 def has_several_drafts(report: Report) -> bool:
-    """Return whether the report compares several drafts."""
     return len(report.drafts) > 1
 
 

@@ -54,7 +54,6 @@ class Line:
 
     @property
     def slope(self) -> Estimate:
-        """Return the slope with its interval."""
         return self._estimate(self.fit.slope, self.fit.stderr)
 
     def value(self, x: float) -> float:

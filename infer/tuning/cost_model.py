@@ -70,8 +70,8 @@ class CostBench:
         """Return whether there is time for more; collective, and the same on all processes of a split target."""
         if self.minutes is None:
             return True
-        passed = [time.monotonic() - self.start]
-        return (share_from_main(passed) if self.target.processes > 1 else passed)[0] < 60 * self.minutes
+        passed = time.monotonic() - self.start
+        return (share_from_main(passed) if self.target.processes > 1 else passed) < 60 * self.minutes
 
     def compile_in_time(self, candidates: list[TreeCandidate]) -> list[TreeCandidate]:
         """Build the decoders of candidates, at least of the first, while there is time; return those candidates.
@@ -191,7 +191,6 @@ class CostCurve:
         self._timings.setdefault(candidate, []).append(steps)
 
     def num_timings(self, candidate: TreeCandidate) -> int:
-        """Return the number of timings of a candidate."""
         return len(self._timings.get(candidate, []))
 
     def steps(self, candidate: TreeCandidate) -> float:

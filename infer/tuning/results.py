@@ -45,7 +45,6 @@ class TuningVerdict(Enum):
 
     @classmethod
     def from_speedup(cls, speedup: Estimate | None) -> "TuningVerdict":
-        """Return the verdict on a measured speed-up."""
         if speedup is None:
             return cls.unmeasured
         low, high = speedup.ci95 or (-np.inf, np.inf)
@@ -68,7 +67,6 @@ class TuningResult:
 
     @property
     def verdict(self) -> TuningVerdict:
-        """Return the verdict on the best candidate's measured speed-up."""
         return TuningVerdict.from_speedup(self.speedups[self.best.name])
 
     @property
@@ -76,10 +74,6 @@ class TuningResult:
         """Return the faster point estimate: `best`, or None for no speculation."""
         speedup = self.speedups[self.best.name]
         return self.best if speedup and speedup.mean > 1 else None
-
-    @property
-    def choice_name(self) -> str:
-        return self.choice.name if self.choice else "none"
 
     def format_speedup(self, candidate: TreeCandidate) -> str:
         """Format the measured speed-up of a candidate, or a dash if it was not measured."""
@@ -184,7 +178,7 @@ def build_summary(tunings: list[DraftTuning]) -> list[list[str]]:
             str(result.batch),
             str(result.context),
             tuning.name,
-            result.choice_name,
+            result.choice.name if result.choice else "none",
             f"{tuning.predicted_speedup(result, result.best):.2f}",
             result.format_speedup(result.best),
             result.verdict.value,
@@ -195,14 +189,12 @@ def build_summary(tunings: list[DraftTuning]) -> list[list[str]]:
 
 def collect_results(tunings: list[DraftTuning]) -> TrackedResults:
     """Return the summary and the choices for W&B."""
+    rows = build_summary(tunings)
     return TrackedResults(
         prefix="tune_report",
-        figures={
-            f"{tuning.name}/batch {result.batch}, context {result.context}": result.choice_name
-            for tuning, result in list_results(tunings)
-        },
+        figures={f"{draft}/batch {batch}, context {context}": choice for batch, context, draft, choice, *_ in rows},
         columns=SUMMARY_COLUMNS,
-        rows=build_summary(tunings),
+        rows=rows,
     )
 
 
@@ -238,13 +230,11 @@ def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> l
     return commands
 
 
-def build_tuning_report(
-    tunings: list[DraftTuning], target: Target, device: dict[str, Any], prompts: list[EvalPrompt]
-) -> dict[str, Any]:
+def build_tuning_report(tunings: list[DraftTuning], target: Target, prompts: list[EvalPrompt]) -> dict[str, Any]:
     """Return all predictions and measurements, for tune.json."""
     return {
         "target": target.name,
-        "device": device,
+        "device": target.device.describe(),
         "prompts": {"count": len(prompts), "sha256": fingerprint_prompts(prompts)},
         "drafts": [
             {

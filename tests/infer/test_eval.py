@@ -27,9 +27,8 @@ from infer.inputs.checkpoint_paths import (
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts, plan_evaluation
-from infer.report.mode_tables import summary_table
 from infer.report.prose import list_absences
-from infer.report.tables import render_markdown
+from infer.report.tables import render_markdown, summary_table
 from infer.results.schema import AdaptedTarget, DraftMemory
 from infer.verify.config import Verification
 from models.checkpoints import checkpoint, checkpoint_files

@@ -9,14 +9,21 @@ import pytest
 from markupsafe import escape
 
 from infer.engine.phase_timer import PHASES
-from infer.report.cost_tables import batch_table, split_table
 from infer.report.definitions import DEFINITIONS
-from infer.report.mode_tables import exactness_table, overview_table, summary_table
 from infer.report.number_format import ABSENT
 from infer.report.plots import render_plots
 from infer.report.prose import build_headline
 from infer.report.report_files import KIND_LEGEND, render_page
-from infer.report.tables import build_tables, collect_definitions, render_markdown
+from infer.report.tables import (
+    batch_table,
+    build_tables,
+    collect_definitions,
+    exactness_table,
+    overview_table,
+    render_markdown,
+    split_table,
+    summary_table,
+)
 from infer.report.views import assign_draft_colors, list_modes
 from infer.results.schema import SampleAnswer, TextSpan
 from tests.support.reports.sample_reports import (
