@@ -130,6 +130,12 @@ def tiny_target(
     return freeze_model(model, tiny_tokenizer(), name="tiny", device=device)
 
 
+def build_target(model_class: Any, config: Any) -> Target:
+    """Build a target of any family, with random weights."""
+    torch.manual_seed(0)
+    return freeze_model(model_class(config), tiny_tokenizer(), name="other", device=CPU)
+
+
 def demo_target() -> Target:
     """Load the demo's target in fp32 without compilation, a reference for comparisons."""
     return load_target(TargetConf(), CPU)
