@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from conf.typed_text import format_overrides
 from data.eval_prompts.held_out_files import write_held_out
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.eval_modes import warn_tree_depth
@@ -51,8 +52,8 @@ def distill_draft(fitted: FittedRun) -> None:
         if not conf.measure:
             log.info(
                 "measure=false: nothing was decoded, so tokens per round, speed and whether answers stay the target's "
-                "are unknown; where the target fits, measure them by\n    python -m infer.eval checkpoint=%s",
-                run.folder / "checkpoint",
+                "are unknown; where the target fits, measure them by\n    python -m infer.eval %s",
+                format_overrides({"checkpoint": run.folder / "checkpoint"}),
             )
         elif parallel.decodes:
             report = measure_draft(conf, target, run.folder)

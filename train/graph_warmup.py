@@ -16,6 +16,7 @@ from data.sources.rows import document_from_pair
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.measure.evaluate import compile_eval_graphs
 from models.drafts.registry import build_draft
+from models.io.files import prepare_folder
 from models.io.tracking import TrackerConf
 from models.parallel.dtensor import full_params
 from train.config.run import TrainConf
@@ -88,7 +89,7 @@ def warm_up_run(conf: TrainConf, parallel: Parallel) -> None:
     """Compile the graphs of a checked run in a temporary folder, which is on the file system of runs: all see that."""
 
     def open_folder(stack: ExitStack) -> str:
-        Path(conf.output_dir).mkdir(parents=True, exist_ok=True)
+        prepare_folder(Path(conf.output_dir))
         return stack.enter_context(tempfile.TemporaryDirectory(dir=conf.output_dir))
 
     for stage in filter(None, [conf.first_stage(), conf]):

@@ -15,6 +15,7 @@ from infer.engine import steps
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.engine.row_tensors import list_tensors
+from infer.measure.context_limits import check_context
 from infer.report.number_format import Table, choose_console, to_rich_table
 from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype, core_flops
@@ -27,6 +28,7 @@ from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, c
 from models.parallel.tensor_parallel import plan_shards
 from models.targets.attention import without_kernel
 from models.targets.precision import resolve_machine
+from models.targets.pretrained import read_context_length
 from models.trees.keyed_noise import split_row_ids
 
 GIB, MS = 2**30, 1000
@@ -56,6 +58,7 @@ class DecodeOption:
 
 def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
     """Return one option per power of two of cores that can hold the target; raise UserError if none can."""
+    check_context(read_context_length(conf.target), conf.context, key="context")
     machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     check_dtype(machine, dtype)
     meta_target, options = build_meta_target(conf.target, dtype), []

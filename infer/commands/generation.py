@@ -11,7 +11,7 @@ from rich.text import Text
 from data.chat.answer_parsing import build_exact_message, decode_answer, renders_to
 from data.chat.template import ChatTemplate
 from data.chat.text_stream import TextStream
-from data.eval_prompts.prompts import EvalPrompt, build_prompt, load_eval_prompts
+from data.eval_prompts.prompts import EvalPrompt, build_prompt, load_eval_prompts, read_prompt_rows
 from infer.config import GenerateConf
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
@@ -85,9 +85,11 @@ def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
     """Return the prompt of the command line, or those of the file; load no model."""
     tokenizer, vocab_size = load_tokenizer(target), read_vocab_size(target)
     if conf.prompts is not None:
-        return load_eval_prompts(
+        prompts = load_eval_prompts(
             tokenizer, conf.prompts, limit=None, key="prompts", vocab_size=vocab_size, template=conf.template
         )
+        places = {row["id"]: place for place, row in enumerate(read_prompt_rows(conf.prompts, key="prompts"))}
+        return sorted(prompts, key=lambda prompt: places[prompt.id])  # as in the file, not by category
     assert conf.prompt is not None
     return [build_prompt(tokenizer, conf.prompt, conf.template, vocab_size)]
 

@@ -103,7 +103,8 @@ def load_tuning_inputs(conf: TuneConf, directories: list[Path]) -> tuple[Target,
         f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
         f"got {min(contexts)}; raise it or shorten max_new_tokens",
     )
-    check_context(read_context_length(target_conf), longest + conf.max_new_tokens, key="max_new_tokens")
+    key = "context" if conf.context else "max_new_tokens"
+    check_context(read_context_length(target_conf), max(contexts), key=key)
     size = DecodingSize(
         batch=max(conf.batch) if conf.timing else 1,
         prompt_tokens=longest,

@@ -17,7 +17,7 @@ from models.drafts.ngram import NgramDraft
 from models.io.errors import require
 from models.targets.target import Target
 from models.trees.config import TreeConf
-from models.trees.tree import Tree, TreeKind
+from models.trees.tree import MAX_CHAIN_LENGTH, Tree, TreeKind
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def build_eval_modes(
 
     The autoregressive and n-gram modes always use the decoder's own rule, which keeps the target's own answers.
     """
-    chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
+    chain, copied = (TreeConf(kind=TreeKind.chain, depth=depth).build() for depth in (tree.depth, lookup_depth(tree)))
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
     check_context(getattr(target.config, "max_position_embeddings", None), slots)
     build_decoder = partial(Decoder, sampling=conf.sampling, slots=slots)
@@ -77,7 +77,7 @@ def build_eval_modes(
     modes = {
         AUTOREGRESSIVE: EvalMode(decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE),
         "ngram": EvalMode(
-            decoder=build_decoder(target, NgramDraft(), chain, layers=fewest_layers), baseline=AUTOREGRESSIVE
+            decoder=build_decoder(target, NgramDraft(), copied, layers=fewest_layers), baseline=AUTOREGRESSIVE
         ),
     }
     for candidate in candidates:
@@ -100,6 +100,11 @@ def build_eval_modes(
             is_timed = name != "untrained"  # its rounds cost as much as the trained tree's
             modes[f"{candidate.name}/{name}"] = EvalMode(decoder=decoder, baseline=baseline, timed=is_timed)
     return modes
+
+
+def lookup_depth(tree: Tree) -> int:
+    """Return the tokens that n-gram lookup copies beside a tree: as deep as that, or as many as it can."""
+    return min(tree.depth, MAX_CHAIN_LENGTH)
 
 
 def build_evaluation_rule(conf: EvaluationConf) -> AcceptanceRule:

@@ -54,7 +54,7 @@ def to_rich_table(table: Table, *, ruled: bool) -> RichTable:
 
 def choose_console(output: Console) -> Console:
     """Return `output` if it is a terminal, else a plain console of 100 columns to the same file."""
-    plain = Console(file=output.file, width=100, color_system=None)
+    plain = Console(file=output.file, width=100, color_system=None, emoji=False)
     return output if output.is_terminal else plain
 
 

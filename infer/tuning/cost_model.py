@@ -65,6 +65,7 @@ class CostBench:
     decoders: dict[str, Decoder] = field(default_factory=dict)
     start: float = field(default_factory=time.monotonic)
     minutes: float | None = None  # None: no limit
+    failures: dict[str, Exception] = field(default_factory=dict)  # of candidates that did not compile, by name
 
     def has_time(self) -> bool:
         """Return whether there is time for more; collective, and the same on all processes of a split target."""
@@ -93,12 +94,15 @@ class CostBench:
 
     def try_compile(self, candidate: TreeCandidate) -> Exception | None:
         """Build the decoder of a candidate; return the error, with a line, of a compiler or of too little memory."""
+        if candidate.name in self.failures:
+            return self.failures[candidate.name]
         try:
             self.decoder_for(candidate)
         except COMPILER_ERRORS as error:
             if self.target.processes > 1:
                 raise
             self.decoders.pop(candidate.name, None)
+            self.failures[candidate.name] = error
             print_line(f"{candidate.name} is left out: {type(error).__name__}: {first_line(error)}")
             return error
         return None

@@ -13,7 +13,7 @@ from conf.typed_text import format_overrides
 from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
 from data.eval_prompts.prompts import EvalPrompt, load_calibration_prompts, load_eval_prompts, spread_prompts
 from infer.config import EvaluationConf
-from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
+from infer.measure.eval_modes import DraftUnderTest, TunedDecoding, lookup_depth
 from infer.tuning.candidates import USER_TREE, TreeCandidate
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import COMPILER_ERRORS, CostBench, RoundSeconds, read_clock
@@ -165,7 +165,7 @@ def build_tune_conf(tree: TreeConf, draft: Draft, conf: EvaluationConf) -> TuneC
         depth=min(depth, draft.max_depth),
         nodes=NODE_BUDGETS,
         ngram_tokens=shape.ngram_tokens or NGRAM_TOKENS,
-        ngram_windows=sorted({shape.depth, *NGRAM_WINDOWS}),
+        ngram_windows=sorted({lookup_depth(shape), *NGRAM_WINDOWS}),
         max_new_tokens=min(MAX_NEW_TOKENS, conf.new_tokens),
     )
 

@@ -50,7 +50,8 @@ def estimate_candidates(
         "prompts: must have answers of more than one token, got none; choose others",
     )
     replay = Replay(target, draft, texts, sampling=conf.sampling)
-    counter = replay.count_acceptance(depth, conf.ranks)
+    vocab_size = target.vocab_size if draft.kept_ids is None else len(draft.kept_ids)
+    counter = replay.count_acceptance(depth, min(conf.ranks, vocab_size))
     acceptance = counter.acceptance()
     candidates = list_candidates(
         acceptance,
@@ -147,7 +148,7 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, also_measured: Sequence[T
     return TuningResult(
         batch=bench.batch,
         context=bench.context,
-        candidates=candidates,
+        candidates=[candidate for candidate in candidates if candidate.name not in bench.failures],
         cost_curve=curve,
         num_prompts=len(baseline),
         best=best,
@@ -177,4 +178,4 @@ def choose_simplest(measured: list[TreeCandidate], tokens_seconds: dict[str, nda
 
 def estimate_speedup(ours: ndarray, theirs: ndarray) -> Estimate | None:
     """Estimate our tokens/s over theirs, paired by prompt; the columns are tokens and seconds."""
-    return bootstrap_t(np.hstack([ours, theirs]), ratio_of_ratios)
+    return bootstrap_t(np.hstack([ours, theirs]), ratio_of_ratios, support=(0.0, np.inf))

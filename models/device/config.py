@@ -75,7 +75,12 @@ class MachineConf:
     repeats_heads: bool = False  # whether more cores than key-value heads may share a target
 
     def __post_init__(self) -> None:
-        check_values(self, "machine", chips=at_least(1), cores=at_least(1))
+        sizes = dict.fromkeys(("memory_gib", "bandwidth_gb_s", "link_gb_s"), at_least(0))
+        check_values(self, "machine", chips=at_least(1), cores=at_least(1), **sizes)
+        require(
+            all(value > 0 for value in self.tflops.values()),
+            f"machine.tflops: must be positive, got {self.tflops}; leave out the types that the machine lacks",
+        )
 
     @property
     def total_cores(self) -> int:

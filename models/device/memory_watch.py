@@ -15,6 +15,7 @@ from models.io.errors import UserError
 
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
 ACCELERATORS = ("cuda", "neuron")  # whose allocators count
+STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")  # 5 resets the peak of resident memory
 # What PyTorch's allocators say in a RuntimeError, which only that of CUDA has a class for.
 ALLOCATION_FAILURES = ("can't allocate memory", "out of memory")
@@ -45,9 +46,16 @@ class MemoryWatch:
         if self.device.name in ACCELERATORS:
             return torch.get_device_module(self.device.name).max_memory_allocated()
         if self.device.name == "cpu":
-            peak = MAXRSS_UNIT * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            return max(0, peak - self.bytes_before)
+            return max(0, read_host_peak() - self.bytes_before)
         return None
+
+
+def read_host_peak() -> int:
+    """Return the peak of resident memory in bytes; by VmHWM on Linux, where a child inherits its parent's ru_maxrss."""
+    if STATUS.exists():
+        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+        return 1024 * int(lines["VmHWM"].split()[0])
+    return MAXRSS_UNIT * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,13 @@ def report_disk_errors(
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = remedy or ("free some space or choose another folder" if is_full else "choose another folder")
         raise UserError(f"{rule}, got {path} ({error.strerror or error}); {remedy}") from error
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create a folder if it is missing; raise UserError if nothing can be written there."""
+    with report_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextmanager

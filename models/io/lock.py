@@ -10,14 +10,13 @@ import os
 import shlex
 import socket
 import sys
-import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
 
 from models.io.console import IS_MAIN_PROCESS
 from models.io.errors import UserError
-from models.io.files import report_disk_errors
+from models.io.files import prepare_folder, report_disk_errors
 
 log = logging.getLogger(__name__)
 LOCK_FILE = "lock"  # name of the lock file in a run's folder
@@ -30,10 +29,8 @@ def claim_run_folder(folder: Path) -> None:
     """Create and lock a run's folder on the main process; raise UserError if it is not writable or in use."""
     if not IS_MAIN_PROCESS:
         return
-    with report_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-        acquire_lock(folder)
+    prepare_folder(folder)
+    acquire_lock(folder)
 
 
 def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0, key: str = "run_name") -> None:

@@ -54,6 +54,9 @@ def resolve_machine(machine: MachineConf, conf: DeviceConf, target: ModelSource)
         machine, dtype = measure_machine(device), device.dtype
     else:
         check_route(machine, conf)
+        for name in ("memory_gib", "bandwidth_gb_s"):
+            value = getattr(machine, name)
+            require(value > 0, f"machine.{name}: must be positive, got {value}; set the published figure")
         dtype = torch.float32 if conf.precision is Precision.float32 else torch.bfloat16
         if conf.logical_cores is not None:
             if machine.logical_cores is None:

@@ -8,7 +8,6 @@ form, and prints JSON. `compare` runs it for both forms in alternating order.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from infer.report.tables import Table
+from models.device.memory_watch import read_host_peak
 from models.losses.chunked import Metrics, build_target_distribution, chunked_distillation_loss, sum_metrics
 from models.losses.config import LossConf, LossName
 from models.losses.distributions import draft_distribution
@@ -51,7 +51,6 @@ def distillation_loss(
 FORMS = {"plain": distillation_loss, "chunked": chunked_distillation_loss}
 ORDER = ("plain", "chunked", "chunked", "plain")
 ROOT = Path(__file__).parents[2]
-STATUS = Path("/proc/self/status")
 
 
 @dataclass(kw_only=True)
@@ -68,12 +67,12 @@ def measure(form: str, size: Size) -> dict[str, float]:
     """Measure the second of two forward and backward passes, and the peak memory above weights and inputs."""
     _pass(form, _inputs(Size(vocab=1024, tokens=8, width=size.width, chunk=4)), chunk=4)
     inputs = _inputs(size)
-    baseline_mib = peak_mib()
+    baseline_mib = read_host_peak() / 2**20
     for _ in range(2):
         began = time.perf_counter()
         loss = _pass(form, inputs, chunk=size.chunk)
         seconds = time.perf_counter() - began
-    return {"loss": loss, "seconds": seconds, "peak_mib": peak_mib() - baseline_mib}
+    return {"loss": loss, "seconds": seconds, "peak_mib": read_host_peak() / 2**20 - baseline_mib}
 
 
 def _inputs(size: Size) -> dict[str, Any]:
@@ -98,14 +97,6 @@ def _pass(form: str, inputs: dict[str, Any], *, chunk: int) -> float:
     total, _ = FORMS[form](**inputs, labels=None, kept_ids=None, conf=conf)
     total.backward()
     return total.item() / len(inputs["weight"])
-
-
-def peak_mib() -> float:
-    """Return this process's peak memory in MiB; by VmHWM on Linux, where a child inherits its parent's ru_maxrss."""
-    if STATUS.exists():
-        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
-        return int(lines["VmHWM"].split()[0]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
 def compare(size: Size, *, threads: int, order: tuple[str, ...] = ORDER) -> Table:

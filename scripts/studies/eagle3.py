@@ -107,9 +107,11 @@ def main() -> None:
             run_side_by_side(runs, args.jobs)
         finally:
             measure(args)
-    name = name_target(args.target)
+    table, name = build_table(args), name_target(args.target)
+    if not table.rows:
+        parser.error(f"--output: has no measured runs yet, got {args.output}; leave out --table")
     setting = f"target `{name}`, {machine(open_device(DeviceConf(name=DeviceName.cpu, compile=False)))}"
-    publish(f"study-{name}", build_table(args), setting=setting, page=PAGE, should_write=args.write)
+    publish(f"study-{name}", table, setting=setting, page=PAGE, should_write=args.write)
 
 
 def run_folder(setting: str, seed: int, args: argparse.Namespace) -> Path:

@@ -39,7 +39,10 @@ def main() -> None:
         named = list(zip(run_names(args.checkpoints), args.checkpoints, strict=True))
         jobs = [(name, path, batch) for batch, (name, path) in product(args.batch, named)]
         run_side_by_side([partial(tune, *job, args=args) for job in jobs], jobs=1)
-    table = tables([json.loads(f.read_text()) for f in sorted(args.output.glob("*/tune.json"))])
+    files = sorted(args.output.glob("*/tune.json"))
+    if not files:
+        parser.error(f"--output: has no results yet, got {args.output}; leave out --table-only")
+    table = tables([json.loads(file.read_text()) for file in files])
     print(table)
     if args.write:
         DOC.write_text(replaced(DOC.read_text(), "sweep", table))

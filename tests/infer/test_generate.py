@@ -99,6 +99,13 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
         assert 0 < line["rounds"] < line["tokens"] == NEW
 
 
+def test_categories_do_not_change_the_order_of_answers(folder, target, tmp_path):
+    rows = [{"id": str(i), "category": "ab"[i % 2], "prompt": f"{3 + i} 4"} for i in range(4)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    conf = compose("generate", GenerateConf, [f"prompts={tmp_path}/prompts.jsonl", f"target.path={folder / 'target'}"])
+    assert [prompt.id for prompt in generation.load_prompts(conf.target, conf)] == ["0", "1", "2", "3"]
+
+
 def test_the_answer_to_one_prompt_is_written_too_where_a_file_is_named(folder, target, learned, tmp_path, capsys):
     ids = learned[1][0][:4]
     run_generate(folder, f"prompt='{join_ids(ids)}'", f"output={tmp_path / 'answer.jsonl'}")

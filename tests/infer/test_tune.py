@@ -363,3 +363,16 @@ def test_a_context_that_no_answer_fits_in_is_refused_before_replay(command, caps
         "error: context: must hold prompt and answer, 5 + 8 tokens, got 12; raise it or shorten max_new_tokens"
     )
     assert "replaying" not in captured.out
+
+
+def test_a_context_beyond_the_targets_positions_is_refused(command, capsys):
+    with pytest.raises(SystemExit):
+        command("context=[100000]")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: context: prompt and answer must fit in the ")
+    assert line.endswith(" positions of the target, got 100000; lower it or shorten the prompts")
+
+
+def test_a_small_vocabulary_has_fewer_ranks(tune):
+    _, (draft,) = tune("context=[40]", "ranks=100", node_s=0.01)
+    assert len(draft["acceptance"][0]) < 100

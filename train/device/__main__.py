@@ -14,6 +14,7 @@ from pathlib import Path
 
 from conf.entry import entry_point
 from models.io.console import print_line, setup_logging
+from models.io.files import prepare_folder
 from train.config.device_check import DeviceCheckConf
 
 
@@ -26,6 +27,7 @@ def main(conf: DeviceCheckConf) -> None:
     from train.device.page import count_results, write_page
     from train.device.run import run_stages
 
+    prepare_folder(Path(conf.output_dir))
     route = choose_route(conf.device.name.value, Host()).name
     with tempfile.TemporaryDirectory() as folder:
         stages = run_stages(conf, Path(folder) / "outcomes.jsonl")

@@ -195,7 +195,7 @@ class RunState:
         """Remove all states but the newest."""
         newest = find_newest_state(self.folder)
         for path in self.states_dir.glob("*"):
-            if path != newest:
+            if path != newest and path.stem.isdecimal():  # also the partial ones; others are a user's
                 remove_state(path)
 
     def save(self, training_state: TrainingState, parallel: Parallel) -> None:

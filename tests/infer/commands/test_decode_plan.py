@@ -59,7 +59,7 @@ def test_cores_share_the_draft_and_the_head_that_it_reads_of_the_target(folder, 
 def test_a_proposal_reads_the_drafts_own_cache_which_cores_share_too(folder):
     words = ("draft=demo-lm", "draft.layers=[0,3]", "batch=4")
     (short, _), (long, long_shared) = (
-        decode_plan.list_options(compose_plan(folder, *words, f"context={context}")) for context in (200, 2000)
+        decode_plan.list_options(compose_plan(folder, *words, f"context={context}")) for context in (200, 500)
     )
     draft_cache = "draft cache"
     added = long.parts[draft_cache] - short.parts[draft_cache]
@@ -93,6 +93,11 @@ def test_the_plan_creates_its_folder_and_a_file_that_cannot_be_written_is_refuse
     assert len(json.loads(file.read_text())) == 2
     with pytest.raises(UserError, match=r"output: must be a writable file, got .*plan\.json/plan "):
         infer_plan.main.__wrapped__(compose_plan(folder, f"output={file}/plan"))
+
+
+def test_a_context_beyond_the_targets_positions_is_refused(folder):
+    with pytest.raises(UserError, match=r"^context: prompt and answer must fit in the 512 positions of the target"):
+        decode_plan.list_options(compose_plan(folder, "context=10000000"))
 
 
 def test_a_share_of_the_memory_is_refused_where_nothing_would_be_left(folder):

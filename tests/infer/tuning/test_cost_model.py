@@ -10,9 +10,9 @@ import torch
 from infer.engine.decode import Decoder
 from infer.tuning.candidates import USER_TREE, TreeCandidate, list_candidates
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import CostBench, choose_candidate
+from infer.tuning.cost_model import CostBench, choose_candidate, select_probes
 from infer.tuning.results import DraftTuning, ExpectedTokens
-from infer.tuning.search import choose_simplest, choose_tree
+from infer.tuning.search import choose_simplest, choose_tree, estimate_speedup
 from models.drafts.ngram import NgramDraft
 from models.targets.cache import StaticCache
 from models.trees.config import TreeConf
@@ -208,6 +208,35 @@ def test_a_probe_that_cannot_be_compiled_leaves_the_others_in_the_search(bench, 
         name="new", directory=Path(), candidates=candidates, expected_tokens=expected, acceptance=TABLE, rounds=[9] * 6
     )
     assert choose_tree(bench, tuning).candidates == [candidate for candidate in candidates if not candidate.is_lookup]
+
+
+def test_a_shape_that_failed_is_neither_tried_again_nor_in_the_results(bench, monkeypatch):
+    bench.batch, candidates = 1, considered()
+    probes, decode_fully, tries = select_probes(candidates), CostBench._decode_fully, []
+    best = next(candidate for candidate in candidates if candidate not in probes)
+
+    def fail_for_best(self, decoder, prompts):
+        if decoder.tree == best.tree:
+            tries.append(decoder.tree)
+            raise torch.OutOfMemoryError("no memory for this shape")
+        return decode_fully(self, decoder, prompts)
+
+    monkeypatch.setattr(CostBench, "_decode_fully", fail_for_best)
+    bench.round_seconds = lambda _, generation: [1.0] * generation.rounds
+    expected = {c.name: ExpectedTokens(delivered=9.0 if c is best else 2.0, tau=2.0) for c in candidates}
+    tuning = DraftTuning(
+        name="new", directory=Path(), candidates=candidates, expected_tokens=expected, acceptance=TABLE, rounds=[9] * 6
+    )
+    assert best not in choose_tree(bench, tuning).candidates
+    assert len(tries) == 1
+
+
+def test_a_speedup_has_no_negative_bound():
+    ours, theirs = np.array([[9.0, 1.0], [1.0, 9.0], [1.0, 9.0]]), np.array([[5.0, 1.0]] * 3)
+    speedup = estimate_speedup(ours, theirs)
+    assert speedup is not None
+    assert speedup.ci95 is not None
+    assert speedup.ci95[0] >= 0
 
 
 def test_of_shapes_as_fast_as_each_other_the_smallest_is_chosen_and_lookup_if_it_is_the_fastest():

@@ -14,7 +14,7 @@ from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.config import EvalConf, EvaluationConf, GenerateConf
 from infer.inputs.command_inputs import load_draft_under_test
 from infer.inputs.command_start import start_command
-from infer.measure.eval_modes import TunedDecoding, build_eval_modes
+from infer.measure.eval_modes import DraftUnderTest, TunedDecoding, build_eval_modes
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.prose import build_headline
 from infer.report.views import get_draft_modes
@@ -220,6 +220,17 @@ def test_every_mode_of_the_report_is_among_the_decoded_trees(target, run, tree):
     modes = build_eval_modes(target, [draft], tree.build(), prompts, conf)
     reported = {(name == "ngram", modes[name].decoder.tree) for name in ("ngram", "run/chain", "run/tree")}
     assert reported <= decoded
+
+
+def test_a_chain_longer_than_lookup_can_copy_is_measured_beside_the_longest_lookup(target):
+    draft = new_draft(target, max_depth=100)
+    tree = TreeConf(kind=TreeKind.chain, depth=80)
+    candidate = DraftUnderTest(name="new", draft=draft, untrained="it is new")
+    prompts = [EvalPrompt(id="1", category="all", ids=[3, 4])]
+    modes = build_eval_modes(target, [candidate], tree.build(), prompts, EvaluationConf(max_new_tokens=8))
+    assert modes["ngram"].decoder.tree.depth == 64
+    assert modes["new/chain"].decoder.tree.depth == 80
+    assert build_tune_conf(tree, draft, EvaluationConf(max_new_tokens=8)).ngram_windows[-1] == 64
 
 
 SKIPPED = {"evaluation.verification": {"verification": Verification.typical}, "prompts": {"file": "selection.jsonl"}}

@@ -5,10 +5,14 @@ import time
 import pytest
 import torch
 
+from conf.entry import compose
 from models.device import machine_specs
 from models.device.config import MachineConf
 from models.device.machine_specs import LARGEST_MATRIX, check_dtype, core_flops, measure_machine
+from models.io.errors import UserError
+from models.targets.precision import resolve_machine
 from tests.support.models.tiny import CPU
+from train.config.run import TrainPlanConf
 
 
 @pytest.mark.parametrize("seconds", [machine_specs.MEASURE_SECONDS, 0.0])
@@ -47,3 +51,14 @@ def test_matrices_are_as_large_as_the_time_allows(monkeypatch, gflops, size):
 def test_a_machine_without_a_figure_for_fp32_has_that_of_another_type():
     machine = MachineConf(name="m", tflops={"bfloat16": 100.0})
     assert core_flops(machine, torch.bfloat16) == 100e12 / machine.cores
+
+
+def resolve_zeroed(key):
+    conf = compose("train_plan", TrainPlanConf, ["draft=demo", "machine=trn2.3xlarge", f"machine.{key}=0"])
+    return resolve_machine(conf.machine, conf.device, conf.target)
+
+
+@pytest.mark.parametrize("key", ["memory_gib", "bandwidth_gb_s", "tflops.bfloat16"])
+def test_figures_of_a_machine_are_positive(key):
+    with pytest.raises(UserError, match=r"^machine.\w+: must be positive, got .*0"):
+        resolve_zeroed(key)

@@ -1,4 +1,4 @@
-"""A draft model may be any causal LM with the target's tokenizer, from disk; test_pruned_layers.py has those cut from the target."""
+"""A draft model may be any causal LM with the target's tokenizer; test_pruned_layers.py cuts it from the target."""
 
 import json
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,22 @@ def test_a_single_state_stays_and_leftovers_are_removed(started):
     (folder / "state" / "00000002").mkdir()
     toy_run(folder, conf)
     assert [path.name for path in (folder / "state").iterdir()] == ["00000012"]
+
+
+def test_what_a_user_puts_beside_the_states_is_no_state_and_stays(started):
+    folder, conf = started
+    shutil.copytree(folder / "state/00000008", folder / "state/keep-8")
+    (folder / "state/notes.txt").write_text("the rate is too high")
+    toy_run(folder, conf)
+    assert {path.name for path in (folder / "state").iterdir()} == {"00000012", "keep-8", "notes.txt"}
+    assert find_newest_state(folder) == folder / "state/00000012"
+
+
+def test_a_damaged_state_is_refused_in_one_line(started):
+    folder, conf = started
+    (folder / "state/00000008" / PROGRESS_FILE).write_text('{"version":')
+    with pytest.raises(UserError, match=r"^run_name: must name a run whose state is intact, got .*progress.json \("):
+        toy_run(folder, conf)
 
 
 @pytest.mark.parametrize(
