@@ -87,7 +87,13 @@ class MedusaDraft(HeadsDraft):
     def default_keys(cls, target: Target) -> dict[str, Any]:
         """Return the keys that vLLM's converted drafts lack, with the values that vLLM takes, or the target's."""
         sizes = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
-        return super().default_keys(target) | sizes | {"num_hidden_layers": 1, "original_lm_head": False}
+        lacking = {"num_hidden_layers": 1, "original_lm_head": False, "medusa_fc_bias": False}
+        return super().default_keys(target) | sizes | lacking
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by vLLM's names; biases of blocks that have none stay 0."""
+        tensors = super().checkpoint_tensors()
+        return {n: t for n, t in tensors.items() if self.config.medusa_fc_bias or not n.endswith(".bias")}
 
     @property
     def heads(self) -> list[nn.Linear]:

@@ -64,8 +64,10 @@ def test_medusa_is_saved_in_the_layout_that_vllm_reads(target, tmp_path):
 
 def test_a_medusa_draft_that_was_converted_for_vllm_needs_no_further_keys(target, tmp_path):
     """abhigoyal/vllm-medusa-vicuna-7b-v1.3 has no `original_lm_head`; vLLM's defaults are those of its MedusaConfig."""
-    build(MedusaConf(heads=2), target).save(tmp_path, target)
-    edit_config(tmp_path, drop=("original_lm_head", "num_hidden_layers", "hidden_size", "vocab_size"))
+    draft = build(MedusaConf(heads=2), target)
+    draft.config.medusa_fc_bias = False  # as in vLLM by default, whose blocks then have none
+    draft.save(tmp_path, target)
+    edit_config(tmp_path, drop=("original_lm_head", "medusa_fc_bias", "num_hidden_layers", "hidden_size", "vocab_size"))
     draft = load_draft(tmp_path, target)
     assert (draft.conf.heads, draft.conf.num_layers, draft.conf.separate_lm_heads) == (2, 1, True)
     edit_config(tmp_path, drop=("num_heads",))
