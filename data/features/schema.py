@@ -89,7 +89,7 @@ class FeatureSchema:
             return "captured layers of every token, got those of supervised tokens"
         if needs.hidden and not (self.hidden or self.teacher is TeacherKind.hidden):
             return "the final hidden state, got none"
-        if needs.hidden and needs.context and not (self.hidden and self.context):
+        if needs.hidden and needs.context and not (self.context and (self.hidden or self.on_prompts)):
             return "the final hidden state of every token, got that of supervised tokens"
         return None
 

@@ -123,7 +123,7 @@ def test_a_target_that_stays_quantized_is_not_judged_by_its_full_size(folder, tm
 
 
 def test_a_plan_takes_the_configured_memory():
-    machine = MachineConf(name="two", chips=2, cores=2, memory_gib=80.0)
+    machine = MachineConf(name="two", chips=2, cores=2, memory_gib=80.0, bandwidth_gb_s=1.0)
     planned, _ = resolve_machine(machine, DeviceConf(memory_gib=3.0), TargetConf())
     assert planned.core_bytes == 3 * GIB
 

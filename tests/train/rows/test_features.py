@@ -13,7 +13,7 @@ from data.packing.pack import pack_documents
 from data.sources.training_rows import check_data_exists
 from models.device.config import MachineConf
 from models.drafts.base import Needs
-from models.drafts.options import Medusa2Conf
+from models.drafts.options import HydraConf, Medusa2Conf
 from models.io.errors import UserError
 from models.losses.config import LossConf, LossName
 from tests.support.data import captured
@@ -58,6 +58,15 @@ def test_a_store_with_the_teacher_of_prompts_gives_the_losses_of_learning_prompt
     learned(training(folder, draft, name="prompts live", loss=loss))
     learned(training(folder, draft, name="prompts stored", loss=loss, store=captured.captured(capture)))
     assert losses(folder, "prompts stored") == losses(folder, "prompts live")
+
+
+def test_a_store_with_the_teacher_of_prompts_serves_a_method_that_reads_every_final_state(folder):
+    hydra = HydraConf(heads=3)  # its prefix layer attends
+    options = {"precision": BF16, "dtype": Dtype.bf16, "on_prompts": True}
+    store_path = captured.captured(captured.conf(folder, draft=EAGLE3, run_name="eagle3 for hydra", **options))
+    learned(training(folder, hydra, name="hydra of eagle3, stored", store=store_path))
+    learned(training(folder, hydra, name="hydra of eagle3, live"))
+    assert losses(folder, "hydra of eagle3, stored") == losses(folder, "hydra of eagle3, live")
 
 
 def test_prompts_are_not_learned_from_a_store_without_their_teacher(folder, store):
