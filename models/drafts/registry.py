@@ -34,9 +34,9 @@ def load_draft(directory: Path, target: Target) -> Draft:
 def find_options(directory: Path) -> type[DraftConf]:
     """Return the class of the options of a checkpoint's method; raise UserError for an unknown architecture."""
     config = read_config(directory)
-    if matching := [conf for conf in METHODS.values() if find_draft_class(conf).matches_config(config)]:
+    named = config.get("architectures")
+    listed = config | {"architectures": named if isinstance(named, list) else []}
+    if matching := [conf for conf in METHODS.values() if find_draft_class(conf).matches_config(listed)]:
         return matching[-1]  # the most specific
     known = ", ".join(dict.fromkeys(conf.architecture for conf in METHODS.values()))
-    raise UserError(
-        f"checkpoint: architecture must be one of {known}, got {config.get('architectures')} in {directory}"
-    )
+    raise UserError(f"checkpoint: architecture must be one of {known}, got {named} in {directory}")

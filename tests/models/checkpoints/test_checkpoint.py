@@ -80,12 +80,6 @@ def test_a_broken_config_is_refused(saved):
         checkpoint_files.read_config(saved)
 
 
-def test_architectures_are_a_list(saved):
-    (saved / "config.json").write_text('{"architectures": 3}')
-    with pytest.raises(UserError, match=r"config\.json, .*\(architectures is no list: 3\)"):
-        checkpoint_files.read_config(saved)
-
-
 def test_weights_in_fp8_are_read_and_must_be_finite(tmp_path):
     weight = torch.ones(2, 2).to(torch.float8_e4m3fn)
     for name, value in {"intact": 1.0, "broken": float("nan")}.items():

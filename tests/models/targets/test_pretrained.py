@@ -272,7 +272,7 @@ def test_a_draft_model_with_weights_that_are_not_finite_is_refused_even_as_a_sta
         build_draft(start, target, loss=LossConf(), seed=0)
 
 
-@pytest.mark.parametrize("architectures", [None, [], "[]"])
+@pytest.mark.parametrize("architectures", [None, [], "[]", 3])
 def test_a_draft_of_no_architecture_is_refused_with_the_known_architectures(architectures, tmp_path):
     target = tiny_target(seed=0)
     new_draft(target).save(tmp_path, target)
