@@ -67,7 +67,7 @@ def parse_row(raw: dict[str, Any], format: RowFormat = RowFormat.auto, column: s
     if column_name is None or format is RowFormat.prompt:
         row = _parse_prompt_row(raw, column)
     else:
-        detected, row = _parse_column(raw, column_name, is_text=format is RowFormat.text or column_name == "text")
+        detected, row = _parse_column(raw, column_name, format)
         require_row(format in (RowFormat.auto, detected), f"column {column_name} has the format {detected.value}")
         require_row(
             column is not None or format is not RowFormat.auto or detected is not RowFormat.text,
@@ -104,9 +104,12 @@ def _is_conversation(raw: dict[str, Any], column: str) -> bool:
     return not (texts and any(isinstance(raw.get(name), str) for name in QUESTION_COLUMNS))
 
 
-def _parse_column(raw: dict[str, Any], column: str, *, is_text: bool) -> tuple[RowFormat, ParsedRow]:
-    """Detect the format of a column's value, and parse the row in it; a text may be JSON without being read as such."""
-    value: Any = raw.get(column) if is_text else _parse_json_list(raw.get(column))
+def _parse_column(raw: dict[str, Any], column: str, format: RowFormat) -> tuple[RowFormat, ParsedRow]:
+    """Detect the format of a column's value, and parse the row in it."""
+    stored = raw.get(column)
+    value: Any = stored if format is RowFormat.text else _parse_json_list(stored)
+    if column == "text" and isinstance(stored, str) and isinstance(value, list) and isinstance(value[0], str):
+        value = stored  # a text that happens to be a list of texts, as JSON
     match value:
         case str(text):
             return RowFormat.text, PlainText(text=text)

@@ -62,6 +62,8 @@ def test_an_answer_or_a_text_may_be_json(tmp_path):
     ]
     answers = [row.messages[-1]["content"] for row in read_rows(write_jsonl(tmp_path, *rows))[0]]
     assert answers == [rows[0]["output"], rows[1]["answer"]]
+    conf = write_jsonl(tmp_path, {"text": json.dumps(MESSAGES)}, column="text")
+    assert read_rows(conf) == ([Conversation(messages=MESSAGES)], Counter())
     for column, form in {"text": RowFormat.auto, "body": RowFormat.text}.items():
         conf = write_jsonl(tmp_path, {column: '["a", "b"]'}, column=column, format=form)
         assert read_rows(conf) == ([PlainText(text='["a", "b"]')], Counter())
