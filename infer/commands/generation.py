@@ -23,6 +23,7 @@ from infer.inputs.memory_check import DecodingSize
 from infer.measure.bench import WARMUP_TOKENS, decode_prompts
 from infer.measure.context_limits import check_context
 from infer.results.samples import list_accepted
+from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
 from models.io.console import CONSOLE, IS_MAIN_PROCESS, print_line, track_progress
 from models.io.files import add_partial_suffix, open_output_file, write_text_atomically
@@ -50,7 +51,10 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     target = load_checkpoint_target(target_conf, conf, [directory], size)
     draft = load_draft(directory, target)
     verifying_target = draft.get_verifying_target(target)
-    decoder = Decoder(verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots, batch=batch)
+    if conf.tree.is_lookup:
+        print_line(f"draft: n-gram lookup alone, without the checkpoint's, as {conf.tree.file} says")
+    proposing = NgramDraft() if conf.tree.is_lookup else draft
+    decoder = Decoder(verifying_target, proposing, conf.tree.build(), sampling=conf.sampling, slots=slots, batch=batch)
     with target.cpu_threads():
         if target.device.has_static_shapes:
             compile_graphs(decoder, prompts)

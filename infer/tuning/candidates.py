@@ -16,13 +16,13 @@ from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.trees.config import SHAPE_FIELDS, TreeConf, count_candidates
 from models.trees.tree import Tree, TreeKind, tree_from_paths
+from models.trees.tree_formats import LOOKUP
 
 # Nodes expanded per level and children considered per node, in small and in large trees.
 NARROW_WIDTH, WIDE_WIDTH = 4, 8
 MAX_NARROW_NODES = 12  # nodes of a small tree
 SHALLOW_DEPTHS = (2, 4)  # depths of trees for drafts with expensive passes
 USER_TREE = "given"  # name of the user's own tree, from the `tree` config
-LOOKUP = "ngram"  # family of the windows that n-gram lookup decodes alone, without the draft
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,10 +65,11 @@ class TreeCandidate:
         return shape + (f", and {copied} copied tokens" if copied else "")
 
     def to_file(self) -> dict[str, Any]:
-        """Return the tree as a file of models/trees/tree_formats.py holds it."""
+        """Return the tree as a file of models/trees/tree_formats.py holds it, and the mode of a report."""
         conf, kind = self.conf, self.conf.kind
         numbers = {name: getattr(conf, name) for name in [*SHAPE_FIELDS[kind], "ngram_tokens"]}
-        return {"tree": {"kind": kind.value, **numbers}} | ({"paths": conf.paths} if kind is TreeKind.static else {})
+        paths = {"paths": conf.paths} if kind is TreeKind.static else {}
+        return {"tree": {"kind": kind.value, **numbers}, **paths, "mode": LOOKUP if self.is_lookup else "tree"}
 
 
 def list_candidates(

@@ -145,7 +145,7 @@ def _tune_draft(
         tuning.tree_path(run, TUNED).unlink(missing_ok=True)  # of an earlier choice
     if result.choice is None:
         return replace(draft, tuned=TunedDecoding(description="no speculation", draft=None, tree=NO_TREE))
-    if IS_MAIN_PROCESS and not best.is_lookup:
+    if IS_MAIN_PROCESS:
         file = tuning.write_tree(run, TUNED, best, {"measured_on": result.num_prompts})
         sampled = {f"sampling.{name}": value for name, value in conf.sampling.changes.items()}
         overrides = format_overrides({"checkpoint": draft.directory, "tree.file": file} | sampled)

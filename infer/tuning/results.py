@@ -206,7 +206,6 @@ def write_choices(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list
             continue
         facts = {
             **_candidate_to_dict(tuning, result, choice),
-            "mode": "ngram" if choice.is_lookup else "tree",
             "verdict": result.verdict.value,
             "batch": result.batch,
             "context": result.context,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from models.io.errors import UserError, at_least, check_values, require
 from models.trees.tree import Tree, TreeKind, tree_from_paths
-from models.trees.tree_formats import read_fields
+from models.trees.tree_formats import names_lookup, read_fields
 
 SHAPE_FIELDS = {  # the numbers that a kind reads
     TreeKind.chain: ["depth"],
@@ -62,6 +62,11 @@ class TreeConf:
     def expanded(self) -> int:
         """Return the number of nodes expanded per level of a dynamic tree."""
         return self.nodes if self.beam_width is None else self.beam_width
+
+    @property
+    def is_lookup(self) -> bool:
+        """Return whether the file is of n-gram lookup alone, which the tuner chose in place of the draft."""
+        return self.file is not None and names_lookup(Path(self.file))
 
     def read(self) -> "TreeConf":
         """Return the configuration with the fields of its file, if it has one."""

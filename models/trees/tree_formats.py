@@ -1,7 +1,8 @@
 """Trees on disk: our own JSON, Medusa's path lists, NxD Inference's adjacency.
 
     own      {"paths": [[0], [1], [0, 0]], ...measurements}
-             {"tree": {"kind": "dynamic", "depth": 4, "nodes": 12, ...}, ...} of any kind
+             {"tree": {"kind": "dynamic", "depth": 4, "nodes": 12, ...}, ...} of any kind; with "mode": "ngram"
+             it is a chain of n-gram lookup alone
     medusa   [[0], [1], [0, 0]]
     nxd      {"0": ["1", "2"], "1": ["3"]}    node 0 is the root, leaves have no entry
 
@@ -18,6 +19,7 @@ from models.io.errors import UserError, require
 
 RankPaths = list[list[int]]
 TREE_KINDS = ("chain", "static", "dynamic")
+LOOKUP = "ngram"  # the `mode` of a file whose chain n-gram lookup decodes alone, without the draft
 INTEGER_FIELDS = {"depth", "nodes", "beam_width", "children", "ngram_tokens"}  # of a TreeConf
 
 
@@ -46,6 +48,12 @@ def read_fields(file: Path) -> dict[str, Any]:
         f"{', '.join(sorted(INTEGER_FIELDS))}, got {fields} in {file}",
     )
     return fields | ({"paths": read_paths(file)} if kind == "static" else {})
+
+
+def names_lookup(file: Path) -> bool:
+    """Return whether a tree file says that n-gram lookup decodes its chain alone."""
+    content = _load_json(file)
+    return isinstance(content, dict) and content.get("mode") == LOOKUP
 
 
 def read_paths(file: Path) -> RankPaths:

@@ -99,6 +99,20 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
         assert 0 < line["rounds"] < line["tokens"] == NEW
 
 
+def test_a_tree_file_of_lookup_alone_answers_without_the_draft(folder, target, learned, tmp_path, capsys):
+    tree = {"tree": {"kind": "chain", "depth": 4, "ngram_tokens": 0}, "mode": "ngram"}
+    (tmp_path / "run-tuned.json").write_text(json.dumps(tree))
+    ids = learned[1][0][:4]
+    rounds = {}
+    for name, overrides in {"draft": [], "lookup": [f"tree.file={tmp_path}/run-tuned.json"]}.items():
+        run_generate(folder, f"prompt='{join_ids(ids)}'", f"output={tmp_path}/{name}.jsonl", *overrides)
+        assert ("draft: n-gram lookup alone" in capsys.readouterr().out) == (name == "lookup")
+        line = json.loads((tmp_path / f"{name}.jsonl").read_text())
+        assert line["answer"] == target.tokenizer.decode(generate_with_transformers(target, ids))
+        rounds[name] = line["rounds"]
+    assert rounds["lookup"] > rounds["draft"]  # which knows this text
+
+
 def test_categories_do_not_change_the_order_of_answers(folder, target, tmp_path):
     rows = [{"id": str(i), "category": "ab"[i % 2], "prompt": f"{3 + i} 4"} for i in range(4)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -84,13 +84,15 @@ def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(ta
     conf, stale = build_evaluation(run), run / "run-tuned.json"
     stale.write_text("{}")
     draft = tune_draft(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
-    assert not stale.exists()
+    assert TreeConf(file=str(stale)).is_lookup  # the earlier choice is replaced
+    assert TreeConf(file=str(stale)).build() == draft.tuned.tree
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "compil" in line]  # nothing is, on this device
     assert draft.tuned.description.startswith("n-gram lookup alone, ")
     assert lines[0].startswith("tune: timing trees on 2 of the prompts that the report ")
-    assert lines[-1].startswith(f"tune: run: {draft.tuned.description}, speed-up ")
-    assert lines[-1].endswith(" s")
+    assert lines[-2].startswith(f"tune: run: {draft.tuned.description}, speed-up ")
+    assert lines[-2].endswith(" s")
+    assert lines[-1].startswith("to answer with it: python -m infer.generate ")
     report = evaluate_drafts(target, [draft], tree=TREE, conf=conf)
     (section,) = report.drafts
     assert section.tuned_tree == draft.tuned.description
