@@ -124,7 +124,7 @@ def load_tokenizer(source: ModelSource) -> Any:
 
 def read_context_length(source: ModelSource) -> int | None:
     """Return the number of tokens that the model has positions for; None if not stated."""
-    return getattr(read_model_config(source).get_text_config(), "max_position_embeddings", None)
+    return getattr(read_planning_config(source).get_text_config(), "max_position_embeddings", None)
 
 
 def read_vocab_size(source: ModelSource) -> int:

@@ -10,6 +10,7 @@ from infer.commands import decode_plan
 from infer.config import DecodePlanConf
 from models.device.config import MachineConf
 from models.io.errors import UserError
+from models.targets import pretrained
 from tests.support.reports.planned import GENEROUS, HALF, config, model_outline
 
 
@@ -98,6 +99,15 @@ def test_the_plan_creates_its_folder_and_a_file_that_cannot_be_written_is_refuse
 def test_a_context_beyond_the_targets_positions_is_refused(folder):
     with pytest.raises(UserError, match=r"^context: prompt and answer must fit in the 512 positions of the target"):
         decode_plan.list_options(compose_plan(folder, "context=10000000"))
+
+
+def test_a_target_whose_shape_ships_is_planned_without_a_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("asks the hub")
+
+    monkeypatch.setattr(pretrained, "_from_pretrained", refuse)
+    conf = compose("infer_plan", DecodePlanConf, ["draft=smollm2-135m-medusa", "machine=trn2.3xlarge", "tree=chain"])
+    assert decode_plan.list_options(conf)
 
 
 def test_a_share_of_the_memory_is_refused_where_nothing_would_be_left(folder):
