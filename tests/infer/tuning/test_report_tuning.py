@@ -235,6 +235,13 @@ def test_a_chain_longer_than_lookup_can_copy_is_measured_beside_the_longest_look
     assert build_tune_conf(tree, draft, EvaluationConf(max_new_tokens=8)).ngram_windows[-1] == 64
 
 
+def test_a_window_of_lookup_is_a_chain_that_infer_eval_decodes_with_the_draft_too(target):
+    """A Medusa draft proposes as many tokens as it has heads."""
+    few = new_draft(target, max_depth=5)
+    settings = build_tune_conf(TreeConf(kind=TreeKind.chain, depth=3), few, EvaluationConf(max_new_tokens=8))
+    assert settings.ngram_windows == [3, 4]
+
+
 SKIPPED = {"evaluation.verification": {"verification": Verification.typical}, "prompts": {"file": "selection.jsonl"}}
 
 
