@@ -30,7 +30,7 @@ class EvaluationConf:
     # a file, a folder, a dataset or `demo`; null = prompts held out of the draft's training data
     prompts: str | None = None
     prompts_per_category: int | None = None  # prompts of each category; null = all
-    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template, for rows without their own
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template; those of a row come first
     turns: int = 1  # of each conversation; later turns follow the target's own answers
     max_new_tokens: int | None = None  # null = 64 for the demo's prompts, 256 for others
     sampling: SamplingConf = field(default_factory=SamplingConf)
@@ -107,7 +107,7 @@ class GenerateConf(CheckpointConf):
     checkpoint: str | None = None  # null = the newest finished training run
     prompt: str | None = None  # a user's message; the answer is printed while it grows
     prompts: str | None = None  # as evaluation.prompts; the answers are written to a file
-    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template, for rows without their own
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template; those of a row come first
     max_new_tokens: int = DEFAULT_NEW_TOKENS
     stop: list[str] = field(default_factory=list)  # strings that end an answer
     sampling: SamplingConf = field(default_factory=SamplingConf)

@@ -75,7 +75,7 @@ def load_eval_prompts(
 ) -> list[EvalPrompt]:
     """Return the first turns, category by category in file order, at most `limit` of each.
 
-    `path` is as in `read_prompt_rows`; `template` has arguments of the chat template, for rows without their own.
+    `path` is as in `read_prompt_rows`; `template` has arguments of the chat template; those of a row come first.
     Raises UserError for a duplicate id or a prompt that the target cannot read.
     """
     rows = read_prompt_rows(path, key=key)
@@ -86,7 +86,7 @@ def load_eval_prompts(
         f"of {path or DEMO}; leave it out",
     )
     check_template_arguments(tokenizer, template or {}, f"{key.removesuffix('prompts')}template")
-    rows = [{"template": template or {}, **row} for row in rows]
+    rows = [{**row, "template": {**(template or {}), **row.get("template", {})}} for row in rows]
     turn_ids = [name_turn(row["id"], turn) for row in rows for turn in range(len(row.get("turns", [""])))]
     for row_id, count in Counter(turn_ids).items():
         require(

@@ -1,6 +1,6 @@
 """Store documents in flat arrays, their tokens end to end, and rows that refer to them.
 
-    Documents       ids, answer flags, document starts      5 bytes per token, 20 per document
+    Documents       ids, answer flags, document starts      5 bytes per token, 28 per document
     DocumentPiece   tokens [begin, end) of a document
     Packed          rows of pieces                          16 bytes per piece, 8 per row
 

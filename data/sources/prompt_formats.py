@@ -54,12 +54,13 @@ def _is_message_list(value: Any) -> bool:
 def parse_message_texts(value: Any) -> Any:
     """Return a list of messages that are stored as JSON, one text each, parsed; any other value stays as it is."""
     match value:
-        case [str(first), *_] if MESSAGE_TEXT.match(first) and _is_message(parse_if_json(first)):
+        case [str(first), *_] if MESSAGE_TEXT.match(first) and is_message(parse_if_json(first)):
             return [parse_if_json(text) for text in value]
     return value
 
 
-def _is_message(value: Any) -> bool:
+def is_message(value: Any) -> bool:
+    """Return whether a value of a list is a message, by its keys."""
     return isinstance(value, dict) and not value.keys().isdisjoint(("role", "from"))
 
 
@@ -90,15 +91,17 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     {'id': '7', 'category': 'alpaca', 'turns': ['Add.\\n\\n1 2']}
     """
     row = row | {name: parse_message_texts(row[name]) for name in ("messages", "prompt") if name in row}
-    for columns, id_column, category in PROMPT_FORMATS.values():
-        if all(row.get(column) is not None for column in columns):
-            row_id = row.get(id_column)
-            return {
-                "id": str(number if row_id is None else row_id),
-                "category": str(row.get("category") or category),
-                **_build_content(row, columns),
-            }
-    return None
+    present = [form for form in PROMPT_FORMATS.values() if all(row.get(column) is not None for column in form.columns)]
+    if not present:
+        return None
+    # Tables fill the absent lists of a row with [].
+    columns, id_column, category = next((form for form in present if row[form.columns[-1]] != []), present[0])
+    row_id = row.get(id_column)
+    return {
+        "id": str(number if row_id is None else row_id),
+        "category": str(row.get("category") or category),
+        **_build_content(row, columns),
+    }
 
 
 def _build_content(row: PromptRow, columns: tuple[str, ...]) -> PromptRow:

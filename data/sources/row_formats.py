@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from data.config import RowFormat
-from data.sources.prompt_formats import messages_from_texts, parse_message_texts, prompt_from_row
+from data.sources.prompt_formats import is_message, messages_from_texts, parse_message_texts, prompt_from_row
 from data.sources.rows import (
     Conversation,
     ParsedRow,
@@ -108,8 +108,8 @@ def _parse_column(raw: dict[str, Any], column: str, format: RowFormat) -> tuple[
     """Detect the format of a column's value, and parse the row in it."""
     stored = raw.get(column)
     value: Any = stored if format is RowFormat.text else _parse_json_list(stored)
-    if column == "text" and isinstance(stored, str) and isinstance(value, list) and isinstance(value[0], str):
-        value = stored  # a text that happens to be a list of texts, as JSON
+    if column == "text" and isinstance(stored, str) and not (isinstance(value, list) and is_message(value[0])):
+        value = stored  # a text, though it may be a list as JSON
     match value:
         case str(text):
             return RowFormat.text, PlainText(text=text)

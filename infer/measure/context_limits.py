@@ -51,10 +51,11 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
         template=conf.template,
     )
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    new_tokens = max_answer_tokens(conf, context, demo=conf.prompts == DEMO)
     require(
-        context is None or len(longest.ids) + conf.new_tokens <= context,
+        context is None or len(longest.ids) + new_tokens <= context,
         f"evaluation.prompts: prompt and answer must fit in the {context} positions of {target.name}, got prompt "
-        f"{longest.id} of {len(longest.ids)} tokens; shorten it or lower evaluation.max_new_tokens={conf.new_tokens}",
+        f"{longest.id} of {len(longest.ids)} tokens; shorten it or lower evaluation.max_new_tokens={new_tokens}",
     )
     return len(longest.ids)
 

@@ -30,7 +30,7 @@ class TuneConf(CheckpointConf):
     # for the demo, prompts of its training data
     prompts: str | None = None
     num_prompts: int | None = None  # spread over categories; null = all, or 32 of the demo's training data
-    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template, for rows without their own
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template; those of a row come first
     max_new_tokens: int = DEMO_NEW_TOKENS
     timing: bool = True  # false: choose a static tree of each budget, by its acceptance alone
     ranks: int = 10  # draft candidates whose acceptance is measured at each depth

@@ -86,13 +86,16 @@ def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chat_tokenizer, t
         load_eval_prompts(chat_tokenizer, unknown, limit=None)
 
 
-def test_arguments_of_the_template_are_those_of_rows_without_their_own(chat_tokenizer, tmp_path):
-    chat_tokenizer.chat_template = "{% if enable_thinking %}7 {% endif %}{{ messages[0].content }}"
+def test_arguments_of_the_template_are_those_of_a_row_before_the_others(chat_tokenizer, tmp_path):
+    chat_tokenizer.chat_template = (
+        "{% if enable_thinking %}7 {% endif %}{% if date %}{{ date }} {% endif %}{{ messages[0].content }}"
+    )
     message = [{"role": "user", "content": "1"}]
-    rows = [{"question": "1"}, {"messages": message}, {"messages": message, "template": {"enable_thinking": False}}]
+    templates = [{"enable_thinking": False}, {"date": "8"}]
+    rows = [{"question": "1"}, {"messages": message}, *({"messages": message, "template": t} for t in templates)]
     path = write_lines(tmp_path / "p.jsonl", rows)
     prompts = load_eval_prompts(chat_tokenizer, path, limit=None, template={"enable_thinking": True})
-    assert [prompt.ids for prompt in prompts] == [[7, 1], [7, 1], [1]]
+    assert [prompt.ids for prompt in prompts] == [[7, 1], [7, 1], [1], [7, 8, 1]]
     texts = write_lines(tmp_path / "texts.jsonl", [{"text": "1"}, {"ids": [1]}])
     with pytest.raises(
         UserError, match=r"^evaluation.template: needs prompts that a chat template renders, got {'a': 1} for"

@@ -65,8 +65,15 @@ def test_an_answer_or_a_text_may_be_json(tmp_path):
     conf = write_jsonl(tmp_path, {"text": json.dumps(MESSAGES)}, column="text")
     assert read_rows(conf) == ([Conversation(messages=MESSAGES)], Counter())
     for column, form in {"text": RowFormat.auto, "body": RowFormat.text}.items():
-        conf = write_jsonl(tmp_path, {column: '["a", "b"]'}, column=column, format=form)
-        assert read_rows(conf) == ([PlainText(text='["a", "b"]')], Counter())
+        for text in ('["a", "b"]', '[{"a": 1}]', "[{}]"):
+            conf = write_jsonl(tmp_path, {column: text}, column=column, format=form)
+            assert read_rows(conf) == ([PlainText(text=text)], Counter())
+
+
+def test_a_list_that_a_table_leaves_empty_hides_no_prompt(tmp_path):
+    row = {"messages": [], "prompt": "Hi", "completion": "Hello"}
+    (conversation,), dropped = read_rows(write_jsonl(tmp_path, row))
+    assert ([message["content"] for message in conversation.messages], dropped) == (["Hi", "Hello"], Counter())
 
 
 @pytest.mark.parametrize("column", ["ids", "data"])
