@@ -35,7 +35,7 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
             "and to train on its answers, put this in place of the data and the name of this run:\n"
             "    data=prepared %s",
             prepare_command(conf),
-            format_overrides({"data.path": f"outputs/prepare/{conf.run_name}", "run_name": f"{conf.run_name}-own"}),
+            format_overrides({"data.path": f"outputs/prepare/{own_run(conf)}", "run_name": own_run(conf)}),
         )
 
 
@@ -76,9 +76,14 @@ def prepare_command(conf: TrainConf) -> str:
         **{f"+{SOURCE_KEY}.template.{name}": value for name, value in data.template.items()},
         **_changed_values(conf.target, TargetConf(name=""), "target", vars(conf.target)),
         "answers": "target",
-        "run_name": conf.run_name,
+        "run_name": own_run(conf),
     }
     return f"python -m data.prepare mixture=one {format_overrides(overrides)}"
+
+
+def own_run(conf: TrainConf) -> str:
+    """Return the name of a run on the target's own answers: a new one, since this run's data may be prepared itself."""
+    return f"{conf.run_name}-own"
 
 
 def _changed_values(conf: Any, default: Any, group: str, names: Iterable[str]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_a_run_over_several_turns_describes_its_data_and_ends_in_a_report(run, f
     assert first[1].startswith("these answers are not known to be the target's own")
     (prepare,) = commands("\n".join(first[2:4]))
     assert prepare.module == "data.prepare"
-    assert first[5] == "    data=prepared data.path=outputs/prepare/first run_name=first-own"
+    assert first[5] == "    data=prepared data.path=outputs/prepare/first-own run_name=first-own"
     assert (folder / "outputs/train/first/report.json").exists()
 
 
@@ -130,7 +130,7 @@ def test_the_printed_command_composes_to_this_target_and_these_prompts():
     assert source.template == {"enable_thinking": False}
     assert prepared.answers.source.value == "target"
     assert prepared.target == mine.target
-    assert f"{prepared.output_dir}/{prepared.run_name}" == "outputs/prepare/mine"
+    assert f"{prepared.output_dir}/{prepared.run_name}" == "outputs/prepare/mine-own"
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "saved", "splits", "many"])
