@@ -97,7 +97,7 @@ print_next_steps() {
   echo "setup: $1 is ready. Next, as described in docs/trainium.md:"
   cat <<NEXT
     source $1/bin/activate
-    python -m train.plan machine=$machine device=$2
+    python -m train.plan machine=$machine device=${*:2}
     python -m train device=${*:2}
 NEXT
 }

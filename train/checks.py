@@ -39,3 +39,4 @@ def build_run_parallel(conf: TrainConf, *, trackers: list[str]) -> Parallel:
 def check_run_device(conf: TrainConf, device: Device) -> None:
     """Raise UserError, before a model is loaded, if the device cannot do what the run needs."""
     conf.data.check_row_length(device.length_multiple, on=device.instance_type)
+    conf.optim.check_route(device.name, is_lazy=device.lazy)  # which device=auto leaves open

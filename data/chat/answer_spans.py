@@ -74,7 +74,8 @@ def _strip_unwritten_end(text: str, chat: ChatTemplate, messages: list[Message])
     if message.get("tool_calls"):
         return _strip_end_of_turn(text, chat)
     keys = ["content"] if message["content"].strip() else REASONING_KEYS
-    written = next(message[key] for key in keys if message.get(key))
+    written = next((message[key] for key in keys if message.get(key)), "")
+    require_row(bool(written), "an answer that was cut before its first word")
     probe = chat.render([*history, {**message, **dict.fromkeys(keys, PROBE_TEXT)}])
     _, is_written, end = probe.rpartition(PROBE_TEXT)
     for length in range(len(end), -1, -1) if is_written else ():  # `text` may lack the last line break of `end`

@@ -36,7 +36,8 @@ def map_in_order(work: Callable[[Item], Result], items: Iterator[Item], *, proce
     first = list(islice(items, FEW_ITEMS)) if processes > 1 else []
     items = chain(first, items)
     if len(first) < FEW_ITEMS:
-        yield from map(work, items)
+        for item in items:  # `yield from map(...)` would take a StopIteration of `work` for the end of the items
+            yield work(item)
         return
     # A fork would copy the locks of other threads as they are, and whatever memory is written.
     context = multiprocessing.get_context("spawn")

@@ -1,5 +1,6 @@
 """Open the rows of a source: files, a directory of files, a saved dataset, or a hub name."""
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from data.sources.files import JSON_SUFFIXES, PARQUET_SUFFIXES, RawRow, count_rows, read_dataset_rows, read_file_rows
 from data.sources.splits import check_split_names, list_split_names, rename_single, resolve_split, select_split
@@ -95,9 +98,9 @@ def list_data_files(path: Path, word: str) -> list[Path]:
     )
     named = [file for file in files if _has_word(file, word)]
     listed = named or [file for file in files if not any(_has_word(file, other) for other in SPLIT_WORDS)] or files
-    below = sorted(file for file in path.rglob("*") if file.is_file() and file.name not in DESCRIBING_FILES)
+    below = sorted(f for f in path.rglob("*") if f.is_file() and f.name not in DESCRIBING_FILES) if listed else []
     others = [file for file in below if _has_suffix(file, DATA_SUFFIXES + UNREAD_SUFFIXES) and file not in listed]
-    if listed and others:
+    if others:
         read, left = (f"{paths[0].relative_to(path)} ({len(paths)} files)" for paths in (listed, others))
         log_once(log, f"{path}: {word} is read from {read}, not from {left}")
     return listed
@@ -158,8 +161,7 @@ def load_dataset_split(
             names = get_dataset_split_names(str(path), subset)
             split = rename_single(split or "train", names)
             check_split_names(split, names, split_key)
-            # A copy in the cache would outlive changed files of a folder whose README lists them.
-            return load_dataset(str(path), name=subset, split=split, download_mode="force_redownload")
+            return load_dataset(str(path), name=subset, split=split, cache_dir=_choose_cache(path))
         else:
             check_hub_dataset(source, key)
             tables = _load_from_hub(source, subset, split, revision)
@@ -172,6 +174,15 @@ def load_dataset_split(
             f"{key}: must be a dataset that can be loaded, got {source!r} ({first_line(error.__cause__ or error)}); "
             f"check {split_key} and the subset beside it; {LOCAL_REMEDY.format(key=key)}"
         ) from error
+
+
+def _choose_cache(folder: Path) -> str:
+    """Return a cache for the files of a folder as they are: the default would keep old ones that a README lists."""
+    from datasets import config
+
+    stats = {str(file.relative_to(folder)): file.stat() for file in sorted(folder.rglob("*")) if file.is_file()}
+    files = {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+    return str(Path(config.HF_DATASETS_CACHE, "folders", xxhash.xxh3_128_hexdigest(json.dumps(files).encode())))
 
 
 @lru_cache(maxsize=2)  # a run opens its data several times, and the hub limits requests

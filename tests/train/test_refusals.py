@@ -16,6 +16,7 @@ import train.__main__
 from conf.entry import compose
 from models.checkpoints import checkpoint_files
 from models.checkpoints.fingerprints import tokenizer_fingerprint
+from models.device.device import Device
 from models.drafts.registry import load_draft
 from models.io.errors import UserError
 from models.io.files import PARTIAL_SUFFIX
@@ -175,6 +176,17 @@ def test_a_length_that_the_machine_would_pad_is_refused():
     check_run_device(conf, CPU)
     with pytest.raises(UserError, match=r"data.row_length: must be a multiple of 128 .* take 256"):
         check_run_device(conf, replace(CPU, name="neuron", instance_type="trn2.48xlarge"))
+
+
+def test_muon_is_refused_where_auto_finds_the_route_of_xla():
+    class LazyDevice(Device):
+        lazy = True
+
+    conf, xla = compose("train", TrainConf, ["optim=muon"]), LazyDevice(**{**vars(CPU), "name": "xla"})
+    conf.check_settings()
+    with pytest.raises(UserError, match=r"^optim.name: must be adamw with device=xla, whose graphs"):
+        check_run_device(conf, xla)
+    check_run_device(compose("train", TrainConf, ["optim=adamw"]), xla)
 
 
 def test_a_draft_of_another_tokenizer_is_refused(folder):

@@ -95,6 +95,14 @@ class OptimConf:
             f"got {self.warmup_ratio} + {self.decay_ratio}; lower one of them",
         )
 
+    def check_route(self, device: str, *, is_lazy: bool) -> None:
+        """Raise UserError for an optimizer that graphs of PyTorch/XLA cannot hold."""
+        require(
+            not is_lazy or self.name is OptimName.adamw,
+            f"optim.name: must be adamw with device={device}, whose graphs cannot hold Muon's products (scaled addmm), "
+            "got muon; use optim=adamw",
+        )
+
     def micro_batch_rows(self, share: int) -> int:
         """Return the rows of each micro-batch of a process that has `share` rows of a step.
 

@@ -14,7 +14,7 @@ from models.io.tracking import TrackerConf
 from models.losses.config import LossConf, LossName
 from models.targets.config import TargetConf
 from models.trees.config import TreeConf
-from train.config.optim import AUTO, AUTO_OR_ROWS, OptimConf, OptimName
+from train.config.optim import AUTO, AUTO_OR_ROWS, OptimConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
 AUTO_OR_PROCESSES = replace(AUTO_OR_ROWS, remedy="auto leaves it to the plan")
@@ -157,11 +157,7 @@ class TrainConf:
     def check_settings(self) -> None:
         """Raise UserError for a wrong setting, as far as that takes no file and no model."""
         self._check_overlap()
-        require(
-            self.device.is_native or self.optim.name is OptimName.adamw,
-            f"optim.name: must be adamw with device={self.device.name.value}, whose graphs cannot hold Muon's products "
-            "(scaled addmm), got muon; use optim=adamw",
-        )
+        self.optim.check_route(self.device.name.value, is_lazy=not self.device.is_native)
         on_policy = self.data.on_policy
         require(
             self.evaluation.prompts is not None or self.held_out.report > 0 or self.data.source is DataSource.demo,

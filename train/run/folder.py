@@ -115,7 +115,12 @@ def start_over(folder: Path) -> None:
     """Move an earlier run aside, once for a launch: its restarts go on, and so does a job that its cluster requeued."""
     file, launch = folder / LAUNCH_FILE, identify_launch()
     if file.exists() and file.read_text() == launch:
-        log.info("resume=false: this launch, %s, has started %s over already, so the run goes on", launch, folder)
+        log.info(
+            "resume=false: this launch, %s, has started %s over already, so the run goes on; another --rdzv-id or "
+            "DRAFTSMITH_LAUNCH starts it over again",
+            launch,
+            folder,
+        )
         return
     reset_run_dir(folder)
     file.write_text(launch)

@@ -12,6 +12,7 @@ from data.chat.mask_check import EARLY_CHECK_DOCUMENTS, check_documents
 from data.chat.template import ChatTemplate
 from data.chat.tokenization import document_from_messages, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
+from data.sources.row_formats import parse_row
 from data.sources.rows import Conversation, RowRejectedError, TokenizedDocument, document_from_spans
 from models.io.errors import UserError
 from tests.data.chat.test_tokenization import (
@@ -279,6 +280,15 @@ def test_a_category_whose_masks_are_all_wrong_stops_the_run(bad, message):
 def test_no_document_at_all_is_refused_with_the_reasons():
     with pytest.raises(UserError, match=r"got none \(too odd: 2\)"):
         list(check_documents([], Counter({"too odd": 2})))
+
+
+def test_an_answer_that_was_cut_in_its_thoughts_first_line_break_is_counted():
+    """It has neither content nor reasoning, once Qwen3's thought is read from its text."""
+    tokenizer, conf = FAMILIES["qwen3"].tokenizer("qwen3"), DataConf(source=DataSource.jsonl, path="rows.jsonl")
+    message = {"role": "assistant", "content": "<think>\n"}
+    row = parse_row({"messages": [QUESTION, message], "finish_reason": "length"})
+    expected = Counter({"an answer that was cut before its first word": 1})
+    assert documents_from_row(row, conf, tokenizer) == ([], expected)
 
 
 def test_consecutive_answers_each_have_the_turns_before_them_as_prompt():

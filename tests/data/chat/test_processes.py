@@ -29,6 +29,16 @@ UNKNOWN_TOKEN = {"ids": [1, SIZE], "answer": [False, True]}
 NOT_JSON = "{"
 
 
+def stop_at_three(number: int) -> int:
+    return next(iter([number] if number != 3 else []))
+
+
+def test_items_behind_one_that_raises_are_not_lost_without_a_word():
+    """`next` of nothing in the work would end a loop of `map`."""
+    with pytest.raises(RuntimeError):
+        list(map_in_order(stop_at_three, iter(range(5)), processes=2))
+
+
 def build_tokenizer():
     return byte_tokenizer(MARKERS, template=STRICT, eos_token="<end>")
 
