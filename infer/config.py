@@ -117,7 +117,7 @@ class GenerateConf(CheckpointConf):
     output: str | None = None  # JSONL of the answers; null = answers.jsonl in the run's folder, with prompts=FILE alone
 
     def __post_init__(self) -> None:
-        check_values(self, max_new_tokens=at_least(2), batch=at_least(1))
+        check_values(self, max_new_tokens=at_least(1), batch=at_least(1))
         require(
             all(self.stop),
             f"stop: must be strings that are not empty, which would end each answer, got {self.stop}; leave out ''",

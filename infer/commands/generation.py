@@ -46,7 +46,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     slots = longest + conf.max_new_tokens
     check_context(read_context_length(target_conf), slots, key="max_new_tokens")
     if conf.answers_file is not None and IS_MAIN_PROCESS:
-        with open_output_file(conf.answers_file) as file, file.open("a"), add_partial_suffix(file).open("w"):
+        with open_output_file(conf.answers_file) as file, file.open("a"), add_partial_suffix(file).open("a"):
             pass  # Both can be written, which is known before anything is decoded.
     target = load_checkpoint_target(target_conf, conf, [directory], size)
     draft = load_draft(directory, target)
@@ -138,14 +138,16 @@ def answer_prompts(decoder: Decoder, target: Target, prompts: list[EvalPrompt], 
     waiting, start = iter(requests), time.perf_counter()
     finished = decoder.stream(lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop)
     assert conf.answers_file is not None
-    with open_output_file(conf.answers_file) as file:
-        partial = add_partial_suffix(file)
+    partial = add_partial_suffix(Path(conf.answers_file))
+    if IS_MAIN_PROCESS:
+        print_line(f"answers as they are finished: {partial}")
+        with open_output_file(str(partial)) as file:
+            file.write_text("")  # of an earlier command, which was interrupted
+    for request in track_progress(finished, "answers", total=len(requests)):
         if IS_MAIN_PROCESS:
-            print_line(f"answers as they are finished: {partial}")
-        for request in track_progress(finished, "answers", total=len(requests)):
-            if IS_MAIN_PROCESS:
-                with partial.open("a") as lines:
-                    lines.write(describe_answer(conf, target, requests[request], request.generation))
+            line = describe_answer(conf, target, requests[request], request.generation)
+            with open_output_file(str(partial)) as file, file.open("a") as lines:
+                lines.write(line)
     generations = [request.generation for request in requests]
     print_line(describe_speed(generations, time.perf_counter() - start))
     return generations

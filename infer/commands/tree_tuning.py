@@ -30,7 +30,7 @@ from models.device.memory_watch import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.registry import load_draft
 from models.io.console import IS_MAIN_PROCESS, print_line, print_table
-from models.io.errors import first_line, require
+from models.io.errors import drop_frames, first_line, require
 from models.io.files import report_disk_errors
 from models.io.tracking import upload_results
 from models.parallel.processes import leave_processes
@@ -76,7 +76,7 @@ def tune_drafts(
             except COMPILER_ERRORS as error:
                 if verifier.processes > 1:
                     raise
-                failures.append(error)
+                failures.append(drop_frames(error))
                 print_line(f"batch {batch}, context {context}: not tuned: {type(error).__name__}: {first_line(error)}")
             else:
                 print_result(tuning, tuning.results[-1])

@@ -1,5 +1,6 @@
 """Checkpoints as arguments of a command: their paths, run names and target."""
 
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,13 @@ from conf.entry import command_that_writes
 from infer.config import OWN_TARGET
 from models.checkpoints import checkpoint_files
 from models.checkpoints.saved_states import FIRST_STAGE_FOLDER, REPLACED_FOLDER, find_newest_state, read_progress_file
-from models.io.errors import require
+from models.io.errors import UserError, first_line, require
 from models.io.files import PARTIAL_SUFFIX
 from models.io.tracking import TrackedRun
 from models.targets.config import TargetConf
 from models.trees.config import TUNED
+
+log = logging.getLogger(__name__)
 
 
 def open_checkpoints(paths: list[str] | None) -> list[Path]:
@@ -67,10 +70,19 @@ def find_tuned_tree(directories: list[Path]) -> Path:
 
 def list_finished_checkpoints(root: Path = Path("outputs/train")) -> list[Path]:
     """Return the checkpoints of the finished training runs, the newest first."""
-    of_others = (FIRST_STAGE_FOLDER, REPLACED_FOLDER, REPLACED_FOLDER + PARTIAL_SUFFIX)
-    runs = [folder.parent for folder in root.rglob("checkpoint") if folder.parent.name not in of_others]
-    last_files = {run: file for run in runs if (file := find_last_file(run)) is not None}
-    return [run / "checkpoint" for run in sorted(last_files, key=lambda run: -last_files[run].stat().st_mtime)]
+    of_others = {FIRST_STAGE_FOLDER, REPLACED_FOLDER, REPLACED_FOLDER + PARTIAL_SUFFIX}
+    times: dict[Path, float] = {}
+    for folder, names, _ in os.walk(root, followlinks=True):
+        if "checkpoint" not in names:
+            names[:] = [name for name in names if name not in of_others]
+            continue
+        names.clear()
+        try:
+            if file := find_last_file(Path(folder)):
+                times[Path(folder)] = file.stat().st_mtime
+        except (OSError, UserError) as error:  # a run in progress has just replaced its state
+            log.info("%s is passed over: %s", folder, first_line(error))
+    return [run / "checkpoint" for run in sorted(times, key=lambda run: -times[run])]
 
 
 def find_last_file(run: Path) -> Path | None:

@@ -24,7 +24,7 @@ from infer.tuning.candidates import LOOKUP, TreeCandidate
 from infer.tuning.config import TuneConf
 from models.drafts.base import Draft
 from models.io.console import print_line, track_progress
-from models.io.errors import first_line
+from models.io.errors import drop_frames, first_line
 from models.parallel.processes import share_from_main
 from models.targets.target import Target
 from models.trees.tree import NO_TREE
@@ -102,7 +102,7 @@ class CostBench:
             if self.target.processes > 1:
                 raise
             self.decoders.pop(candidate.name, None)
-            self.failures[candidate.name] = error
+            self.failures[candidate.name] = drop_frames(error)
             print_line(f"{candidate.name} is left out: {type(error).__name__}: {first_line(error)}")
             return error
         return None

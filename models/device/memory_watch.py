@@ -54,7 +54,8 @@ def read_host_peak() -> int:
     """Return the peak of resident memory in bytes; by VmHWM on Linux, where a child inherits its parent's ru_maxrss."""
     if STATUS.exists():
         lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
-        return 1024 * int(lines["VmHWM"].split()[0])
+        if peak := lines.get("VmHWM"):  # which sandboxes such as gVisor leave out
+            return 1024 * int(peak.split()[0])
     return MAXRSS_UNIT * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

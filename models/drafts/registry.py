@@ -19,7 +19,11 @@ def find_draft_class(conf: DraftConf | type[DraftConf]) -> type[Draft]:
 def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int, on_host: bool = False) -> Draft:
     """Build a new draft for this target, on its device or `on_host`; raise UserError if the two do not fit."""
     draft = find_draft_class(conf).build(conf, target, loss=loss, seed=seed)
-    return draft.to("cpu" if on_host else target.head.weight.device)
+    built = list(draft.parameters())
+    draft.to("cpu" if on_host else target.head.weight.device)
+    for before, moved in zip(built, draft.parameters(), strict=True):
+        vars(moved).update(vars(before))  # a move to PyTorch/XLA makes new parameters, without a factor on their rate
+    return draft
 
 
 def load_draft(directory: Path, target: Target) -> Draft:

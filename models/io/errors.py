@@ -30,6 +30,12 @@ def run_checks(*checks: Callable[[], Any]) -> list[Any]:
     return results
 
 
+def drop_frames(error: Exception) -> Exception:
+    """Return an error without its frames, whose variables it would keep alive: caches of a device, graphs."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the error's class name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

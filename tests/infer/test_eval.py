@@ -383,6 +383,17 @@ def test_the_newest_run_may_have_a_name_with_folders_and_is_no_part_of_another(t
     assert (list_finished_checkpoints(tmp_path), find_newest_run(tmp_path)) == (newest, newest[0])
 
 
+def test_the_newest_run_may_lie_on_another_disk_and_a_damaged_one_is_passed_over(tmp_path):
+    runs = tmp_path / "train"
+    (tmp_path / "disk" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "disk" / "report.json").write_text("{}")
+    (runs / "torn" / "checkpoint").mkdir(parents=True)
+    (runs / "torn" / "state" / "3").mkdir(parents=True)
+    (runs / "torn" / "state" / "3" / "progress.json").write_text("{")
+    (runs / "linked").symlink_to(tmp_path / "disk")
+    assert list_finished_checkpoints(runs) == [runs / "linked" / "checkpoint"]
+
+
 def test_without_a_finished_run_the_error_names_the_command_for_training(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint: no finished run under .*; run `python -m"):
         find_newest_run(tmp_path)

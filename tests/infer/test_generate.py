@@ -99,6 +99,14 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
         assert 0 < line["rounds"] < line["tokens"] == NEW
 
 
+def test_an_answer_may_have_a_single_token(folder, target, learned, tmp_path):
+    ids = learned[1][0][:4]
+    run_generate(folder, f"prompt='{join_ids(ids)}'", f"output={tmp_path}/answer.jsonl", "max_new_tokens=1")
+    line = json.loads((tmp_path / "answer.jsonl").read_text())
+    first = generate_with_transformers(target, ids)[:1]
+    assert (line["answer"], line["tokens"], line["rounds"]) == (target.tokenizer.decode(first), 1, 0)
+
+
 def test_a_tree_file_of_lookup_alone_answers_without_the_draft(folder, target, learned, tmp_path, capsys):
     tree = {"tree": {"kind": "chain", "depth": 4, "ngram_tokens": 0}, "mode": "ngram"}
     (tmp_path / "run-tuned.json").write_text(json.dumps(tree))

@@ -6,7 +6,15 @@ import sys
 import pytest
 import torch
 
+from models.device import memory_watch
+
 PRINT_PEAK = "from models.device.memory_watch import read_host_peak; print(read_host_peak())"
+
+
+def test_a_system_that_tells_no_peak_of_a_process_tells_the_inherited_one(tmp_path, monkeypatch):
+    (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t1024 kB\n")
+    monkeypatch.setattr(memory_watch, "STATUS", tmp_path / "status")
+    assert memory_watch.read_host_peak() > 2**20
 
 
 @pytest.mark.system

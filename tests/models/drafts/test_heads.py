@@ -25,6 +25,8 @@ from tests.support.models.saved_configs import edit_config
 from tests.support.models.tiny import VOCAB, batch_of, chain, learn, sampled_texts, tree
 from tests.support.models.watching import watch_rounds
 from tests.support.runs import toy_run
+from train.config.optim import OptimConf
+from train.optim import build_optimizers
 
 SIZE = 32
 PATHS = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
@@ -264,3 +266,15 @@ REFUSED = {
 def test_a_weight_below_zero_and_a_rank_of_zero_are_refused_by_name(name):
     with pytest.raises(UserError, match=rf"^draft\.{name}: must be "):
         Medusa2Conf(**REFUSED[name])
+
+
+def test_heads_of_medusa2_keep_their_rate_on_a_device_that_makes_new_parameters(target):
+    """PyTorch/XLA's tensors cannot take the place of a host's, which this switch does on a CPU."""
+    conf = Medusa2Conf(heads=2, lora=LoraConf(rank=2), heads_lr_scale=3.0)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        draft = build_draft(conf, target, loss=LossConf(), seed=0)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    optimizers, _ = build_optimizers(OptimConf(lr=1.0), draft)
+    assert {group["initial_lr"] for optimizer in optimizers for group in optimizer.param_groups} == {1.0, 3.0}
