@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from data.eval_prompts.held_out_files import SELECTION_FILE, find_held_out_file
@@ -53,9 +52,7 @@ def tune_drafts(
     tunings, failures = [], []
     for name, (directory, draft) in drafts.items():
         verifier = draft.get_verifying_target(target)
-        # `infer.eval` decodes with lookup in a chain that the draft can propose too.
-        windows = [window for window in conf.ngram_windows if window <= draft.max_depth]
-        tuning = estimate_candidates(verifier, name, directory, draft, prompts, replace(conf, ngram_windows=windows))
+        tuning = estimate_candidates(verifier, name, directory, draft, prompts, conf)
         tunings.append(tuning)
         if not conf.timing:
             print_acceptance(tuning)

@@ -81,7 +81,7 @@ def list_finished_checkpoints(root: Path = Path("outputs/train")) -> list[Path]:
             if file := find_last_file(Path(folder)):
                 times[Path(folder)] = file.stat().st_mtime
         except (OSError, UserError) as error:  # a run in progress has just replaced its state
-            log.info("%s is passed over: %s", folder, first_line(error))
+            log.warning("%s is passed over: %s", folder, first_line(error))
     return [run / "checkpoint" for run in sorted(times, key=lambda run: -times[run])]
 
 

@@ -165,8 +165,7 @@ def build_tune_conf(tree: TreeConf, draft: Draft, conf: EvaluationConf) -> TuneC
         depth=min(depth, draft.max_depth),
         nodes=NODE_BUDGETS,
         ngram_tokens=shape.ngram_tokens or NGRAM_TOKENS,
-        # `infer.eval` decodes with lookup in a chain that the draft can propose too.
-        ngram_windows=sorted(n for n in {lookup_depth(shape), *NGRAM_WINDOWS} if n <= draft.max_depth),
+        ngram_windows=sorted({lookup_depth(shape), *NGRAM_WINDOWS}),
         max_new_tokens=min(MAX_NEW_TOKENS, conf.new_tokens),
     )
 

@@ -5,6 +5,7 @@ candidates (`infer/tuning/cost_model.py`); the best is then measured in decoding
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,8 @@ def estimate_candidates(
 ) -> DraftTuning:
     """Return the candidates with their expected tokens, from one run of the target; raise UserError without rounds."""
     depth = min(conf.depth, draft.max_depth)
+    # `infer.eval` decodes with lookup in a chain that the draft can propose too.
+    conf = replace(conf, ngram_windows=[window for window in conf.ngram_windows if window <= draft.max_depth])
     print_line(f"{name}: replaying the target's answers to {len(prompts)} prompts")
     texts = collect_replay_texts(
         target,

@@ -19,10 +19,10 @@ def find_draft_class(conf: DraftConf | type[DraftConf]) -> type[Draft]:
 def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int, on_host: bool = False) -> Draft:
     """Build a new draft for this target, on its device or `on_host`; raise UserError if the two do not fit."""
     draft = find_draft_class(conf).build(conf, target, loss=loss, seed=seed)
-    built = list(draft.parameters())
+    built = dict(draft.named_parameters(remove_duplicate=False))
     draft.to("cpu" if on_host else target.head.weight.device)
-    for before, moved in zip(built, draft.parameters(), strict=True):
-        vars(moved).update(vars(before))  # a move to PyTorch/XLA makes new parameters, without a factor on their rate
+    for name, moved in draft.named_parameters(remove_duplicate=False):
+        vars(moved).update(vars(built[name]))  # a move to PyTorch/XLA makes new ones, without a factor on their rate
     return draft
 
 

@@ -32,6 +32,8 @@ def run_checks(*checks: Callable[[], Any]) -> list[Any]:
 
 def drop_frames(error: Exception) -> Exception:
     """Return an error without its frames, whose variables it would keep alive: caches of a device, graphs."""
+    if isinstance(inner := getattr(error, "inner_exception", None), Exception):  # of torch.compile
+        drop_frames(inner)
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 

@@ -237,9 +237,10 @@ def test_a_chain_longer_than_lookup_can_copy_is_measured_beside_the_longest_look
 
 def test_a_window_of_lookup_is_a_chain_that_infer_eval_decodes_with_the_draft_too(target):
     """A Medusa draft proposes as many tokens as it has heads."""
-    few = new_draft(target, max_depth=5)
+    few, prompts = new_draft(target, max_depth=5), [EvalPrompt(id="1", category="all", ids=[3, 4])]
     settings = build_tune_conf(TreeConf(kind=TreeKind.chain, depth=3), few, EvaluationConf(max_new_tokens=8))
-    assert settings.ngram_windows == [3, 4]
+    tuning = estimate_candidates(target, "few", Path(), few, prompts, settings)
+    assert [candidate.tree.depth for candidate in tuning.candidates if candidate.is_lookup] == [3, 4]
 
 
 SKIPPED = {"evaluation.verification": {"verification": Verification.typical}, "prompts": {"file": "selection.jsonl"}}
