@@ -6,6 +6,7 @@ freed. A size that depends on data is the largest possible one.
 """
 
 import functools
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -192,7 +193,7 @@ class MemoryTracer(TorchDispatchMode):
         if not is_sharded and (count := MATMUL_FLOPS.get(func._overloadpacket)):
             flops = count(*args, **(kwargs or {}), out_val=result)
             inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
-            sizes = [tensor.nbytes for tensor in inputs]
+            sizes = [count_distinct_bytes(tensor) for tensor in inputs]
             if func._overloadpacket is aten._grouped_mm:
                 rows, experts, *_ = inputs
                 total = self.num_experts.get(experts.untyped_storage()._cdata, len(experts))
@@ -281,6 +282,16 @@ def map_chunks(compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any
     """Return the results of all chunks; where memory is traced, few of them are computed."""
     tracer = _get_current_dispatch_mode()
     return tracer.map_chunks(compute, chunks) if isinstance(tracer, MemoryTracer) else [*map(compute, chunks)]
+
+
+def count_distinct_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor without the copies that an expanded dimension stands for.
+
+    >>> count_distinct_bytes(torch.zeros(8, 2).expand(4, 8, 2))
+    64
+    """
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return math.prod(sizes) * tensor.itemsize if tensor.numel() else 0
 
 
 def count_layer_experts(model: Any) -> int:

@@ -101,6 +101,15 @@ def test_a_context_beyond_the_targets_positions_is_refused(folder):
         decode_plan.list_options(compose_plan(folder, "context=10000000"))
 
 
+def test_rows_of_a_batch_share_the_weights_that_a_token_reads(folder):
+    """PyTorch multiplies results of attention, of one token a row, with a weight that is expanded over the rows."""
+    model = model_outline(HALF).model
+    table = model.get_input_embeddings().weight.nbytes
+    weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
+    option, _ = decode_plan.list_options(compose_plan(folder, "batch=4"))
+    assert option.alone_s == pytest.approx((weights + option.parts["cache"]) / 25e9, rel=1e-3)
+
+
 def test_a_target_whose_shape_ships_is_planned_without_a_network(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("asks the hub")
